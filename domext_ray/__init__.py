@@ -1,0 +1,1 @@
+"""Domain adaptation of BERT models: a frozen base, small extensions, Ray Train and DeepSpeed."""

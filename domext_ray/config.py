@@ -1,0 +1,397 @@
+"""The configuration: frozen dataclasses <- a YAML file <- dotted command-line flags.
+
+A field is *identity* (two runs that differ in it are different runs and may not share a directory) or *free* (it
+may change when a run is resumed). Fields are identity unless declared with `free(...)`. Nothing here reads a file
+except the YAML that the user names; draccus is imported in this module only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import draccus
+import yaml
+from draccus.utils import DraccusException
+
+from domext_ray.errors import ConfigError
+
+MAX_LANES = 64
+"""Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""
+
+
+def free(default: Any) -> Any:
+    """Declare a field that may differ between the attempts of one run."""
+    return field(default=default, metadata={"free": True})
+
+
+def _require(condition: bool, option: str, value: object, rule: str) -> None:
+    if not condition:
+        raise ConfigError(f"--{option} is {value!r}; it must be {rule}.")
+
+
+def _require_one_of(value: str | int, option: str, allowed: Sequence[str | int]) -> None:
+    _require(value in allowed, option, value, "one of " + ", ".join(str(each) for each in allowed))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where a run lives."""
+
+    name: str = free("")  # name of the run; empty: the method's name
+    dir: str = free("runs")  # folder of all runs; the run itself is DIR/NAME
+    keep_checkpoints: int = free(2)  # newest checkpoints kept
+    tensorboard: bool = free(True)  # also write TensorBoard events
+
+    def __post_init__(self) -> None:
+        _require(self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "1 or more")
+        _require("/" not in self.name, "run.name", self.name, "a plain folder name; the folder above it is --run.dir")
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """How text becomes rows of tokens."""
+
+    document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
+    field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
+    held_out_frac: float = 0.02  # share of documents kept for evaluation, chosen by document hash
+    min_document_chars: int = 20  # shorter documents are dropped and counted
+    max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
+    cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
+    chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word a character
+    shard_bytes: int = 64 * 2**20  # text bytes that make one shard, about
+    cache_dir: str = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
+
+    def __post_init__(self) -> None:
+        _require_one_of(self.document, "prepare.document", ("line", "blank_line", "file"))
+        _require(0.0 < self.held_out_frac < 0.5, "prepare.held_out_frac", self.held_out_frac, "between 0 and 0.5")
+        _require(self.min_document_chars >= 1, "prepare.min_document_chars", self.min_document_chars, "1 or more")
+        _require(
+            self.max_document_chars >= self.min_document_chars,
+            "prepare.max_document_chars",
+            self.max_document_chars,
+            "at least --prepare.min_document_chars",
+        )
+        _require(self.shard_bytes >= 1024, "prepare.shard_bytes", self.shard_bytes, "1024 or more")
+
+
+@dataclass(frozen=True)
+class VocabConfig:
+    """The WordPiece vocabulary that is learned when there is no base (`--base none`)."""
+
+    size: int = 0  # entries of a vocabulary learned on the corpus; only with --base none
+    lowercase: bool = True  # the learned vocabulary is uncased
+
+    def __post_init__(self) -> None:
+        _require(self.size == 0 or self.size >= 64, "vocab.size", self.size, "0 (the base's own) or 64 and more")
+
+
+@dataclass(frozen=True)
+class ShapeConfig:
+    """The encoder that is made when there is no base (`--base none`)."""
+
+    num_hidden_layers: int = 4  # layers
+    hidden_size: int = 256  # width d
+    num_attention_heads: int = 4  # heads h; d must be divisible by it
+    intermediate_size: int = 1024  # FFN units
+    max_position_embeddings: int = 512  # longest row
+    position_init: Literal["sinusoidal", "normal"] = "sinusoidal"  # start of the learned position table
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            if each.type == "int":
+                _require(getattr(self, each.name) >= 1, f"shape.{each.name}", getattr(self, each.name), "1 or more")
+        _require_one_of(self.position_init, "shape.position_init", ("sinusoidal", "normal"))
+        _require(
+            self.hidden_size % self.num_attention_heads == 0,
+            "shape.hidden_size",
+            self.hidden_size,
+            f"divisible by --shape.num_attention_heads ({self.num_attention_heads})",
+        )
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Which extensions the model carries and which parameters train."""
+
+    name: Literal["af", "full"] = "af"  # af: only the domain's heads and FFN units train; full: every parameter trains
+    domain: str = "domain"  # name of the domain that the extensions belong to
+    heads: int = 1  # extra attention heads a layer (AF Adapter's i)
+    ffn_units: int = 1024  # extra FFN units a layer (AF Adapter's a)
+    init: Literal["zero", "paper"] = "zero"  # zero: step 0 is the base exactly; paper: default initialisation
+
+    def __post_init__(self) -> None:
+        _require_one_of(self.name, "method.name", ("af", "full"))
+        _require_one_of(self.init, "method.init", ("zero", "paper"))
+        _require(self.heads >= 0, "method.heads", self.heads, "0 or more")
+        _require(self.ffn_units >= 0, "method.ffn_units", self.ffn_units, "0 or more")
+        _require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
+        if self.name == "af":
+            _require(
+                self.heads + self.ffn_units > 0, "method.ffn_units", self.ffn_units, "above 0 when --method.heads is 0"
+            )
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Masked-language-model objective (BERT section 3.1; AF Adapter masks whole words)."""
+
+    mask_prob: float = 0.15  # share of tokens that are predicted
+    mask_token_frac: float = 0.8  # of these: replaced by [MASK]
+    random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
+    whole_word: bool = True  # all tokens of a word are predicted together
+
+    def __post_init__(self) -> None:
+        _require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
+        for name in ("mask_token_frac", "random_token_frac"):
+            _require(0.0 <= getattr(self, name) <= 1.0, f"objective.{name}", getattr(self, name), "from 0 to 1")
+        _require(
+            self.mask_token_frac + self.random_token_frac <= 1.0 + 1e-9,
+            "objective.random_token_frac",
+            self.random_token_frac,
+            "at most 1 - --objective.mask_token_frac",
+        )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, on what batches, and how often to look."""
+
+    max_steps: int = free(1000)  # optimiser steps
+    global_batch_size: int = 32  # rows of one optimiser step, over all workers
+    micro_batch_size: int = free(0)  # rows of one forward pass; 0: the largest divisor of a worker's share up to 32
+    seq_length: int = 128  # tokens of a row, [CLS] and [SEP] included
+    dropout: float = 0.1  # dropout of hidden states and attention
+    checkpoint_every: int = free(200)  # steps between checkpoints (one more at the end)
+    eval_every: int = free(200)  # steps between evaluations (also at the start and at the end)
+    eval_rows: int = free(400)  # held-out rows of an evaluation, at most
+    max_failures: int = free(3)  # worker failures after which the job gives up
+    general_probe: str = free("")  # sentences of the forgetting meter, one a line; empty: those that ship
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "global_batch_size", "checkpoint_every", "eval_every", "eval_rows"):
+            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "1 or more")
+        _require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
+        _require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
+        _require(0.0 <= self.dropout < 1.0, "train.dropout", self.dropout, "from 0 to below 1")
+        _require(self.max_failures >= 0, "train.max_failures", self.max_failures, "0 or more")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up and linear decay to zero."""
+
+    lr: float = 4e-4  # peak learning rate
+    warmup_steps: int = 0  # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most
+    decay_steps: int = 0  # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.999  # decay of the second moment
+    eps: float = 1e-8  # added to the denominator
+    weight_decay: float = 0.01  # on matrices; never on biases and LayerNorms
+    max_grad_norm: float = 1.0  # gradients are clipped to this global norm; 0: no clipping
+    on_non_finite: Literal["stop", "skip"] = free("stop")  # a loss or gradient that is not finite: stop, or skip the step
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
+        for name in ("warmup_steps", "decay_steps", "weight_decay", "max_grad_norm"):
+            _require(getattr(self, name) >= 0, f"optim.{name}", getattr(self, name), "0 or more")
+        for name in ("beta1", "beta2"):
+            _require(0.0 <= getattr(self, name) < 1.0, f"optim.{name}", getattr(self, name), "from 0 to below 1")
+        _require(self.eps > 0.0, "optim.eps", self.eps, "above 0")
+        _require_one_of(self.on_non_finite, "optim.on_non_finite", ("stop", "skip"))
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """DeepSpeed, precision and memory."""
+
+    zero_stage: int = free(0)  # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
+    precision: Literal["bf16", "fp32"] = free("bf16")  # bf16: autocast over fp32 trainables
+    base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # how the frozen base is stored; auto: bf16 on a GPU
+    offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
+    activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
+    compile: bool = free(False)  # torch.compile the model (needs a C++ compiler on CPU)
+
+    def __post_init__(self) -> None:
+        _require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
+        _require_one_of(self.precision, "engine.precision", ("bf16", "fp32"))
+        _require_one_of(self.base_dtype, "engine.base_dtype", ("auto", "fp32", "bf16"))
+        _require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """Workers and what each of them gets."""
+
+    num_workers: int = free(1)  # training processes (ranks)
+    use_gpu: bool = free(False)  # one GPU a worker
+    cpus_per_worker: float = free(0.0)  # CPUs that Ray reserves for a worker; 0: a fair share, at most 1 (4 with a GPU)
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")
+        _require(self.cpus_per_worker >= 0.0, "scale.cpus_per_worker", self.cpus_per_worker, "0 or more")
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """Everything that a pre-training run is made from."""
+
+    base: str = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
+    corpus: str = "package-docs"  # package-docs, or comma-separated files, globs, folders, hub names, s3:// addresses
+    seed: int = 0  # seed of initialisation, data order, masks and dropout
+    dry_run: bool = free(False)  # validate, print the resolved configuration and the counts, start nothing
+    run: RunConfig = field(default_factory=RunConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    vocab: VocabConfig = field(default_factory=VocabConfig)
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.base.strip()), "base", self.base, "a name, a folder or a hub id")
+        _require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        if self.base == "none":
+            _require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
+            _require(self.method.name == "full", "method.name", self.method.name, "full when --base is none")
+            _require(
+                self.train.seq_length <= self.shape.max_position_embeddings,
+                "train.seq_length",
+                self.train.seq_length,
+                f"at most --shape.max_position_embeddings ({self.shape.max_position_embeddings})",
+            )
+        else:
+            _require(self.vocab.size == 0, "vocab.size", self.vocab.size, "0 unless --base is none")
+        _require(
+            not self.optim.decay_steps or self.optim.warmup_steps < self.optim.decay_steps,
+            "optim.warmup_steps",
+            self.optim.warmup_steps,
+            f"below --optim.decay_steps ({self.optim.decay_steps})",
+        )
+        _check_batch(self.train, self.scale)
+
+
+def _check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
+    num_lanes = count_lanes(train.global_batch_size)
+    _require(
+        num_lanes % scale.num_workers == 0,
+        "scale.num_workers",
+        scale.num_workers,
+        f"a divisor of {num_lanes}, the number of lanes that --train.global_batch_size ({train.global_batch_size}) makes",
+    )
+    rows_per_rank = train.global_batch_size // scale.num_workers
+    _require(
+        train.micro_batch_size == 0 or rows_per_rank % train.micro_batch_size == 0,
+        "train.micro_batch_size",
+        train.micro_batch_size,
+        f"a divisor of {rows_per_rank}, a worker's share of --train.global_batch_size "
+        f"({train.global_batch_size} rows over {scale.num_workers} workers)",
+    )
+
+
+def largest_divisor(number: int, at_most: int) -> int:
+    """Return the largest divisor of `number` that is not above `at_most`."""
+    return next(each for each in range(min(number, at_most), 0, -1) if number % each == 0)
+
+
+def count_lanes(global_batch_size: int) -> int:
+    """Return the number of lanes that a global batch takes its rows from; it depends on nothing else."""
+    return largest_divisor(global_batch_size, MAX_LANES)
+
+
+def resolve_micro_batch_size(config: PretrainConfig) -> int:
+    """Return the rows of one forward pass on one worker."""
+    share = config.train.global_batch_size // config.scale.num_workers
+    return config.train.micro_batch_size or largest_divisor(share, 32)
+
+
+def resolve_warmup_steps(config: PretrainConfig) -> int:
+    """Return the warm-up's length, given a configuration whose `optim.decay_steps` is resolved."""
+    return config.optim.warmup_steps or min(1000, config.optim.decay_steps // 10)
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+def parse_config(config_class: type[ConfigT], default_path: str | None = None, args: Sequence[str] | None = None) -> ConfigT:
+    """Build a configuration from a YAML file and dotted flags, the flags winning.
+
+    Args:
+        config_class: the frozen dataclass to build.
+        default_path: YAML used when the user gives no `--config_path`.
+        args: command line without the program's name; None reads `sys.argv`.
+
+    Raises:
+        ConfigError: a file that is missing or no YAML, an unknown option, or a value outside its rule.
+    """
+    arguments = list(sys.argv[1:] if args is None else args)
+    names_own_file = any(each == "--config_path" or each.startswith("--config_path=") for each in arguments)
+    try:
+        return draccus.parse(config_class, None if names_own_file else default_path, arguments, exit_on_error=False)
+    except ConfigError:
+        raise
+    except FileNotFoundError as error:
+        raise ConfigError(f"--config_path names {error.filename!r}, which does not exist.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the configuration file is not valid YAML ({' '.join(str(error).split())}).") from error
+    except (DraccusException, Exception) as error:
+        cause = _find_config_error(error)
+        if cause is not None:
+            raise cause from error
+        if isinstance(error, (ValueError, TypeError, DraccusException)) or type(error).__module__.startswith("argparse"):
+            raise ConfigError(f"{' '.join(str(error).split())} (see --help for the options).") from error
+        raise
+
+
+def _find_config_error(error: BaseException | None) -> ConfigError | None:
+    while error is not None:
+        if isinstance(error, ConfigError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration as nested dictionaries of plain values (the YAML's layout)."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(config_class: type[ConfigT], values: dict[str, Any]) -> ConfigT:
+    """Build a configuration from nested dictionaries, as `to_dict` made them."""
+    return draccus.decode(config_class, values)
+
+
+def identity_of(config: Any) -> dict[str, Any]:
+    """Return the identity fields as nested dictionaries; equal identities may share a run directory."""
+    kept: dict[str, Any] = {}
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        if dataclasses.is_dataclass(value):
+            kept[each.name] = identity_of(value)
+        elif not each.metadata.get("free"):
+            kept[each.name] = value
+    return {name: value for name, value in kept.items() if value != {}}
+
+
+def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """List the options in which two identities differ, as `option: old -> new`."""
+    lines: list[str] = []
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += describe_difference(before, after, f"{prefix}{name}.")
+        elif before != after:
+            lines.append(f"{prefix}{name}: {before!r} -> {after!r}")
+    return lines
+
+
+def dump_yaml(config: Any) -> str:
+    """Return a configuration as YAML that `parse_config` reads back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,1 @@
+"""Text becomes rows of tokens."""

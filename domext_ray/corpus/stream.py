@@ -1,0 +1,294 @@
+"""Manifest + (seed, epoch, batch) -> this rank's rows, in an order that no restart or resize changes.
+
+The order of an epoch is canonical: shards are permuted, then rows within fixed blocks of a shard, both by hashes of
+(seed, epoch). That sequence is cut into lanes of equal length, and global batch b takes rows b·r … b·r + r - 1 of
+every lane, r = batch size / number of lanes. A rank owns an equal share of the lanes, hence reads 1/world of the
+data, and the rows of a global batch depend on (seed, epoch, b) alone. Rows that fill no whole batch at the end of an
+epoch are dropped. Resuming means starting at another (epoch, batch): nothing is replayed.
+
+Ray Data does the reading: every task fills a few batches from memory-mapped Arrow shards, in order, while the model
+trains on earlier ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+
+from domext_ray.config import count_lanes
+from domext_ray.corpus.shards import Manifest
+from domext_ray.errors import CorpusError
+
+BLOCK_ROWS = 4096
+"""Rows that are shuffled among each other; a task touches a shard only near its lanes' places."""
+
+ROWS_PER_TASK = 1024
+TASKS_PER_DATASET = 256
+PREFETCHED_BATCHES = 4
+
+_SHARDS, _ROWS = 1, 2  # purposes of a hash: no two draws share their counters
+
+
+def hash_counters(*counters: int | np.ndarray) -> np.ndarray:
+    """Hash integer counters to uniform 64-bit integers (SplitMix64's finaliser, chained over the counters).
+
+    Args:
+        counters: integers or integer arrays that broadcast against each other.
+
+    Returns:
+        uint64 array of the broadcast shape (at least one-dimensional).
+    """
+    state = np.zeros(1, dtype=np.uint64)
+    for counter in counters:
+        mixed = state + np.atleast_1d(np.asarray(counter)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = mixed ^ (mixed >> np.uint64(31))
+    return state
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The canonical order of a corpus under one seed and one global batch size.
+
+    Args:
+        shard_rows: rows of every shard, in manifest order.
+        seed: the run's seed.
+        global_batch_size: rows of one global batch.
+    """
+
+    shard_rows: tuple[int, ...]
+    seed: int
+    global_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.batches_per_epoch == 0:
+            raise CorpusError(
+                f"the corpus makes {sum(self.shard_rows)} rows, which fill no batch of {self.global_batch_size}; "
+                "give more text or lower --train.global_batch_size."
+            )
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of the epoch, a function of the global batch size alone."""
+        return count_lanes(self.global_batch_size)
+
+    @property
+    def rows_per_lane(self) -> int:
+        """Rows that a lane gives to one global batch."""
+        return self.global_batch_size // self.num_lanes
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Whole global batches of an epoch."""
+        return sum(self.shard_rows) // self.num_lanes // self.rows_per_lane
+
+    @property
+    def num_dropped_rows(self) -> int:
+        """Rows at the end of every epoch that fill no batch (other rows each epoch)."""
+        return sum(self.shard_rows) - self.batches_per_epoch * self.global_batch_size
+
+    def positions(self, batches: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+        """Return places in the epoch's sequence of this rank's share of some global batches.
+
+        Args:
+            batches: int64 [K], numbers of global batches within the epoch.
+            rank: from 0 to `world_size` - 1.
+            world_size: number of ranks; must divide the number of lanes.
+
+        Returns:
+            int64 [K, global_batch_size / world_size].
+        """
+        lanes_per_rank = self.num_lanes // world_size
+        lanes = np.arange(rank * lanes_per_rank, (rank + 1) * lanes_per_rank)
+        lane_length = sum(self.shard_rows) // self.num_lanes
+        within = batches[:, None, None] * self.rows_per_lane + np.arange(self.rows_per_lane)
+        return (lanes[None, :, None] * lane_length + within).reshape(len(batches), -1)
+
+    def locate(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Map places in an epoch's sequence to rows of shards.
+
+        Args:
+            epoch: from 0.
+            positions: int64 [R], places in the epoch's sequence.
+
+        Returns:
+            Shard numbers in manifest order and row numbers within the shard, both int64 [R].
+        """
+        rows = np.asarray(self.shard_rows, dtype=np.int64)
+        order = np.argsort(hash_counters(self.seed, _SHARDS, epoch, np.arange(len(rows))), kind="stable")
+        ends = np.cumsum(rows[order])
+        slot = np.searchsorted(ends, positions, side="right")
+        shards = order[slot]
+        offsets = positions - (ends[slot] - rows[shards])
+        blocks = offsets // BLOCK_ROWS
+        located = np.empty_like(offsets)
+        for shard, block in np.unique(np.stack([shards, blocks], axis=1), axis=0):
+            chosen = (shards == shard) & (blocks == block)
+            first = int(block) * BLOCK_ROWS
+            size = min(BLOCK_ROWS, int(rows[shard]) - first)
+            permutation = _permute_block(self.seed, epoch, int(shard), int(block), size)
+            located[chosen] = first + permutation[offsets[chosen] - first]
+        return shards, located
+
+
+@functools.lru_cache(maxsize=256)
+def _permute_block(seed: int, epoch: int, shard: int, block: int, size: int) -> np.ndarray:
+    return np.argsort(hash_counters(seed, _ROWS, epoch, shard, block, np.arange(size)), kind="stable")
+
+
+@functools.lru_cache(maxsize=512)
+def _open_shard(path: str) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
+    """Read rows of several shards, in the order asked for.
+
+    Args:
+        paths: files of the shards.
+        shards: int64 [R], index into `paths`.
+        rows: int64 [R], row within the shard.
+
+    Returns:
+        Table with R rows and the shards' columns.
+    """
+    by_shard = np.argsort(shards, kind="stable")
+    pieces = [
+        _open_shard(paths[shard]).take(pa.array(rows[by_shard][shards[by_shard] == shard])) for shard in np.unique(shards)
+    ]
+    inverse = np.argsort(by_shard, kind="stable")
+    return pa.concat_tables(pieces).combine_chunks().take(pa.array(inverse))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a reading task needs to fill `batches_per_task` batches of one rank."""
+
+    plan: BatchPlan
+    paths: tuple[str, ...]
+    epoch: int
+    rank: int
+    world_size: int
+    first_batch: int
+    last_batch: int
+    batches_per_task: int
+
+    def __call__(self, numbers: pa.Table) -> pa.Table:
+        tables = []
+        for number in numbers.column(0).to_pylist():
+            first = self.first_batch + number * self.batches_per_task
+            batches = np.arange(first, min(first + self.batches_per_task, self.last_batch))
+            positions = self.plan.positions(batches, self.rank, self.world_size).reshape(-1)
+            shards, rows = self.plan.locate(self.epoch, positions)
+            starts = np.concatenate([[0], np.cumsum(self.plan.shard_rows)])
+            table = take_rows(self.paths, shards, rows)
+            tables.append(table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64())))
+        return pa.concat_tables(tables)
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """One rank's share of a global batch.
+
+    Args:
+        epoch: from 0.
+        batch: number of the global batch within the epoch, from 0.
+        rows: columns input_ids, word_starts and row_id (int64, the row's place in the manifest).
+    """
+
+    epoch: int
+    batch: int
+    rows: pa.Table
+
+
+def stream_batches(
+    manifest: Manifest, plan: BatchPlan, *, rank: int, world_size: int, epoch: int = 0, batch: int = 0
+) -> Iterator[RankBatch]:
+    """Yield this rank's share of the global batches from (epoch, batch) on, without end.
+
+    Args:
+        manifest: the prepared corpus.
+        plan: order over the manifest's training shards.
+        rank: from 0 to `world_size` - 1.
+        world_size: number of ranks; must divide the number of lanes.
+        epoch: epoch to start in.
+        batch: global batch of that epoch to start at.
+    """
+    paths = tuple(str(Path(manifest.folder, each.path)) for each in manifest.records("train"))
+    share = plan.global_batch_size // world_size
+    batches_per_task = max(1, ROWS_PER_TASK // share)
+    while True:
+        if batch >= plan.batches_per_epoch:
+            epoch, batch = epoch + 1, 0
+        last = min(plan.batches_per_epoch, batch + batches_per_task * TASKS_PER_DATASET)
+        task = _Task(plan, paths, epoch, rank, world_size, batch, last, batches_per_task)
+        for rows in _read(task, share):
+            yield RankBatch(epoch, batch, rows)
+            batch += 1
+        if batch != last:
+            raise CorpusError(f"the shards of {manifest.folder} ended after batch {batch} of {last}; prepare them again.")
+
+
+def _read(task: _Task, share: int) -> Iterator[pa.Table]:
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.preserve_order = True
+    num_tasks = -(-(task.last_batch - task.first_batch) // task.batches_per_task)
+    dataset = ray.data.range(num_tasks, override_num_blocks=num_tasks).map_batches(
+        task, batch_size=1, batch_format="pyarrow", num_cpus=0.1, zero_copy_batch=True
+    )
+    batches = dataset.iter_batches(batch_size=share, batch_format="pyarrow", prefetch_batches=2)
+    yield from batches
+
+
+ItemT = TypeVar("ItemT")
+
+
+def prefetch(items: Iterator[ItemT], depth: int = PREFETCHED_BATCHES) -> Iterator[ItemT]:
+    """Run an iterator in a thread of its own, up to `depth` items ahead; its exceptions come out here."""
+    ready: queue.Queue[tuple[bool, ItemT | BaseException | None]] = queue.Queue(maxsize=depth)
+    closed = threading.Event()
+
+    def put(entry: tuple[bool, ItemT | BaseException | None]) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put(entry, timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def fill() -> None:
+        try:
+            for item in items:
+                if not put((True, item)):
+                    return
+            put((False, None))
+        except BaseException as error:  # handed to the consumer, whatever it is
+            put((False, error))
+
+    thread = threading.Thread(target=fill, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            more, item = ready.get()
+            if not more:
+                if isinstance(item, BaseException):
+                    raise item
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        closed.set()
+        thread.join(timeout=10)

@@ -1,0 +1,1 @@
+"""One augmented BERT."""

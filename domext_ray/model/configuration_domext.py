@@ -1,0 +1,100 @@
+"""Configuration of the augmented BERT: a BERT-layout encoder and the extensions that it carries.
+
+This file is exported as it is: it imports transformers only. One configuration describes a plain BERT or RoBERTa
+(`domains` empty) and the same encoder with extra attention heads and FFN units per named domain (AF Adapter).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+class DomextConfig(PreTrainedConfig):
+    """Shape of an augmented BERT.
+
+    Args:
+        vocab_size: rows of the word embedding table.
+        hidden_size: width d, a multiple of `num_attention_heads`.
+        num_hidden_layers: layers L.
+        num_attention_heads: the base's heads h; an extra head has the same size, d / h.
+        intermediate_size: the base's FFN units.
+        hidden_act: activation of the FFN, of its extra units and of the MLM head.
+        hidden_dropout_prob: dropout of embeddings and of each sublayer's output, 0 to 1.
+        attention_probs_dropout_prob: dropout of attention weights, 0 to 1.
+        max_position_embeddings: rows of the position table.
+        type_vocab_size: segment types.
+        initializer_range: standard deviation of random weights.
+        layer_norm_eps: epsilon of every LayerNorm.
+        pad_token_id: id of [PAD].
+        position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1.
+        has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
+        domains: extensions by domain name, each {"heads": extra heads a layer, "ffn_units": extra FFN units a layer}.
+        active_domains: domains that take part in the forward pass; None: all.
+        domain_init: "zero" starts every extension's output at exactly 0, so that step 0 is the base; "paper" uses the
+            default initialisation, as AF Adapter's public code does.
+        classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
+    """
+
+    model_type = "domext"
+
+    def __init__(
+        self,
+        vocab_size: int = 30522,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        num_attention_heads: int = 12,
+        intermediate_size: int = 3072,
+        hidden_act: str = "gelu",
+        hidden_dropout_prob: float = 0.1,
+        attention_probs_dropout_prob: float = 0.1,
+        max_position_embeddings: int = 512,
+        type_vocab_size: int = 2,
+        initializer_range: float = 0.02,
+        layer_norm_eps: float = 1e-12,
+        pad_token_id: int = 0,
+        position_rule: str = "absolute",
+        has_pooler: bool = False,
+        domains: dict[str, dict[str, int]] | None = None,
+        active_domains: list[str] | None = None,
+        domain_init: str = "zero",
+        classifier_dropout: float | None = None,
+        tie_word_embeddings: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.hidden_act = hidden_act
+        self.hidden_dropout_prob = hidden_dropout_prob
+        self.attention_probs_dropout_prob = attention_probs_dropout_prob
+        self.max_position_embeddings = max_position_embeddings
+        self.type_vocab_size = type_vocab_size
+        self.initializer_range = initializer_range
+        self.layer_norm_eps = layer_norm_eps
+        self.position_rule = position_rule
+        self.has_pooler = has_pooler
+        self.domains = domains or {}
+        self.active_domains = active_domains
+        self.domain_init = domain_init
+        self.classifier_dropout = classifier_dropout
+        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+        if hidden_size % num_attention_heads:
+            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}")
+        if position_rule not in ("absolute", "roberta"):
+            raise ValueError(f"position_rule is {position_rule!r}; it must be absolute or roberta")
+        if domain_init not in ("zero", "paper"):
+            raise ValueError(f"domain_init is {domain_init!r}; it must be zero or paper")
+        unknown = [name for name in active_domains or [] if name not in self.domains]
+        if unknown:
+            raise ValueError(f"active_domains names {unknown[0]!r}; the model has {sorted(self.domains) or 'none'}")
+
+    @property
+    def max_row_length(self) -> int:
+        """Longest row of tokens that the position table serves."""
+        if self.position_rule == "roberta":
+            return self.max_position_embeddings - self.pad_token_id - 1
+        return self.max_position_embeddings

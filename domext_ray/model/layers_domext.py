@@ -1,0 +1,327 @@
+"""Layers of the augmented BERT: the base's modules under Hugging Face's names, and the extensions beside them.
+
+This file is exported as it is: it imports torch and transformers only. The base is frozen while extensions train, so
+the two never share a matmul: joining their weights would compute the base's weight gradients only to throw them away.
+Shapes: B rows, N tokens, d hidden size, h heads of size d_k = d / h, i extra heads, a extra FFN units.
+
+AF Adapter section 3.2: extra heads are attended on their own, and `concat(base, extra) [W_O ⊥ W'_O]` is the sum of
+two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Every extension below returns its term of that sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_domext import DomextConfig
+
+
+def attend_eagerly(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attend without a fused kernel; the only implementation that returns attention weights.
+
+    Args:
+        module: unused; part of the attention interface.
+        query, key, value: [B, heads, N, d_k].
+        attention_mask: additive, broadcast to [B, heads, N, N], or None.
+        scaling: factor of the scores.
+        dropout: probability for the weights.
+
+    Returns:
+        Context [B, N, heads, d_k] and weights [B, heads, N, N].
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.dropout(nn.functional.softmax(scores, dim=-1), p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class HeadGroup(nn.Module):
+    """Some attention heads: projections to queries, keys and values, and attention, up to the output projection.
+
+    Args:
+        config: the model's configuration.
+        num_heads: heads of this group, each of the base's size.
+    """
+
+    is_causal = False
+
+    def __init__(self, config: DomextConfig, num_heads: int) -> None:
+        super().__init__()
+        self.config = config
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, num_heads * self.head_size)
+        self.key = nn.Linear(config.hidden_size, num_heads * self.head_size)
+        self.value = nn.Linear(config.hidden_size, num_heads * self.head_size)
+
+    def attend(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend with this group's heads.
+
+        Args:
+            hidden_states: [B, N, d].
+            attention_mask: as the attention implementation wants it, or None when nothing is padded.
+
+        Returns:
+            Context [B, N, heads · d_k], and attention weights where the implementation has them.
+        """
+        shape = (*hidden_states.shape[:-1], -1, self.head_size)
+        query = self.query(hidden_states).view(shape).transpose(1, 2)
+        key = self.key(hidden_states).view(shape).transpose(1, 2)
+        value = self.value(hidden_states).view(shape).transpose(1, 2)
+        interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
+        context, weights = interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            scaling=self.head_size**-0.5,
+            **kwargs,
+        )
+        return context.reshape(*hidden_states.shape[:-1], -1), weights
+
+
+class SelfAttention(HeadGroup):
+    """The base's heads (`attention.self`)."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config, config.num_attention_heads)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """See `HeadGroup.attend`."""
+        return self.attend(hidden_states, attention_mask, **kwargs)
+
+
+class ExtensionOutput(nn.Linear):
+    """Output projection of an extension: a class of its own, because it alone decides whether step 0 is the base."""
+
+
+class DomainHeads(HeadGroup):
+    """Extra heads of one domain, with rows W'_O and a bias b'_O of their own; returns [B, N, d]."""
+
+    def __init__(self, config: DomextConfig, num_heads: int) -> None:
+        super().__init__(config, num_heads)
+        self.output = ExtensionOutput(num_heads * self.head_size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
+        """Return this domain's term of the attention output."""
+        return self.output(self.attend(hidden_states, attention_mask, **kwargs)[0])
+
+
+class DomainUnits(nn.Module):
+    """Extra FFN units of one domain: `GELU(x W'_1 + b'_1) W'_2 + b'_2`; [B, N, d] -> [B, N, d]."""
+
+    def __init__(self, config: DomextConfig, num_units: int) -> None:
+        super().__init__()
+        self.input = nn.Linear(config.hidden_size, num_units)
+        self.output = ExtensionOutput(num_units, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return this domain's term of the FFN output."""
+        return self.output(self.activation(self.input(hidden_states)))
+
+
+def select_domains(config: DomextConfig, extensions: nn.ModuleDict) -> list[nn.Module]:
+    """Return the extensions of the active domains, in the configuration's order."""
+    active = config.domains if config.active_domains is None else config.active_domains
+    return [extensions[name] for name in config.domains if name in active and name in extensions]
+
+
+class SublayerOutput(nn.Module):
+    """Output projection of a sublayer, then `LayerNorm(dropout(projection + extensions) + residual)`."""
+
+    def __init__(self, config: DomextConfig, num_inputs: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(num_inputs, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor, residual: Tensor, extensions: list[Tensor]) -> Tensor:
+        """Join the base's term, the extensions' terms and the residual.
+
+        Args:
+            hidden_states: [B, N, num_inputs].
+            residual: [B, N, d].
+            extensions: terms [B, N, d]; exact zeros leave the base's result bit for bit.
+        """
+        projected = self.dense(hidden_states)
+        for each in extensions:
+            projected = projected + each
+        return self.LayerNorm(self.dropout(projected) + residual)
+
+
+class Attention(nn.Module):
+    """Attention sublayer: the base's heads and those of the domains."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.self = SelfAttention(config)
+        self.output = SublayerOutput(config, config.hidden_size)
+        heads = {name: DomainHeads(config, each["heads"]) for name, each in config.domains.items() if each["heads"]}
+        self.domains = nn.ModuleDict(heads)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the sublayer's output [B, N, d] and the base heads' attention weights, if any."""
+        context, weights = self.self(hidden_states, attention_mask, **kwargs)
+        terms = [each(hidden_states, attention_mask, **kwargs) for each in select_domains(self.config, self.domains)]
+        return self.output(context, hidden_states, terms), weights
+
+
+class Intermediate(nn.Module):
+    """First FFN projection of the base, with its activation."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, N, d] -> [B, N, intermediate_size]."""
+        return self.activation(self.dense(hidden_states))
+
+
+class Layer(GradientCheckpointingLayer):
+    """One encoder layer: attention, then FFN, each with the domains' terms."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention = Attention(config)
+        self.intermediate = Intermediate(config)
+        self.output = SublayerOutput(config, config.intermediate_size)
+        units = {
+            name: DomainUnits(config, each["ffn_units"]) for name, each in config.domains.items() if each["ffn_units"]
+        }
+        self.domains = nn.ModuleDict(units)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Return hidden states [B, N, d] and the base heads' attention weights, if any."""
+        attended, weights = self.attention(hidden_states, attention_mask, **kwargs)
+        terms = [each(attended) for each in select_domains(self.config, self.domains)]
+        return self.output(self.intermediate(attended), attended, terms), weights
+
+
+class Embeddings(nn.Module):
+    """Word, position and segment embeddings, summed and normalised."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+    ) -> Tensor:
+        """Return [B, N, d]; every argument is int64 [B, N] or None, `inputs_embeds` [B, N, d] or None."""
+        words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if position_ids is None:
+            position_ids = self._count_positions(input_ids, words)
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
+        embedded = words + self.token_type_embeddings(token_type_ids)
+        embedded = embedded + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(embedded))
+
+    def _count_positions(self, input_ids: Tensor | None, words: Tensor) -> Tensor:
+        if self.config.position_rule == "absolute":
+            return torch.arange(words.shape[1], device=words.device)[None]
+        pad = self.config.pad_token_id
+        if input_ids is None:  # as in transformers: padding cannot be seen in embeddings
+            return torch.arange(pad + 1, words.shape[1] + pad + 1, device=words.device)[None]
+        is_token = input_ids.ne(pad).int()
+        return (torch.cumsum(is_token, dim=1).type_as(is_token) * is_token).long() + pad
+
+
+class Encoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList([Layer(config) for _ in range(config.num_hidden_layers)])
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+        """Return the last hidden states [B, N, d], all hidden states (L + 1), and all attention weights (L)."""
+        every, weights = (hidden_states,), ()
+        for layer in self.layer:
+            hidden_states, attended = layer(hidden_states, attention_mask, **kwargs)
+            every, weights = (*every, hidden_states), (*weights, attended)
+        return hidden_states, every, weights
+
+
+class Pooler(nn.Module):
+    """[CLS] -> dense -> tanh; [B, N, d] -> [B, d]."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Pool the first token."""
+        return torch.tanh(self.dense(hidden_states[:, 0]))
+
+
+class PredictionTransform(nn.Module):
+    """Dense, activation and LayerNorm before the vocabulary projection."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return self.LayerNorm(self.activation(self.dense(hidden_states)))
+
+
+class PredictionHead(nn.Module):
+    """MLM head: transform, then the projection that is tied to the word embeddings; [..., d] -> [..., V]."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.transform = PredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Score the vocabulary."""
+        return self.decoder(self.transform(hidden_states))
+
+
+class MaskedLanguageModelHead(nn.Module):
+    """Holder that gives the MLM head its Hugging Face name, `cls.predictions`."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.predictions = PredictionHead(config)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Score the vocabulary; [..., d] -> [..., V]."""
+        return self.predictions(hidden_states)

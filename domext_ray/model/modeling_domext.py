@@ -1,0 +1,249 @@
+"""The augmented BERT as transformers models: encoder, masked LM, token and sequence classification.
+
+This file is exported as it is: it imports torch and transformers only. Base parameters keep Hugging Face BERT's names;
+extensions stand under `domains.<name>`. In masked-LM training the vocabulary projection runs on the predicted
+positions only (`masked_positions`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils.generic import can_return_tuple
+
+from .configuration_domext import DomextConfig
+from .layers_domext import (
+    Embeddings,
+    Encoder,
+    ExtensionOutput,
+    MaskedLanguageModelHead,
+    Pooler,
+    PredictionHead,
+)
+
+
+class DomextPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialisation shared by all heads."""
+
+    config_class = DomextConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Embeddings", "Layer"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, PredictionHead):
+            init.zeros_(module.bias)
+        elif isinstance(module, ExtensionOutput) and self.config.domain_init == "zero":
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+
+
+class DomextModel(DomextPreTrainedModel):
+    """The encoder, with the base's pooler where it has one."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config) if config.has_pooler else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the word embedding table."""
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the word embedding table."""
+        self.embeddings.word_embeddings = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        pool: bool = True,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encode rows.
+
+        Args:
+            input_ids: int64 [B, N]; or `inputs_embeds` [B, N, d].
+            attention_mask: [B, N], 1 for tokens and 0 for padding; None when nothing is padded, which is faster.
+            token_type_ids: int64 [B, N]; None: all 0.
+            position_ids: int64 [B, N]; None: by the configuration's rule.
+            output_hidden_states: also return the embeddings and every layer's output.
+            output_attentions: also return the base heads' weights (attn_implementation="eager" only).
+            pool: run the pooler, if the model has one.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        mask = None
+        if attention_mask is not None:
+            mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=embedded, attention_mask=attention_mask
+            )
+        last, every, weights = self.encoder(embedded, mask, **kwargs)
+        show_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        show_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        return BaseModelOutputWithPooling(
+            last_hidden_state=last,
+            pooler_output=self.pooler(last) if pool and self.pooler is not None else None,
+            hidden_states=every if show_states else None,
+            attentions=weights if show_weights else None,
+        )
+
+
+class DomextForMaskedLM(DomextPreTrainedModel):
+    """The encoder with BERT's masked-language-modelling head."""
+
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.bert = DomextModel(config)
+        self.cls = MaskedLanguageModelHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the vocabulary projection."""
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the vocabulary projection."""
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Score the vocabulary at every position, or at some.
+
+        Args:
+            labels: int64 [B, N], or [P] with `masked_positions`; -100 is ignored. Gives the mean loss.
+            masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V] for these only.
+
+        The other arguments are those of `DomextModel`.
+        """
+        encoded = self.bert(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            pool=False,
+            **kwargs,
+        )
+        hidden_states = encoded.last_hidden_state
+        if masked_positions is not None:
+            hidden_states = hidden_states.flatten(0, 1).index_select(0, masked_positions)
+        logits = self.cls(hidden_states)
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+class DomextForTokenClassification(DomextPreTrainedModel):
+    """The encoder with a classifier on every token."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = DomextModel(config)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> TokenClassifierOutput:
+        """Classify tokens; `labels` int64 [B, N] with -100 ignored, other arguments as in `DomextModel`."""
+        encoded = self.bert(input_ids, pool=False, **kwargs)
+        logits = self.classifier(self.dropout(encoded.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+class DomextForSequenceClassification(DomextPreTrainedModel):
+    """The encoder, BERT's pooler and a classifier or regressor on the whole row."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.bert = DomextModel(config)
+        # A base without a pooler gets a new one here: the classifier reads BERT's pooled [CLS].
+        self.pooler = None if config.has_pooler else Pooler(config)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
+    ) -> SequenceClassifierOutput:
+        """Classify rows; the loss follows config.problem_type as in transformers, other arguments as in `DomextModel`."""
+        encoded = self.bert(input_ids, **kwargs)
+        pooled = encoded.pooler_output if self.pooler is None else self.pooler(encoded.last_hidden_state)
+        logits = self.classifier(self.dropout(pooled))
+        loss = None if labels is None else self._compute_loss(logits, labels)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+    def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem = self.config.problem_type
+        if problem is None:
+            is_class = labels.dtype in (torch.long, torch.int)
+            single = "single_label_classification" if is_class else "multi_label_classification"
+            problem = "regression" if self.num_labels == 1 else single
+        if problem == "regression":
+            return nn.functional.mse_loss(logits.squeeze(-1) if self.num_labels == 1 else logits, labels.float())
+        if problem == "multi_label_classification":
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
+        return nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
+
+
+def _classifier_dropout(config: DomextConfig) -> float:
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout

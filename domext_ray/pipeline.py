@@ -1,0 +1,305 @@
+"""prepare -> pretrain -> export -> report: what a training job calls.
+
+Enters: a `PretrainConfig`. Leaves: the run directory RUN.DIR/RUN.NAME with config.yaml, identity.json, tokenizer/,
+metrics.jsonl, tensorboard/, checkpoints/, export/, summary.json, curves.png and report.html. The same command goes on
+from the newest checkpoint, and says so when there is nothing left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config import (
+    PretrainConfig,
+    describe_difference,
+    dump_yaml,
+    identity_of,
+    resolve_micro_batch_size,
+    resolve_warmup_steps,
+)
+from domext_ray.corpus.shards import Manifest, prepare_corpus, verify_shards
+from domext_ray.corpus.sources import resolve_sources
+from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.export import export_run
+from domext_ray.model.graft import Base, ParameterCounts, count_parameters, describe_shape, load_base
+from domext_ray.report import format_summary, write_report
+from domext_ray.training.checkpoint import find_latest
+from domext_ray.training.evaluate import read_probe
+from domext_ray.training.metrics import read_metrics, write_text
+from domext_ray.training.pretrain import PretrainTask, make_plan, pretrain, start_ray
+
+SUBMITTED_RUNS = Path("~/domext_runs")
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Places of one run.
+
+    Args:
+        run: the run's directory.
+        corpora: folder of prepared corpora, shared by the runs beside it.
+    """
+
+    run: Path
+    corpora: Path
+
+
+def resolve_paths(config: PretrainConfig) -> RunPaths:
+    """Say where a run lives.
+
+    A submitted job (`ray job submit`) runs in a copy of the working directory that a resubmission does not find
+    again, so there a relative --run.dir stands below ~/domext_runs.
+    """
+    root = Path(config.run.dir).expanduser()
+    if not root.is_absolute() and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        root = SUBMITTED_RUNS.expanduser() / ("" if config.run.dir == "runs" else root)
+    root = root.resolve()
+    cache = Path(config.prepare.cache_dir).expanduser().resolve() if config.prepare.cache_dir else root / ".corpora"
+    return RunPaths(root / (config.run.name or config.method.name), cache)
+
+
+def run_pretraining(config: PretrainConfig) -> Path:
+    """Carry a pre-training run from text to report.
+
+    Args:
+        config: the run; with `dry_run` everything is checked and printed and nothing is started or written.
+
+    Returns:
+        The run's directory.
+
+    Raises:
+        DomextError: any mistake of the user's, before anything is written where that can be known.
+    """
+    paths = resolve_paths(config)
+    config = resolve_schedule(config, paths.run)
+    base = None if config.base == "none" else load_base(config.base)
+    _check_base(config, base)
+    read_probe(config.train.general_probe)
+    identity = {**identity_of(config), "base_sha256": base.sha256 if base else "none"}
+    check_identity(paths.run, identity)
+    counts = count_parameters(_describe_model(config, base), config.method, base is not None and base.has_mlm_head)
+    if config.dry_run:
+        resolve_sources(config.corpus, config.prepare)
+        print(describe_plan(config, paths, counts))
+        return paths.run
+    if _is_finished(paths.run, config):
+        print(f"the run in {paths.run} has its {config.train.max_steps:,} steps; nothing is left to do "
+              "(a larger --train.max_steps goes on, another --run.name starts anew).")
+        return paths.run
+    print(f"run directory: {paths.run}", flush=True)
+    paths.run.mkdir(parents=True, exist_ok=True)
+    with hold_run(paths.run):
+        start_ray(config.scale.num_workers)
+        tokenizer_dir = _provide_tokenizer(config, base, paths)
+        manifest = prepare_corpus(config.corpus, config.prepare, tokenizer_dir, config.train.seq_length, paths.corpora)
+        verify_shards(manifest)
+        _print_corpus(config, manifest)
+        check_identity(paths.run, {**identity, "corpus_fingerprint": manifest.fingerprint})
+        write_text(paths.run / "config.yaml", dump_yaml(config))
+        write_text(
+            paths.run / "identity.json",
+            json.dumps({**identity, "corpus_fingerprint": manifest.fingerprint}, indent=2) + "\n",
+        )
+        sha256 = base.sha256 if base else "none"
+        pretrain(PretrainTask(config, paths.run, manifest.folder, tokenizer_dir, sha256))
+        summary = write_summary(paths.run, config, counts, manifest)
+        export_run(paths.run, paths.run / "export")
+        page = write_report(paths.run)
+    print(format_summary(summary))
+    print(f"export: {paths.run / 'export'}\nreport: {page}")
+    return paths.run
+
+
+def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:
+    """Fix the schedule's horizon: the option's, or the one that the run started with, or its first limit."""
+    decay_steps = config.optim.decay_steps
+    stored = _read_identity(run_dir)
+    if not decay_steps:
+        decay_steps = stored["optim"]["decay_steps"] if stored else config.train.max_steps
+    if config.train.max_steps > decay_steps:
+        print(
+            f"warning: the schedule ends at step {decay_steps:,} (--optim.decay_steps); later steps train at rate 0.",
+            flush=True,
+        )
+    resolved = replace(config, optim=replace(config.optim, decay_steps=decay_steps))
+    return replace(
+        resolved,
+        optim=replace(resolved.optim, warmup_steps=resolve_warmup_steps(resolved)),
+    )
+
+
+def check_identity(run_dir: Path, identity: dict[str, Any]) -> None:
+    """Refuse a run directory that was made by a run of another identity.
+
+    Raises:
+        RunError: naming every option that differs.
+    """
+    stored = _read_identity(run_dir)
+    if stored is None:
+        return
+    differing = describe_difference({name: stored.get(name) for name in identity}, identity)
+    if differing:
+        raise RunError(
+            f"the run directory {run_dir} belongs to another run ({'; '.join(differing)}); "
+            "give another --run.name, or the options that it was made with."
+        )
+
+
+def _read_identity(run_dir: Path) -> dict[str, Any] | None:
+    path = run_dir / "identity.json"
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is not valid JSON; delete the run directory or give another --run.name.") from error
+
+
+@contextlib.contextmanager
+def hold_run(run_dir: Path) -> Iterator[None]:
+    """Hold a run's directory against a second job; a killed job lets go by itself.
+
+    Raises:
+        RunError: another job holds it.
+    """
+    with (run_dir / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                f"another job is working in {run_dir}; wait for it, stop it, or give another --run.name."
+            ) from error
+        yield
+
+
+def _check_base(config: PretrainConfig, base: Base | None) -> None:
+    if base is None:
+        return
+    longest = base.config.max_row_length
+    if config.train.seq_length > longest:
+        raise ConfigError(
+            f"--train.seq_length is {config.train.seq_length}; the base {config.base!r} has positions for {longest}."
+        )
+
+
+def _describe_model(config: PretrainConfig, base: Base | None) -> Any:
+    return describe_shape(base, config.shape, config.method, vocab_size=config.vocab.size)
+
+
+def _is_finished(run_dir: Path, config: PretrainConfig) -> bool:
+    summary = run_dir / "summary.json"
+    if not (summary.exists() and (run_dir / "report.html").exists() and (run_dir / "export").exists()):
+        return False
+    return json.loads(summary.read_text(encoding="utf-8"))["train"]["steps"] >= config.train.max_steps
+
+
+def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
+    """The run's tokenizer, in the run's directory: the base's own, or one learned on the corpus."""
+    folder = paths.run / "tokenizer"
+    if base is None:
+        return learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings)
+    tokenizer = load_tokenizer(base.tokenizer_folder)
+    if folder.exists() and fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
+        return folder
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _print_corpus(config: PretrainConfig, manifest: Manifest) -> None:
+    plan = make_plan(config, manifest)
+    epochs = config.train.max_steps / plan.batches_per_epoch
+    print(
+        f"corpus: {manifest.num_rows('train'):,} rows, {manifest.num_tokens('train'):,} tokens for training, "
+        f"{manifest.num_rows('held_out'):,} rows held out; {plan.batches_per_epoch:,} steps an epoch "
+        f"({plan.num_dropped_rows} rows of it fill no batch), {epochs:.2f} epochs",
+        flush=True,
+    )
+
+
+def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts) -> str:
+    """Return what a dry run prints: the resolved configuration, parameter counts and memory per rank."""
+    memory = estimate_memory(config, counts)
+    parts = "\n".join(f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items())
+    return (
+        f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
+        f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
+        f"({counts.trainable_frac:.2%} of base + extension)\n"
+        f"memory per rank, estimated:\n{parts}\n  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
+        "dry run: nothing was started"
+    )
+
+
+def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str, int]:
+    """Estimate bytes of one rank: weights, gradients and moments by ZeRO stage, activations of a micro batch.
+
+    Activations count the tensors that the backward pass of a BERT layer keeps: about 34 hidden-size vectors a token
+    and layer at two bytes (Korthikanti et al. 2022, without attention scores, which fused attention never keeps).
+    """
+    stage, world = config.engine.zero_stage, config.scale.num_workers
+    wide = config.engine.base_dtype == "fp32" or (config.engine.base_dtype == "auto" and not config.scale.use_gpu)
+    frozen = (counts.total - counts.trainable) * (4 if wide else 2)
+    weights = counts.trainable * 4
+    tokens = resolve_micro_batch_size(config) * config.train.seq_length
+    bytes_per_value = 2 if config.engine.precision == "bf16" else 4
+    layers = 1 if config.engine.activation_checkpointing else counts.num_hidden_layers
+    moments = weights * 2 // (world if stage >= 1 else 1)
+    return {
+        "frozen_weights": frozen // (world if stage == 3 else 1),
+        "trainable_weights": weights // (world if stage == 3 else 1),
+        "gradients": weights // (world if stage >= 2 else 1),
+        "optimizer_moments": 0 if config.engine.offload else moments,
+        "activations": tokens * counts.hidden_size * layers * 17 * bytes_per_value,
+    }
+
+
+def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:
+    """Write summary.json from the metrics of a run and return it."""
+    records = read_metrics(run_dir / "metrics.jsonl")
+    steps = [each for each in records if "train/mlm_loss" in each]
+    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
+    if not steps or find_latest(run_dir / "checkpoints") is None:
+        raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
+    before, after, last = evaluated[0], evaluated[-1], steps[-1]
+    seconds = last["time/seconds"]
+    summary = {
+        "parameters": {
+            "total": counts.total,
+            "trainable": counts.trainable,
+            "trainable_frac": counts.trainable_frac,
+        },
+        "domain": {
+            name: {"before": before[f"eval/domain_{name}"], "after": after[f"eval/domain_{name}"]}
+            for name in ("mlm_loss", "mlm_accuracy")
+        },
+        "general": {
+            "mlm_accuracy": {
+                "before": before["eval/general_mlm_accuracy"],
+                "after": after["eval/general_mlm_accuracy"],
+            }
+        },
+        "train": {
+            "steps": last["step"],
+            "tokens": last["train/tokens"],
+            "tokens_per_second": last["train/tokens"] / seconds,
+            "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
+            "wall_seconds": seconds,
+        },
+        "corpus": {
+            "rows": manifest.num_rows("train"),
+            "tokens": manifest.num_tokens("train"),
+            "dropped": manifest.dropped,
+        },
+        "evaluation": {"domain_tokens": after["eval/domain_tokens"], "general_words": after["eval/general_words"]},
+        "method": asdict(config.method),
+        "base": config.base,
+    }
+    write_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary

@@ -1,0 +1,1 @@
+"""Rows and a model become a checkpoint."""

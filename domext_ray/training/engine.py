@@ -1,0 +1,466 @@
+"""A model and masked batches -> optimiser steps, on DeepSpeed ZeRO 0 to 3.
+
+Enters: a model of which some parameters train, and this rank's micro batches. Leaves: the figures of each step, and
+the training state (trainable tensors and their AdamW moments), whole and on the CPU of rank 0, whatever the ZeRO stage
+and the number of workers. AF Adapter section 4 (AdamW, weight decay, linear warm-up and decay), BERT appendix A.2.
+
+Three decisions hold at every stage. bf16 means torch's autocast around the forward pass, over fp32 trainables:
+DeepSpeed's own bf16 modes cast the base, or communicate in bf16, depending on the stage. The loss is one mean over the
+masked tokens of the global batch. A step whose loss or gradient is not finite on any rank changes nothing on any rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from domext_ray.config import EngineConfig, OptimConfig
+from domext_ray.errors import RunError
+from domext_ray.training.objective import MaskedBatch
+
+MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's state in torch
+_COMPILED_OP = "deepspeed_shm_comm"
+
+
+@dataclass(frozen=True)
+class TensorState:
+    """One trainable tensor: its value and AdamW's two moments, all fp32 on the CPU and of one shape."""
+
+    param: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that training changes in a model, independent of ZeRO stage and world size.
+
+    Args:
+        tensors: trainable tensors by the model's parameter names.
+        num_updates: optimiser updates made (AdamW's step count; skipped steps are not counted).
+    """
+
+    tensors: dict[str, TensorState]
+    num_updates: int
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Figures of one optimiser step, the same on every rank.
+
+    Args:
+        loss: mean negative log-likelihood over the masked tokens of the global batch, nats.
+        grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
+        learning_rate: rate of this step.
+        finite: loss and gradient were finite; else the step was skipped on all ranks.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    finite: bool
+
+    @property
+    def skipped(self) -> bool:
+        """The step changed neither parameters nor moments."""
+        return not self.finite
+
+
+def compute_learning_rate(step: int, peak: float, warmup_steps: int, decay_steps: int) -> float:
+    """Return the rate of a step: linear from 0 to the peak, then linear to 0.
+
+    Args:
+        step: 0-based. Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, so the last of them has the peak;
+            later ones peak · (decay_steps - step) / (decay_steps - warmup_steps), and 0 from `decay_steps` on.
+        peak: highest rate.
+        warmup_steps: length of the warm-up, 0 or more.
+        decay_steps: the schedule's horizon, above `warmup_steps`.
+
+    Source: AF Adapter section 4.1.2; BERT appendix A.2.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    return peak * max(0, decay_steps - step) / (decay_steps - warmup_steps)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators (CPU and GPU) from a hash of the run's seed, the step and the rank.
+
+    Dropout of a step then depends on nothing that happened before it, so a resumed run draws what an undisturbed one
+    would have drawn.
+    """
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+class _MaskedLoss(nn.Module):
+    """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.device_type = device.type
+        self.bf16 = bf16
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        masked_positions: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the cross entropies (fp32) and the number of exact predictions (int64)."""
+        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+            logits = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                token_type_ids=token_type_ids,
+                masked_positions=masked_positions,
+            ).logits
+        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        num_correct = ((logits.argmax(-1) == labels) & (weights > 0)).sum()
+        return (losses * weights).sum(), num_correct
+
+
+class Engine:
+    """Trains and evaluates one model on this rank; torch.distributed's process group exists already.
+
+    Every method but `device` is collective: all ranks call it equally often.
+
+    Args:
+        model: on `device`; parameters with `requires_grad` train and are fp32, the others may be stored in bf16.
+            It is taken over: at ZeRO-3 its parameters are sharded from here on.
+        engine: ZeRO stage, precision and memory options.
+        optim: AdamW; `decay_steps` is resolved.
+        warmup_steps: length of the warm-up, steps.
+        micro_batch_size: rows of one forward pass.
+        accumulation_steps: micro batches of one optimiser step on this rank.
+        seed: the run's seed.
+        device: where to train.
+        state: training state to go on from; None starts with the model as it is and moments of zero.
+
+    Raises:
+        RunError: `state` does not fit the model's trainable parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        engine: EngineConfig,
+        optim: OptimConfig,
+        warmup_steps: int,
+        micro_batch_size: int,
+        accumulation_steps: int,
+        seed: int,
+        device: torch.device,
+        state: TrainState | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._stage, self._optim, self._seed = engine.zero_stage, optim, seed
+        self._warmup_steps, self._accumulation_steps = warmup_steps, accumulation_steps
+        self._trainables = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        assert self._trainables, "no parameter trains"
+        assert all(each.dtype == torch.float32 for each in self._trainables.values()), "trainables are fp32"
+        if state is not None:
+            _load_parameters(self._trainables, state)
+        if engine.activation_checkpointing:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+        self._compiled = engine.compile
+        objective = _MaskedLoss(model, self.device, bf16=engine.precision == "bf16")
+        if engine.compile:
+            objective.compile()
+        self._optimizer = _build_optimizer(self._trainables.values(), optim)
+        self._num_updates = 0
+        config = _build_config(engine, optim, micro_batch_size, accumulation_steps, self._trainables.values())
+        self._deepspeed = _initialize(objective, self._optimizer, config, self.device)
+        self._deepspeed.train()
+        if engine.zero_stage in (1, 2):
+            _create_moments(self._optimizer)
+        if state is not None and state.num_updates:
+            self._load_moments(state)
+
+    def train_step(self, micro_batches: Sequence[MaskedBatch], num_masked: int, step: int) -> StepFigures:
+        """Make one optimiser step.
+
+        Args:
+            micro_batches: this rank's share of the global batch, `accumulation_steps` of them.
+            num_masked: masked tokens of the global batch, over all ranks.
+            step: 0-based; sets the learning rate and the dropout.
+
+        Returns:
+            The step's figures. If they are not finite, nothing was changed on any rank.
+        """
+        assert len(micro_batches) == self._accumulation_steps, (len(micro_batches), self._accumulation_steps)
+        rate = compute_learning_rate(step, self._optim.lr, self._warmup_steps, self._optim.decay_steps)
+        self._set_learning_rate(rate)
+        seed_step(self._seed, step, self.rank)
+        loss_sum = self._accumulate_gradients(micro_batches, max(num_masked, 1))
+        dist.all_reduce(loss_sum)
+        loss = loss_sum.item() / max(num_masked, 1)
+        grad_norm, applied = self._apply_gradients()
+        self._num_updates += applied
+        return StepFigures(loss, grad_norm, rate, finite=applied)
+
+    def evaluate(self, batch: MaskedBatch) -> tuple[float, int, int]:
+        """Score one batch without dropout.
+
+        Args:
+            batch: this rank's batch; positions of weight 0 do not count.
+
+        Returns:
+            Sum of the negative log-likelihoods in nats, number of exact predictions, number of predicted tokens; all
+            of this rank.
+        """
+        self._deepspeed.eval()
+        try:
+            with torch.no_grad():
+                loss_sum, num_correct = self._forward(batch)
+                return loss_sum.item(), int(num_correct.item()), batch.num_masked
+        finally:
+            self._deepspeed.train()
+
+    def gather_state(self) -> TrainState | None:
+        """Collect the training state on the CPU of rank 0, one tensor at a time; other ranks get None."""
+        tensors = {}
+        for name, param in self._trainables.items():
+            whole = [self._gather(name, param, None), *(self._gather(name, param, moment) for moment in _MOMENTS)]
+            if self.rank == 0:
+                # A copy, because on a CPU the gathered tensor may be the one that goes on training.
+                tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
+        return TrainState(tensors, self._num_updates) if self.rank == 0 else None
+
+    def _forward(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+        if self._compiled:
+            batch = _widen(batch)
+        tensors = {
+            name: None if each is None else each.to(self.device, non_blocking=True)
+            for name, each in (
+                ("input_ids", batch.input_ids),
+                ("attention_mask", batch.attention_mask),
+                ("token_type_ids", batch.token_type_ids),
+                ("masked_positions", batch.masked_positions),
+                ("labels", batch.labels),
+                ("weights", batch.weights),
+            )
+        }
+        if self._compiled:
+            for name in ("masked_positions", "labels", "weights"):
+                torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
+        return self._deepspeed(**tensors)
+
+    def _accumulate_gradients(self, micro_batches: Sequence[MaskedBatch], num_masked: int) -> Tensor:
+        """Run forward and backward over this rank's share; return its loss sum, float64 [1]."""
+        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        # DeepSpeed averages over ranks, so a local sum times world size / global count becomes the global mean.
+        scale = torch.tensor(self.world_size / num_masked, device=self.device)
+        for i, batch in enumerate(micro_batches):
+            self._deepspeed.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
+            with self._without_reduction():
+                loss_sum, _ = self._forward(batch)
+                total += loss_sum.detach()
+                # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
+                # gradient's norm, the one figure on which all ranks agree whether to make the step.
+                poisoned = torch.where(loss_sum.detach().isfinite(), scale, torch.nan)
+                self._deepspeed.backward(loss_sum * poisoned, scale_wrt_gas=False)
+        return total
+
+    def _without_reduction(self) -> contextlib.AbstractContextManager[None]:
+        """One worker at ZeRO-0 has nothing to reduce; DeepSpeed would still copy all gradients twice."""
+        if self._stage == 0 and self.world_size == 1:
+            return self._deepspeed.no_sync()
+        return contextlib.nullcontext()
+
+    def _apply_gradients(self) -> tuple[float, bool]:
+        """Clip the reduced gradients and update; return their norm before clipping, and whether the update was made."""
+        if self._stage > 0:  # DeepSpeed computes the norm over all shards, clips, and refuses one that is not finite
+            self._deepspeed.step()
+            return float(self._deepspeed.get_global_grad_norm()), self._deepspeed.was_step_applied()
+        grads = [each.grad for each in self._trainables.values() if each.grad is not None]
+        norm = nn.utils.get_total_norm(grads)
+        if not norm.isfinite():
+            self._deepspeed.zero_grad()
+            return norm.item(), False
+        if self._optim.max_grad_norm > 0:
+            nn.utils.clip_grads_with_norm_(self._trainables.values(), self._optim.max_grad_norm, norm)
+        self._deepspeed.step()
+        return norm.item(), True
+
+    def _set_learning_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def _gather(self, name: str, param: nn.Parameter, moment: str | None) -> Tensor:
+        """Return a whole parameter (`moment` None) or one of its moments; collective above ZeRO-0."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if moment is None:
+            # Below stage 3 every rank has the whole parameter, and it is its own fp32 master.
+            whole = safe_get_full_fp32_param(param) if self._stage == 3 else param.detach()
+        elif self._num_updates == 0:  # the optimizer has made no state yet
+            shape = getattr(param, "ds_shape", param.shape)
+            whole = torch.zeros(shape, device=self.device)
+        elif self._stage == 0:
+            whole = self._optimizer.state[param][moment]
+        else:
+            whole = safe_get_full_optimizer_state(param, moment)
+        assert whole is not None, f"DeepSpeed gathered nothing for {moment or 'the value'} of {name}"
+        return whole
+
+    def _load_moments(self, state: TrainState) -> None:
+        """Set AdamW's moments and step count.
+
+        DeepSpeed makes and links optimizer state in a step, so one is made first that changes nothing: a gradient of
+        zero at a rate of zero. The parameters' values were loaded before DeepSpeed was initialised.
+        """
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        self._set_learning_rate(0.0)
+        self._accumulate_gradients([_build_empty_batch()], 1)
+        _, applied = self._apply_gradients()
+        assert applied, "the empty step was refused"
+        for name, param in self._trainables.items():
+            for moment in _MOMENTS:
+                value = getattr(state.tensors[name], moment).to(self.device)
+                if self._stage == 0:
+                    self._optimizer.state[param][moment].copy_(value)
+                else:
+                    safe_set_full_optimizer_state(param, value, moment)
+        for each in self._optimizer.state.values():
+            each["step"].fill_(state.num_updates)
+        self._num_updates = state.num_updates
+
+
+def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> None:
+    expected = {name: tuple(each.shape) for name, each in trainables.items()}
+    found = {name: tuple(each.param.shape) for name, each in state.tensors.items()}
+    if expected != found:
+        different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        raise RunError(
+            f"the checkpoint's trainable tensors are not this model's ({len(different)} differ, first {different[0]}: "
+            f"{found.get(different[0])} instead of {expected.get(different[0])}); start under another --run.name."
+        )
+    with torch.no_grad():
+        for name, param in trainables.items():
+            param.copy_(state.tensors[name].param)
+
+
+def _build_optimizer(params: Iterator[nn.Parameter] | Any, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only, never on biases and LayerNorms; torch's own, so nothing is compiled."""
+    params = list(params)
+    groups = [
+        {"params": [each for each in params if each.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [each for each in params if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
+
+
+def _create_moments(optimizer: torch.optim.AdamW) -> None:
+    """Make AdamW's state before its first step.
+
+    DeepSpeed's ZeRO 1 and 2 link the state of all parameter groups after they stepped the first of them, so the moments
+    of the others, which torch makes at their own first step, would stay unlinked and could not be gathered.
+    """
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            optimizer.state[param] = {
+                "step": torch.zeros((), dtype=torch.float32, device=param.device),
+                **{moment: torch.zeros_like(param) for moment in _MOMENTS},
+            }
+
+
+def _build_config(
+    engine: EngineConfig, optim: OptimConfig, micro_batch_size: int, accumulation_steps: int, params: Any
+) -> dict[str, Any]:
+    bucket = min(sum(each.numel() for each in params), MAX_BUCKET_ELEMENTS)
+    zero: dict[str, Any] = {
+        "stage": engine.zero_stage,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
+    if engine.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": accumulation_steps,
+        "gradient_clipping": optim.max_grad_norm if engine.zero_stage > 0 else 0.0,  # at stage 0 we clip
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,  # its own CPU optimizer is compiled at first use
+        "timers": {"throughput": {"enabled": False}},  # it synchronises the device
+    }
+
+
+def _initialize(objective: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device) -> Any:
+    """Hand model and optimizer to DeepSpeed without letting it compile, print or choose another device."""
+    # DeepSpeed chooses its accelerator at import: without this, a CPU run on a machine with a GPU would use the GPU.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    _forbid_compiled_op(deepspeed)
+    # `device_rank` outranks LOCAL_RANK, which counts workers of a node, not the GPUs that this process sees.
+    args = SimpleNamespace(device_rank=device.index or 0)
+    return deepspeed.initialize(args=args, model=objective, optimizer=optimizer, config=config)[0]
+
+
+def _forbid_compiled_op(deepspeed: Any) -> None:
+    """Keep DeepSpeed from compiling its shared-memory all-reduce, which training never uses and needs a C++ compiler."""
+    compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
+    if isinstance(compatible, dict) and _COMPILED_OP in compatible:
+        compatible[_COMPILED_OP] = False
+        return
+    warnings.warn(
+        f"DeepSpeed {deepspeed.__version__} has no switch for its compiled {_COMPILED_OP}; on a CPU it may need g++ and "
+        "ninja. Install the version that cluster/constraints.txt names.",
+        stacklevel=2,
+    )
+
+
+def _build_empty_batch() -> MaskedBatch:
+    """One short row whose only prediction has weight 0."""
+    zeros = torch.zeros(1, dtype=torch.int64)
+    return MaskedBatch(
+        input_ids=torch.zeros(1, 8, dtype=torch.int64),
+        attention_mask=None,
+        token_type_ids=None,
+        masked_positions=zeros,
+        labels=zeros,
+        weights=torch.zeros(1),
+    )
+
+
+def _widen(batch: MaskedBatch) -> MaskedBatch:
+    """Add a filler to a single predicted position: the compiler makes sizes of 1 a program of their own."""
+    if len(batch.labels) > 1:
+        return batch
+    return replace(
+        batch,
+        masked_positions=batch.masked_positions.repeat(2),
+        labels=batch.labels.repeat(2),
+        weights=torch.cat([batch.weights, torch.zeros(1)]),
+    )
+
+
+def is_finite(figures: StepFigures) -> bool:
+    """Return whether loss and gradient norm are finite."""
+    return math.isfinite(figures.loss) and math.isfinite(figures.grad_norm)

@@ -1,0 +1,191 @@
+"""Rows -> masked batches for masked-language modelling; pure, every draw a hash of (seed, epoch, row, position).
+
+BERT section 3.1: 15 % of the tokens are predicted; of these 80 % are replaced by [MASK], 10 % by a random ordinary
+token, 10 % stay. With whole-word masking (AF Adapter's setting) one draw decides for all tokens of a word. Because
+a draw depends on the row and on nothing around it, masks move with the row, whatever worker reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config import ObjectiveConfig
+from domext_ray.corpus.stream import hash_counters
+
+_SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
+PADDING_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """One forward pass of masked-language modelling, B rows padded to N tokens, P predicted positions.
+
+    Args:
+        input_ids: int64 [B, N].
+        attention_mask: int64 [B, N], or None when nothing is padded.
+        token_type_ids: int64 [B, N], or None for all zeros.
+        masked_positions: int64 [P], P ≥ 1, places in the flattened [B·N].
+        labels: int64 [P], the original tokens.
+        weights: float32 [P], 1 for a predicted token, 0 for filler.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+    token_type_ids: torch.Tensor | None
+    masked_positions: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+
+    @property
+    def num_masked(self) -> int:
+        """Predicted tokens, filler left out."""
+        return int(self.weights.sum().item())
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """Rows after masking, flat: S tokens of R rows.
+
+    Args:
+        inputs: int64 [S], tokens that the model sees.
+        labels: int64 [S], tokens as they were.
+        selected: bool [S], tokens to predict.
+        lengths: int64 [R], tokens a row.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    selected: np.ndarray
+    lengths: np.ndarray
+
+
+class Masker:
+    """Masks rows for one tokenizer, objective and seed.
+
+    Args:
+        tokenizer: gives the special tokens, which are never predicted and never drawn as replacements.
+        objective: rates, and whether words are masked as wholes.
+        seed: the run's seed.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int) -> None:
+        self.objective = objective
+        self.seed = seed
+        self.mask_id = tokenizer.mask_token_id
+        self.pad_id = tokenizer.pad_token_id
+        size = max(tokenizer.get_vocab().values()) + 1
+        self.is_special = np.zeros(size, dtype=bool)
+        self.is_special[list(tokenizer.all_special_ids)] = True
+        unused = [i for token, i in tokenizer.get_vocab().items() if token.startswith("[unused")]
+        drawable = ~self.is_special
+        drawable[unused] = False
+        self.ordinary_ids = np.flatnonzero(drawable)
+
+    def mask(self, rows: pa.Table, epoch: int) -> MaskedRows:
+        """Mask a table of rows.
+
+        Args:
+            rows: columns input_ids, word_starts (lists of equal lengths) and row_id.
+            epoch: masks differ from epoch to epoch.
+        """
+        tokens, lengths = _flatten(rows, "input_ids")
+        starts, _ = _flatten(rows, "word_starts")
+        tokens = tokens.astype(np.int64)
+        row_ids = np.repeat(rows.column("row_id").to_numpy(), lengths)
+        positions = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        drawn_at = positions
+        if self.objective.whole_word:
+            # The first token of a row always starts a word, so the running maximum never leaves its row.
+            flat = np.where(starts | (positions == 0), np.arange(len(tokens)), 0)
+            drawn_at = positions[np.maximum.accumulate(flat)] if len(tokens) else positions
+        selected = self._uniform(_SELECT, epoch, row_ids, drawn_at) < self.objective.mask_prob
+        selected &= ~self.is_special[tokens]
+        inputs = tokens.copy()
+        chosen = np.flatnonzero(selected)
+        action = self._uniform(_ACTION, epoch, row_ids[chosen], positions[chosen])
+        masked = action < self.objective.mask_token_frac
+        replaced = ~masked & (action < self.objective.mask_token_frac + self.objective.random_token_frac)
+        inputs[chosen[masked]] = self.mask_id
+        random = chosen[replaced]
+        draws = hash_counters(self.seed, _REPLACEMENT, epoch, row_ids[random], positions[random])
+        inputs[random] = self.ordinary_ids[(draws % np.uint64(len(self.ordinary_ids))).astype(np.int64)]
+        return MaskedRows(inputs, tokens, selected, lengths)
+
+    def _uniform(self, purpose: int, epoch: int, row_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        draws = hash_counters(self.seed, purpose, epoch, row_ids, positions)
+        return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def collate(self, rows: MaskedRows, micro_batch_size: int, pad_to: int = 0) -> list[MaskedBatch]:
+        """Cut masked rows into padded micro batches.
+
+        Args:
+            rows: the rows of this rank's share of a global batch.
+            micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
+            pad_to: length of every micro batch; 0: its longest row, rounded up to a multiple of 8.
+        """
+        ends = np.cumsum(rows.lengths)
+        batches = []
+        for first in range(0, len(rows.lengths), micro_batch_size):
+            lengths = rows.lengths[first : first + micro_batch_size]
+            begin = int(ends[first] - lengths[0])
+            span = slice(begin, begin + int(lengths.sum()))
+            batches.append(
+                pad_batch(
+                    np.split(rows.inputs[span], np.cumsum(lengths)[:-1]),
+                    np.split(rows.labels[span], np.cumsum(lengths)[:-1]),
+                    np.split(rows.selected[span], np.cumsum(lengths)[:-1]),
+                    self.pad_id,
+                    pad_to,
+                )
+            )
+        return batches
+
+
+def pad_batch(
+    inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], selected: Sequence[np.ndarray], pad_id: int, pad_to: int = 0
+) -> MaskedBatch:
+    """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
+
+    Args:
+        inputs: B arrays of token ids that the model sees.
+        labels: B arrays of token ids to predict.
+        selected: B boolean arrays, what to predict.
+        pad_id: id of [PAD].
+        pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
+    """
+    lengths = np.array([len(each) for each in inputs])
+    length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
+    input_ids = np.full((len(inputs), length), pad_id, dtype=np.int64)
+    original = np.zeros((len(inputs), length), dtype=np.int64)
+    chosen = np.zeros((len(inputs), length), dtype=bool)
+    for i, size in enumerate(lengths):
+        input_ids[i, :size], original[i, :size], chosen[i, :size] = inputs[i], labels[i], selected[i]
+    masked_positions = np.flatnonzero(chosen)
+    weights = np.ones(len(masked_positions), dtype=np.float32)
+    if not len(masked_positions):
+        masked_positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
+    mask = None
+    if (lengths < length).any():
+        mask = torch.from_numpy((np.arange(length) < lengths[:, None]).astype(np.int64))
+    return MaskedBatch(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=mask,
+        token_type_ids=None,
+        masked_positions=torch.from_numpy(masked_positions),
+        labels=torch.from_numpy(original.reshape(-1)[masked_positions]),
+        weights=torch.from_numpy(weights),
+    )
+
+
+def _flatten(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
+    lists = rows.column(column).combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.chunk(0) if lists.num_chunks else pa.array([], type=lists.type)
+    lengths = np.diff(lists.offsets.to_numpy())
+    return lists.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)

@@ -1,0 +1,390 @@
+"""The Ray Train worker loop and its driver function.
+
+Enters: a `PretrainTask` (configuration, run directory, prepared corpus). Leaves, in the run directory: metrics.jsonl,
+TensorBoard events and checkpoints. A worker that dies is started again by Ray Train; a job that dies is started again
+by its user; both go on from the newest checkpoint that verifies.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+import torch.distributed as dist
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config import PretrainConfig, resolve_micro_batch_size, resolve_warmup_steps
+from domext_ray.corpus.shards import Manifest, read_manifest
+from domext_ray.corpus.stream import BatchPlan, prefetch, stream_batches
+from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
+from domext_ray.model.graft import Base, build_model, load_base, store_base
+from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
+from domext_ray.training.engine import Engine, StepFigures
+from domext_ray.training.evaluate import (
+    Scores,
+    build_domain_batches,
+    build_probe_batches,
+    evaluate,
+    read_probe,
+)
+from domext_ray.training.metrics import MetricsLog, RunProgress, check_attempt, write_text
+from domext_ray.training.objective import MaskedBatch, Masker
+
+OBJECT_STORE_BYTES = 512 * 2**20
+COLLECTIVE_TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class PretrainTask:
+    """Everything that a worker needs to know.
+
+    Args:
+        config: configuration with `optim.decay_steps` resolved.
+        run_dir: the run's directory, on storage that all workers see.
+        corpus_dir: folder of the prepared corpus' manifest.
+        tokenizer_dir: the run's tokenizer.
+        base_sha256: hash of the base's tensors, or "none".
+        attempt: this attempt's id; a worker of an older attempt stops before it writes.
+    """
+
+    config: PretrainConfig
+    run_dir: Path
+    corpus_dir: Path
+    tokenizer_dir: Path
+    base_sha256: str
+    attempt: str = ""
+
+
+def start_ray(num_workers: int = 1) -> None:
+    """Connect to the cluster that RAY_ADDRESS or the job server names, or start a local one on localhost.
+
+    The local one has token authentication, no dashboard and a bounded object store.
+    """
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level="warning")
+        return
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, 1),
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level="warning",
+    )
+
+
+def pretrain(task: PretrainTask) -> None:
+    """Train until `train.max_steps`, going on from the newest checkpoint; Ray is initialised.
+
+    Args:
+        task: what to train; its attempt id is set here.
+
+    Raises:
+        ConfigError: the cluster has fewer resources than the workers need.
+        RunError: workers cannot see the run directory.
+        TrainingError: a loss or gradient was not finite, or workers failed more than `train.max_failures` times.
+    """
+    config = task.config
+    task = replace(task, attempt=uuid.uuid4().hex)
+    resources = _reserve(config)
+    _check_shared_storage(task.run_dir)
+    write_text(task.run_dir / "attempt.json", json.dumps({"attempt": task.attempt}))
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={"task": task},
+        scaling_config=ScalingConfig(
+            num_workers=config.scale.num_workers, use_gpu=config.scale.use_gpu, resources_per_worker=resources
+        ),
+        run_config=RunConfig(
+            name=f"attempt-{task.attempt}",
+            storage_path=str(task.run_dir / "ray"),
+            failure_config=FailureConfig(max_failures=config.train.max_failures),
+        ),
+        torch_config=TorchConfig(
+            backend="nccl" if config.scale.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
+        ),
+    )
+    with RunProgress(task.run_dir / "metrics.jsonl", config.train.max_steps):
+        try:
+            trainer.fit()
+        except Exception as error:
+            raise find_user_error(error) or error from None
+    reason = task.run_dir / f"stopped-{task.attempt}.txt"
+    if reason.exists():
+        raise TrainingError(reason.read_text(encoding="utf-8"))
+
+
+def _reserve(config: PretrainConfig) -> dict[str, float]:
+    """Resources of one worker, checked against the cluster's."""
+    available = ray.cluster_resources()
+    num_workers, total_cpus = config.scale.num_workers, available.get("CPU", 0.0)
+    # Reading tasks need a CPU share of their own, or a small machine would wait for ever.
+    share = math.floor(100 * max(total_cpus - 0.5, 0.1) / num_workers) / 100
+    cpus = config.scale.cpus_per_worker or min(share, 4.0 if config.scale.use_gpu else 1.0)
+    if cpus * num_workers > total_cpus - 0.1:
+        raise ConfigError(
+            f"--scale.cpus_per_worker {cpus:g} for {num_workers} workers leaves nothing of the cluster's {total_cpus:g} "
+            "CPUs for reading; lower it or --scale.num_workers, or add nodes."
+        )
+    if config.scale.use_gpu and available.get("GPU", 0.0) < num_workers:
+        raise ConfigError(
+            f"--scale.use_gpu true needs {num_workers} GPUs and the cluster has {available.get('GPU', 0.0):g}; "
+            "lower --scale.num_workers or add nodes."
+        )
+    return {"CPU": cpus, **({"GPU": 1.0} if config.scale.use_gpu else {})}
+
+
+def _check_shared_storage(run_dir: Path) -> None:
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    if len(nodes) < 2:
+        return
+    marker = run_dir / f".shared-{uuid.uuid4().hex}"
+    marker.touch()
+    sees = ray.remote(num_cpus=0)(os.path.exists)
+    try:
+        for node in nodes:
+            here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            if not ray.get(sees.options(scheduling_strategy=here).remote(str(marker))):
+                raise RunError(
+                    f"the run directory {run_dir} is not visible on node {node['NodeManagerHostname']}; "
+                    "give --run.dir a folder on storage that all nodes share."
+                )
+    finally:
+        marker.unlink()
+
+
+def train_worker(settings: dict[str, Any]) -> None:
+    """One rank of a run, as Ray Train starts it."""
+    task: PretrainTask = settings["task"]
+    reason = task.run_dir / f"stopped-{task.attempt}.txt"
+    if reason.exists():  # another rank met a user's mistake: a restart would only meet it again
+        return
+    try:
+        _Worker(task).run()
+    except DomextError as error:
+        write_text(reason, str(error))
+
+
+class _Worker:
+    """The state of one rank: model, engine, data position and, on rank 0, the metrics."""
+
+    def __init__(self, task: PretrainTask) -> None:
+        context = ray.train.get_context()
+        self.task, self.config = task, task.config
+        self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
+        if not self.config.scale.use_gpu:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
+        self.manifest = read_manifest(task.corpus_dir)
+        self.tokenizer = load_tokenizer(task.tokenizer_dir)
+        self.base = None if self.config.base == "none" else _load_checked_base(task)
+        latest = find_latest(task.run_dir / "checkpoints")
+        self.checkpoint = None if latest is None else load_checkpoint(latest)
+        self.plan = make_plan(self.config, self.manifest)
+        self.engine = self._build_engine()
+        self.step = 0 if self.checkpoint is None else self.checkpoint.step
+        self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
+        self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
+        self.epoch, self.batch = divmod(self.step, self.plan.batches_per_epoch)
+        pad_to = self.config.train.seq_length if self.config.engine.compile else 0
+        self.micro_batch_size = resolve_micro_batch_size(self.config)
+        self.masker = Masker(self.tokenizer, self.config.objective, self.config.seed)
+        self.pad_to = pad_to
+        self.domain_batches, self.probe_batches = build_evaluations(
+            self.config, self.manifest, self.tokenizer, self.micro_batch_size, pad_to
+        )
+
+    def _build_engine(self) -> Engine:
+        config, base = self.config, self.base
+        model = build_model(
+            base,
+            config.shape,
+            config.method,
+            vocab_size=max(self.tokenizer.get_vocab().values()) + 1,
+            pad_token_id=self.tokenizer.pad_token_id,
+            dropout=config.train.dropout,
+            seed=config.seed,
+        )
+        dtype = config.engine.base_dtype
+        if dtype == "bf16" or (dtype == "auto" and config.scale.use_gpu and config.engine.precision == "bf16"):
+            store_base(model, torch.bfloat16)
+        device = ray.train.torch.get_device() if config.scale.use_gpu else torch.device("cpu")
+        micro_batch_size = resolve_micro_batch_size(config)
+        return Engine(
+            model.to(device),
+            engine=config.engine,
+            optim=config.optim,
+            warmup_steps=resolve_warmup_steps(config),
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=config.train.global_batch_size // self.world_size // micro_batch_size,
+            seed=config.seed,
+            device=device,
+            state=None if self.checkpoint is None else self.checkpoint.state,
+        )
+
+    def run(self) -> None:
+        """Train from the current step to the last one."""
+        train = self.config.train
+        log = None
+        if self.rank == 0:
+            log = MetricsLog(self.task.run_dir, self.task.attempt, self.step, tensorboard=self.config.run.tensorboard)
+        if self.step == 0:
+            self._record(log, {"step": 0, **self._evaluate()})
+        batches = prefetch(self._masked_batches())
+        while self.step < train.max_steps:
+            record = self._train_step(batches)
+            done = self.step == train.max_steps
+            if done or self.step % train.eval_every == 0:
+                record |= self._evaluate()
+            self._record(log, record)
+            if done or self.step % train.checkpoint_every == 0:
+                self._save()
+            if done or self.step % train.checkpoint_every == 0 or self.step % train.eval_every == 0:
+                ray.train.report(record)
+        batches.close()
+        if log is not None:
+            log.close()
+
+    def _masked_batches(self) -> Iterator[tuple[list[MaskedBatch], int]]:
+        """Micro batches of this rank's share, and the tokens in them, from the current position on."""
+        stream = stream_batches(
+            self.manifest,
+            self.plan,
+            rank=self.rank,
+            world_size=self.world_size,
+            epoch=self.epoch,
+            batch=self.batch,
+        )
+        for each in stream:
+            masked = self.masker.mask(each.rows, each.epoch)
+            yield self.masker.collate(masked, self.micro_batch_size, self.pad_to), int(masked.lengths.sum())
+
+    def _train_step(self, batches: Iterator[tuple[list[MaskedBatch], int]]) -> dict[str, float]:
+        started = time.perf_counter()
+        micro_batches, num_tokens = next(batches)
+        waited = time.perf_counter() - started
+        counts = torch.tensor([sum(each.num_masked for each in micro_batches), num_tokens], dtype=torch.int64)
+        counts = counts.to(self.engine.device)
+        dist.all_reduce(counts)
+        num_masked, num_tokens = counts.tolist()
+        figures = self.engine.train_step(micro_batches, num_masked, self.step)
+        if not figures.finite and self.config.optim.on_non_finite == "stop":
+            raise TrainingError(
+                f"step {self.step + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}; lower "
+                "--optim.lr or set --optim.on_non_finite skip (the same command goes on from the last checkpoint)."
+            )
+        seconds = time.perf_counter() - started
+        self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
+        return _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
+
+    def _evaluate(self) -> dict[str, float | None]:
+        domain = evaluate(self.engine, self.domain_batches)
+        general = evaluate(self.engine, self.probe_batches) if self.probe_batches else Scores(math.nan, math.nan, 0)
+        return {
+            "eval/domain_mlm_loss": domain.loss,
+            "eval/domain_mlm_accuracy": domain.accuracy,
+            "eval/domain_tokens": domain.num_tokens,
+            "eval/general_mlm_accuracy": general.accuracy if general.num_tokens else None,
+            "eval/general_words": general.num_tokens,
+        }
+
+    def _record(self, log: MetricsLog | None, record: dict[str, Any]) -> None:
+        if log is not None:
+            log.write(record)
+
+    def _save(self) -> None:
+        state = self.engine.gather_state()
+        if self.rank != 0 or state is None:
+            return
+        check_attempt(self.task.run_dir, self.task.attempt)
+        epoch, batch = divmod(self.step, self.plan.batches_per_epoch)
+        save_checkpoint(
+            self.task.run_dir / "checkpoints",
+            self.step,
+            state,
+            {},
+            cursor={"epoch": epoch, "batch": batch, "seconds": self.seconds, "tokens": self.tokens},
+            record={
+                "base": self.config.base,
+                "base_sha256": self.task.base_sha256,
+                "corpus_fingerprint": self.manifest.fingerprint,
+                "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint,
+            },
+            keep=self.config.run.keep_checkpoints,
+        )
+
+
+def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
+    """Return the canonical order of a prepared corpus for this run."""
+    rows = tuple(each.num_rows for each in manifest.records("train"))
+    return BatchPlan(rows, config.seed, config.train.global_batch_size)
+
+
+def build_evaluations(
+    config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase, batch_size: int, pad_to: int = 0
+) -> tuple[list[MaskedBatch], list[MaskedBatch]]:
+    """Return the fixed batches of the domain evaluation and of the general probe (empty if no word is one token)."""
+    domain = build_domain_batches(
+        manifest, tokenizer, num_rows=config.train.eval_rows, batch_size=batch_size, pad_to=pad_to
+    )
+    probe = build_probe_batches(
+        read_probe(config.train.general_probe),
+        tokenizer,
+        batch_size=batch_size,
+        max_length=config.train.seq_length,
+        pad_to=pad_to,
+    )
+    return domain, probe
+
+
+def _load_checked_base(task: PretrainTask) -> Base:
+    base = load_base(task.config.base)
+    if base.sha256 != task.base_sha256:
+        raise RunError(
+            f"the base {task.config.base!r} on this node has sha256 {base.sha256[:12]}, the run was made with "
+            f"{task.base_sha256[:12]}; give all nodes the same base."
+        )
+    return base
+
+
+def _describe_step(
+    step: int,
+    figures: StepFigures,
+    num_masked: int,
+    num_tokens: int,
+    seconds: float,
+    waited: float,
+    total_seconds: float,
+    total_tokens: int,
+) -> dict[str, Any]:
+    return {
+        "step": step,
+        "train/mlm_loss": figures.loss,
+        "train/lr": figures.learning_rate,
+        "train/grad_norm": figures.grad_norm,
+        "train/masked_tokens": num_masked,
+        "train/tokens": total_tokens,
+        "train/skipped": int(figures.skipped),
+        "throughput/tokens_per_second": num_tokens / seconds,
+        "data/wait_seconds": waited,
+        "time/step_seconds": seconds,
+        "time/seconds": total_seconds,
+    }

@@ -1,0 +1,169 @@
+"""The import order of the rooms, and the modules that only certain rooms may import, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = "domext_ray"
+
+ORDER = (
+    "errors",
+    "config",
+    "corpus.vocab",
+    "corpus.sources",
+    "corpus.shards",
+    "corpus.stream",
+    "model.configuration_domext",
+    "model.layers_domext",
+    "model.modeling_domext",
+    "model.graft",
+    "training.objective",
+    "training.metrics",
+    "training.engine",
+    "training.checkpoint",
+    "training.evaluate",
+    "training.pretrain",
+    "export",
+    "report",
+    "pipeline",
+)
+"""Every module of the package; one may import only those before it. Jobs come last and may import all."""
+
+EXPORTED = ("model.configuration_domext", "model.layers_domext", "model.modeling_domext")
+"""Copied into exports as they are, so they may import only torch, transformers, the standard library and each other."""
+
+RESTRICTED = {
+    "ray": ("corpus.", "training.pretrain", "jobs."),
+    "deepspeed": ("training.engine",),
+    "draccus": ("config",),
+}
+"""A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""
+
+
+def list_imports(source: str, module: str) -> set[str]:
+    """Return the absolute names of all modules that `source` imports, wherever in the file it does so."""
+    package = f"{PACKAGE}.{module}".split(".")[:-1]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            prefix = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*prefix, *([node.module] if node.module else [])])
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            names |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+    return names
+
+
+def find_violations(module: str, source: str) -> list[str]:
+    """Return what `source`, as the module `module` (`corpus.vocab`, `jobs.prepare_corpus`), may not import."""
+    imports = list_imports(source, module)
+    is_job = module.startswith("jobs.")
+    place = len(ORDER) if is_job else ORDER.index(module)
+    found = []
+    for later in ORDER[place:]:
+        name = f"{PACKAGE}.{later}"
+        if later != module and any(each == name or each.startswith(f"{name}.") for each in imports):
+            found.append(f"{module} imports {name}, which comes after it")
+    top_level = {each.split(".")[0] for each in imports}
+    for library, allowed in RESTRICTED.items():
+        if library in top_level and not any(
+            module.startswith(each) if each.endswith(".") else module == each for each in allowed
+        ):
+            found.append(f"{module} imports {library}, which only {', '.join(allowed)} may")
+    if module in EXPORTED:
+        found += find_export_violations(module, source)
+    return found
+
+
+def find_export_violations(module: str, source: str) -> list[str]:
+    """Return the imports that would not work, or would not be copied along, in an exported folder."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            # transformers copies the files named in `from .name import x` along, but overlooks `from . import name`.
+            if node.level > 1 or not node.module or f"model.{node.module}" not in EXPORTED:
+                found.append(f"{module} has the relative import '{ast.unparse(node)}'")
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        allowed = {"torch", "transformers", *sys.stdlib_module_names}
+        found += [f"{module} imports {each}" for each in names if each.split(".")[0] not in allowed]
+    return found
+
+
+def module_of(path: Path) -> str:
+    relative = path.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", ".")
+    return relative.removeprefix(f"{PACKAGE}.")
+
+
+SOURCES = {
+    module_of(path): path
+    for folder in (PACKAGE, "jobs")
+    for path in sorted((REPOSITORY / folder).rglob("*.py"))
+    if path.name != "__init__.py"
+}
+
+
+def test_every_module_has_a_place_in_the_order() -> None:
+    modules = [each for each in SOURCES if not each.startswith("jobs.")]
+    assert sorted(modules) == sorted(ORDER), "a new module needs its place in ORDER; a removed one leaves it"
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_a_module_imports_only_what_it_may(module: str) -> None:
+    if not module.startswith("jobs."):
+        assert module in ORDER
+    assert find_violations(module, SOURCES[module].read_text(encoding="utf-8")) == []
+
+
+def test_package_files_import_nothing() -> None:
+    for path in (REPOSITORY / PACKAGE).rglob("__init__.py"):
+        assert list_imports(path.read_text(encoding="utf-8"), "errors") <= {"__future__", "__future__.annotations"}, (
+            path
+        )
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "reason"),
+    [
+        ("config", "from domext_ray.corpus.vocab import load_tokenizer", "comes after"),
+        ("config", "def f():\n    from domext_ray import pipeline", "comes after"),
+        ("corpus.vocab", "from .sources import resolve_sources", "comes after"),
+        ("corpus.vocab", "from ..training import engine", "comes after"),
+        ("training.objective", "import importlib\nimportlib.import_module('domext_ray.export')", "comes after"),
+        ("pipeline", "import ray.train", "imports ray"),
+        ("training.checkpoint", "from deepspeed.utils import groups", "imports deepspeed"),
+        ("jobs.export_hf", "import draccus", "imports draccus"),
+        ("model.modeling_domext", "import numpy as np", "imports numpy"),
+        ("model.modeling_domext", "from . import layers_domext", "relative import"),
+        ("model.modeling_domext", "from .graft import load_base", "comes after"),
+        ("model.layers_domext", "from domext_ray.errors import DomextError", "imports domext_ray.errors"),
+    ],
+)
+def test_the_check_finds_a_forbidden_import(module: str, source: str, reason: str) -> None:
+    assert any(reason in each for each in find_violations(module, source))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("training.pretrain", "import ray\nfrom domext_ray.corpus.stream import stream_batches"),
+        ("corpus.shards", "import ray.data\nfrom .vocab import load_tokenizer"),
+        ("jobs.pretrain_af", "import ray\nfrom domext_ray.pipeline import run"),
+        ("model.modeling_domext", "import torch\nfrom transformers.activations import ACT2FN"),
+        ("model.modeling_domext", "from .layers_domext import DomextLayer"),
+    ],
+)
+def test_the_check_passes_an_allowed_import(module: str, source: str) -> None:
+    assert find_violations(module, source) == []

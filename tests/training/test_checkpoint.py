@@ -1,0 +1,183 @@
+"""Checkpoints: exact round trip, damage of every kind, full disks and crashes while writing."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from domext_ray.errors import RunError
+from domext_ray.training import checkpoint as checkpoint_module
+from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
+from domext_ray.training.engine import TensorState, TrainState
+
+FILES = ("tensors.safetensors", "moments.safetensors", "cursor.json", "record.json", "manifest.json")
+
+
+def make_state(num_updates: int = 3, rows: int = 4) -> TrainState:
+    generator = torch.Generator().manual_seed(num_updates)
+
+    def draw() -> TensorState:
+        return TensorState(*(torch.randn(rows, 5, generator=generator) for _ in range(3)))
+
+    return TrainState({"layer.0.exp_avg.weight": draw(), "layer.1.weight": draw()}, num_updates)
+
+
+def save(folder: Path, step: int, keep: int = 2, **changes: Any) -> Path:
+    settings: dict[str, Any] = {
+        "state": make_state(step),
+        "fixed": {"head.bias": torch.arange(3.0)},
+        "cursor": {"epoch": 1, "batch": step},
+        "record": {"base_sha256": "a" * 64},
+    }
+    return save_checkpoint(folder, step, **(settings | changes), keep=keep)
+
+
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_round_trip_is_exact(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    path = save(folder, 7)
+    assert path == folder / "step-00000007" and list_names(path) == sorted(FILES)
+    found = load_checkpoint(path)
+    expected = make_state(7)
+    assert (found.step, found.state.num_updates) == (7, 7)
+    assert found.cursor == {"epoch": 1, "batch": 7} and found.record == {"base_sha256": "a" * 64}
+    assert list(found.fixed) == ["head.bias"] and torch.equal(found.fixed["head.bias"], torch.arange(3.0))
+    assert found.state.tensors.keys() == expected.tensors.keys()
+    for name, each in expected.tensors.items():
+        for moment in ("param", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(getattr(found.state.tensors[name], moment), getattr(each, moment)), (name, moment)
+
+
+def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20):
+        (tmp_path / f".incomplete-step-{step:08d}-0").mkdir()
+        save(tmp_path, step, keep=3)
+    assert list_names(tmp_path) == ["step-00000010", "step-00000015", "step-00000020"]
+    assert find_latest(tmp_path) == tmp_path / "step-00000020"
+    save(tmp_path, 25, keep=1)
+    assert list_names(tmp_path) == ["step-00000025"]
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    assert find_latest(tmp_path / "absent") is None
+    (tmp_path / "step-1x").mkdir()
+    assert find_latest(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: str) -> None:
+    older = save(tmp_path, 1)
+    newer = save(tmp_path, 2)
+    file = newer / name
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 0x80
+        file.write_bytes(content)
+    elif damage == "truncate":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        file.unlink()
+    with pytest.warns(UserWarning, match=f"{newer}.*{name if damage != 'flip' else ''}"):
+        assert find_latest(tmp_path) == older
+
+
+def test_damage_never_costs_the_last_sound_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    damaged = save(tmp_path, 3)
+    (damaged / "manifest.json").unlink()
+    newest = save(tmp_path, 2, keep=1)
+    assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
+    with pytest.warns(UserWarning, match="manifest.json is missing"):
+        assert find_latest(tmp_path) == newest
+    replaced = save(tmp_path, 3, keep=2)
+    assert replaced == damaged and find_latest(tmp_path) == replaced
+    assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "cursor.json").unlink()
+    save(tmp_path, 3, keep=2)
+    assert list_names(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+@pytest.mark.parametrize("failing", ["save_file", "_write_json", "_flush", "_hash_file"])
+def test_full_disk_leaves_the_previous_one(tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    previous = save(tmp_path, 1, keep=1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint_module, failing, refuse)
+    with pytest.raises(RunError, match=r"step 2 cannot be written to .*No space left on device.*free space"):
+        save(tmp_path, 2, keep=1)
+    monkeypatch.undo()
+    assert list_names(tmp_path) == [previous.name] and find_latest(tmp_path) == previous
+
+
+def test_crash_between_files_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    previous = save(tmp_path, 1)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt  # nothing cleans up, as after SIGKILL
+
+    monkeypatch.setattr(checkpoint_module, "_move_into_place", die)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert len(list_names(tmp_path)) == 2 and find_latest(tmp_path) == previous
+    save(tmp_path, 2)
+    assert list_names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def _save_with_little_room(folder: Path, queue: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
+    try:
+        save(folder, 2, state=make_state(2, rows=8192))
+    except RunError as error:
+        queue.put(str(error))
+
+
+def test_the_kernel_refuses_the_write(tmp_path: Path) -> None:
+    previous = save(tmp_path, 1)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_save_with_little_room, args=(tmp_path, queue))
+    process.start()
+    assert "File too large" in queue.get(timeout=60)
+    process.join(timeout=60)
+    assert list_names(tmp_path) == [previous.name] and find_latest(tmp_path) == previous
+
+
+def test_another_format_is_not_read(tmp_path: Path) -> None:
+    manifest = save(tmp_path, 1) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.warns(UserWarning, match="format 9"):
+        assert find_latest(tmp_path) is None
+
+
+def test_a_checkpoint_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "moments.safetensors").unlink()
+    with pytest.raises(RunError, match="cannot be read"):
+        load_checkpoint(path)
+
+
+def test_sound_checkpoints_warn_about_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_checkpoint(save(tmp_path, 2))
+        assert find_latest(tmp_path) is not None

@@ -1,0 +1,422 @@
+"""The engine against a bare PyTorch loop: every ZeRO stage, world size and accumulation, resume, options, bad steps.
+
+Real processes with gloo; one launch a world size runs all that is looked at (starting a process takes seconds).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from domext_ray.config import EngineConfig, OptimConfig
+from domext_ray.errors import RunError
+from domext_ray.training.engine import Engine, StepFigures, TensorState, TrainState, compute_learning_rate, seed_step
+from domext_ray.training.objective import MaskedBatch
+
+CPU = torch.device("cpu")
+VOCAB, WIDTH, LENGTH, ROWS, STEPS, START = 1700, 64, 16, 8, 6, 3
+OPTIM = OptimConfig(lr=5e-3, warmup_steps=2, decay_steps=8, max_grad_norm=0.7, weight_decay=0.1)
+STAGES = (0, 1, 2, 3)
+Parts = list[MaskedBatch]
+
+
+class TinyMaskedLM(nn.Module):
+    """Frozen base, trainable branch; both have tensors above and below DeepSpeed's threshold for sharding."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCAB, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, VOCAB), nn.Linear(VOCAB, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        for module in (self.words, self.frozen):
+            module.requires_grad_(False)
+
+    def forward(self, input_ids: Tensor, masked_positions: Tensor, **_: Any) -> SimpleNamespace:
+        embedded = self.words(input_ids)
+        branch = self.down(torch.nn.functional.gelu(self.up(embedded)))
+        hidden = self.norm(embedded + self.frozen(embedded) + self.dropout(branch))
+        return SimpleNamespace(logits=nn.functional.linear(hidden.flatten(0, 1)[masked_positions], self.words.weight))
+
+
+def build_model(dropout: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return TinyMaskedLM(dropout)
+
+
+def draw_rows(step: int, num_rows: int = ROWS) -> list[MaskedBatch]:
+    """One micro batch a row, the first without a masked token (one filler), the others with 1 to 4 of them."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    rows = []
+    for i in range(num_rows):
+        ids = torch.randint(VOCAB, (1, LENGTH), generator=generator)
+        positions = torch.randperm(LENGTH, generator=generator)[: max(1, i % 5)].sort().values
+        weights = torch.full((len(positions),), float(i > 0))
+        rows.append(MaskedBatch(ids, None, None, positions, ids.flatten()[positions], weights))
+    return rows
+
+
+def join(rows: Parts) -> MaskedBatch:
+    return MaskedBatch(
+        input_ids=torch.cat([each.input_ids for each in rows]),
+        attention_mask=None,
+        token_type_ids=None,
+        masked_positions=torch.cat([each.masked_positions + i * LENGTH for i, each in enumerate(rows)]),
+        labels=torch.cat([each.labels for each in rows]),
+        weights=torch.cat([each.weights for each in rows]),
+    )
+
+
+def split(step: int, rank: int, world_size: int, accumulation_steps: int) -> tuple[Parts, int]:
+    """This rank's micro batches of a step, and the masked tokens of the global batch."""
+    rows = draw_rows(step)
+    size = ROWS // world_size // accumulation_steps
+    parts = [join(rows[i : i + size]) for i in range(0, ROWS, size)]
+    return parts[rank * accumulation_steps :][:accumulation_steps], sum(each.num_masked for each in rows)
+
+
+# --- the reference: a bare loop, written without the engine ---------------------------------------------------------
+
+
+def train_bare(num_steps: int = STEPS) -> tuple[list[float], list[float], list[TrainState]]:
+    """Losses, gradient norms and the state after each step."""
+    model = build_model()
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [each for each in trained.values() if each.ndim > 1], "weight_decay": 0.1},
+            {"params": [each for each in trained.values() if each.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=0.0,
+    )
+    losses, norms, states = [], [], []
+    for step in range(num_steps):
+        batch = join(draw_rows(step))
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-3 * ((step + 1) / 2 if step < 2 else (8 - step) / 6)
+        logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
+        kept = batch.weights > 0
+        loss = nn.functional.cross_entropy(logits[kept], batch.labels[kept])
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(nn.utils.clip_grad_norm_(trained.values(), 0.7).item())
+        optimizer.step()
+        losses.append(loss.item())
+        tensors = {
+            name: TensorState(
+                each.detach().clone(),
+                optimizer.state[each]["exp_avg"].clone(),
+                optimizer.state[each]["exp_avg_sq"].clone(),
+            )
+            for name, each in trained.items()
+        }
+        states.append(TrainState(tensors, step + 1))
+    return losses, norms, states
+
+
+@pytest.fixture(scope="module")
+def bare() -> tuple[list[float], list[float], list[TrainState]]:
+    torch.set_num_threads(1)
+    return train_bare()
+
+
+# --- what runs in the workers ---------------------------------------------------------------------------------------
+
+
+def build_engine(
+    stage: int = 0,
+    accumulation_steps: int = 1,
+    state: TrainState | None = None,
+    dropout: float = 0.0,
+    model: nn.Module | None = None,
+    optim: OptimConfig = OPTIM,
+    **options: Any,
+) -> Engine:
+    return Engine(
+        build_model(dropout) if model is None else model,
+        engine=EngineConfig(zero_stage=stage, **({"precision": "fp32"} | options)),
+        optim=optim,
+        warmup_steps=optim.warmup_steps,
+        micro_batch_size=ROWS // dist.get_world_size() // accumulation_steps,
+        accumulation_steps=accumulation_steps,
+        seed=7,
+        device=CPU,
+        state=state,
+    )
+
+
+def train(engine: Engine, first: int, last: int, accumulation_steps: int = 1) -> list[StepFigures]:
+    return [
+        engine.train_step(*split(step, dist.get_rank(), dist.get_world_size(), accumulation_steps), step)
+        for step in range(first, last)
+    ]
+
+
+def measure_losses(_: Path) -> dict[str, Any]:
+    """Five steps and more at every stage and accumulation, from scratch."""
+    results: dict[str, Any] = {}
+    for stage in STAGES:
+        for accumulation_steps in (1, 2, 4):
+            engine = build_engine(stage, accumulation_steps)
+            figures = train(engine, 0, STEPS, accumulation_steps)
+            results[f"{stage}/{accumulation_steps}"] = figures, engine.gather_state()
+    return results
+
+
+def measure_resume(folder: Path) -> dict[str, Any]:
+    """Start at every stage from a state that the bare loop made; continue one's own, with dropout."""
+    results: dict[str, Any] = {}
+    for stage in STAGES:
+        engine = build_engine(stage, 2, state=torch.load(folder / "state.pt", weights_only=False))
+        loaded = engine.gather_state()
+        results[f"given/{stage}"] = loaded, train(engine, START, STEPS, 2), engine.gather_state()
+        engine = build_engine(stage, 2, dropout=0.3)
+        train(engine, 0, START, 2)
+        states = [engine.gather_state()]
+        dist.broadcast_object_list(states)
+        going_on = train(engine, START, STEPS, 2), engine.gather_state()
+        again = build_engine(stage, 2, dropout=0.3, state=states[0])
+        results[f"own/{stage}"] = going_on, (train(again, START, STEPS, 2), again.gather_state())
+    return results
+
+
+def measure_bad_steps(_: Path) -> dict[str, Any]:
+    """An infinite loss, then an infinite gradient norm, on the last rank only; then a good step."""
+    results: dict[str, Any] = {}
+    last = dist.get_rank() == dist.get_world_size() - 1
+    for stage in STAGES:
+        engine = build_engine(stage, 2)
+        train(engine, 0, 2, 2)
+        before = engine.gather_state()
+        bad = []
+        for weight in (math.inf, 1e25):
+            parts, num_masked = split(2, dist.get_rank(), dist.get_world_size(), 2)
+            if last:
+                parts[1] = replace(parts[1], weights=torch.full_like(parts[1].weights, weight))
+            bad.append(engine.train_step(parts, num_masked, 2))
+        after = engine.gather_state()
+        results[str(stage)] = bad, before, after, train(engine, 2, 4, 2)
+    return results
+
+
+def measure_evaluation(_: Path) -> dict[str, Any]:
+    """Ranks score different amounts; the last one has nothing, as a filler."""
+    results: dict[str, Any] = {}
+    for stage in STAGES:
+        engine = build_engine(stage, dropout=0.5)
+        train(engine, 0, 1)
+        rows = draw_rows(99)
+        batch = join(rows[2:6]) if dist.get_rank() == 0 else rows[0]
+        scores = [engine.evaluate(batch) for _ in range(2)]
+        results[str(stage)] = scores, engine.gather_state(), train(engine, 1, 2)
+    return results
+
+
+def measure_options(_: Path) -> dict[str, Any]:
+    """bf16, a base stored in bf16, offload and no clipping at every stage; frozen tensors afterwards."""
+    from deepspeed.zero import GatheredParameters
+
+    results: dict[str, Any] = {}
+    for stage in STAGES:
+        for name in ("bf16", "stored", "offload", "unclipped"):
+            model, optim = build_model(), OPTIM
+            if name == "stored":
+                for each in model.parameters():
+                    if not each.requires_grad:
+                        each.data = each.data.bfloat16()
+            if name == "unclipped":
+                optim = replace(OPTIM, max_grad_norm=0.0)
+            precision = "bf16" if name in ("bf16", "stored") else "fp32"
+            engine = build_engine(
+                stage, 2, model=model, optim=optim, precision=precision, offload=name == "offload" and stage > 0
+            )
+            figures = train(engine, 0, STEPS, 2)
+            frozen = [each for each in model.parameters() if not each.requires_grad]
+            with GatheredParameters(frozen, enabled=stage == 3):
+                kept = [each.detach().clone() for each in frozen]
+            results[f"{name}/{stage}"] = figures, engine.gather_state(), kept
+    return results
+
+
+def measure_all(folder: Path) -> dict[str, Any]:
+    return {
+        "losses": measure_losses(folder),
+        "resume": measure_resume(folder),
+        "bad": measure_bad_steps(folder),
+        "evaluation": measure_evaluation(folder),
+        "options": measure_options(folder),
+    }
+
+
+def _work(rank: int, world_size: int, measure: Callable[[Path], Any], folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)
+    store = f"file://{folder / f'store-{world_size}'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+    torch.save(measure(folder), folder / f"results-{world_size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def launch(world_size: int, measure: Callable[[Path], Any], folder: Path) -> list[Any]:
+    """Run `measure` on every rank of a new process group; return the ranks' results."""
+    torch.multiprocessing.spawn(_work, (world_size, measure, folder), nprocs=world_size)
+    return [torch.load(folder / f"results-{world_size}-{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids="world{}".format)
+def ranks(request: pytest.FixtureRequest, bare: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+    folder = tmp_path_factory.mktemp("engine")
+    torch.save(bare[2][START - 1], folder / "state.pt")
+    yield launch(request.param, measure_all, folder)
+
+
+# --- what is asserted -----------------------------------------------------------------------------------------------
+
+
+def measure_distance(first: TrainState, second: TrainState) -> float:
+    """Largest difference of any element of any tensor."""
+    assert first.num_updates == second.num_updates and list(first.tensors) == list(second.tensors)
+    pairs = (
+        (getattr(first.tensors[name], part), getattr(second.tensors[name], part))
+        for name in first.tensors
+        for part in ("param", "exp_avg", "exp_avg_sq")
+    )
+    return max((one - other).abs().max().item() for one, other in pairs)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 4])
+@pytest.mark.parametrize("stage", STAGES)
+def test_steps_equal_the_bare_loop(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int) -> None:
+    losses, norms, states = bare
+    for rank, result in enumerate(ranks):
+        figures, state = result["losses"][f"{stage}/{accumulation_steps}"]
+        assert [each.loss for each in figures] == pytest.approx(losses, abs=2e-5)
+        assert [each.grad_norm for each in figures] == pytest.approx(norms, rel=1e-4)
+        assert [each.learning_rate for each in figures] == pytest.approx(
+            [0.0025, 0.005, 0.005, 0.005 * 5 / 6, 0.005 * 4 / 6, 0.0025]
+        )
+        assert all(each.finite and not each.skipped for each in figures)
+        if rank == 0:
+            assert measure_distance(state, states[-1]) < 5e-5
+        else:
+            assert state is None
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_state_of_another_topology_goes_on(ranks: list[Any], bare: Any, stage: int) -> None:
+    losses, _, states = bare
+    loaded, figures, state = ranks[0]["resume"][f"given/{stage}"]
+    assert measure_distance(loaded, states[START - 1]) == 0.0
+    assert [each.loss for each in figures] == pytest.approx(losses[START:], abs=1e-5)
+    assert measure_distance(state, states[-1]) < 5e-5
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
+    (going_on, expected), (again, found) = ranks[0]["resume"][f"own/{stage}"]
+    assert again == going_on
+    assert measure_distance(found, expected) == 0.0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_bad_step_on_one_rank_changes_nothing_on_any(ranks: list[Any], bare: Any, stage: int) -> None:
+    for result in ranks:
+        bad, _, _, going_on = result["bad"][str(stage)]
+        assert all(each.skipped and not each.finite for each in bad)
+        assert not math.isfinite(bad[0].loss) and not any(math.isfinite(each.grad_norm) for each in bad)
+        assert [each.loss for each in going_on] == pytest.approx(bare[0][2:4], abs=2e-5)
+    _, before, after, _ = ranks[0]["bad"][str(stage)]
+    assert after.num_updates == 2 and measure_distance(before, after) == 0.0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_uneven_evaluation(ranks: list[Any], stage: int) -> None:
+    state = ranks[0]["evaluation"][str(stage)][1]
+    model = build_model()
+    model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
+    batch = join(draw_rows(99)[2:6])
+    with torch.no_grad():
+        logits = model(batch.input_ids, batch.masked_positions).logits
+    expected = nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
+    num_correct = int((logits.argmax(-1) == batch.labels).sum())
+    for rank, result in enumerate(ranks):
+        for loss_sum, correct, count in result["evaluation"][str(stage)][0]:
+            if rank == 0:
+                assert loss_sum == pytest.approx(expected, rel=1e-4)
+                assert (correct, count) == (num_correct, batch.num_masked)
+            else:
+                assert (loss_sum, correct, count) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_options(ranks: list[Any], bare: Any, stage: int) -> None:
+    options = ranks[0]["options"]
+    losses = {name: [each.loss for each in options[f"{name}/{stage}"][0]] for name in ("bf16", "stored", "offload")}
+    assert losses["offload"] == pytest.approx(bare[0], abs=2e-5)
+    assert losses["bf16"] == pytest.approx(bare[0], abs=0.1) and losses["bf16"] != pytest.approx(bare[0], abs=1e-6)
+    for name in ("bf16", "stored"):  # the same behaviour at every stage
+        assert losses[name] == pytest.approx([each.loss for each in options[f"{name}/0"][0]], abs=1e-3)
+        for state in options[f"{name}/{stage}"][1].tensors.values():
+            assert {each.dtype for each in vars(state).values()} == {torch.float32}
+    unclipped = options[f"unclipped/{stage}"][0]
+    assert unclipped[0].grad_norm == pytest.approx(bare[1][0], rel=1e-4)
+    frozen = [each for each in build_model().parameters() if not each.requires_grad]
+    for name in ("bf16", "offload"):
+        assert all(torch.equal(*pair) for pair in zip(options[f"{name}/{stage}"][2], frozen, strict=True))
+    rounded = [each.bfloat16() for each in frozen]
+    assert all(torch.equal(*pair) for pair in zip(options[f"stored/{stage}"][2], rounded, strict=True))
+
+
+def test_nothing_was_compiled_or_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(1, measure_silence, tmp_path) == [False]
+    assert capfd.readouterr().out == ""
+
+
+def measure_silence(folder: Path) -> bool:
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
+    for stage in (0, 3):
+        engine = build_engine(stage)
+        train(engine, 0, 2)
+        engine.gather_state()
+    return (folder / "extensions").exists()
+
+
+# --- small pieces ---------------------------------------------------------------------------------------------------
+
+
+def test_learning_rate() -> None:
+    rates = [compute_learning_rate(step, 1.0, 4, 10) for step in range(12)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0])
+    assert compute_learning_rate(0, 1.0, 0, 2) == 1.0
+
+
+def test_seeds_differ_by_seed_step_and_rank() -> None:
+    draws = set()
+    for arguments in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)):
+        seed_step(*arguments)
+        draws.add(torch.rand(1).item())
+    seed_step(0, 0, 0)
+    assert len(draws) == 5 and torch.rand(1).item() in draws
+
+
+def test_state_of_another_model_is_one_sentence(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = copy.deepcopy(bare[2][0])
+    del state.tensors["norm.bias"]
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    with pytest.raises(RunError, match=r"1 differ, first norm\.bias: None instead of \(64,\)"):
+        build_engine(state=state)

@@ -1,0 +1,110 @@
+"""Masking: every rate of the papers, whole words, and draws that move with the row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from transformers import BertTokenizer
+
+from domext_ray.config import ObjectiveConfig
+from domext_ray.training.objective import Masker, pad_batch
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
+NUM_WORDS = 500
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizer:
+    tokens = SPECIALS + [f"word{i}" for i in range(NUM_WORDS)]
+    return BertTokenizer(vocab={token: i for i, token in enumerate(tokens)})
+
+
+def make_rows(num_rows: int, length: int = 62, seed: int = 0) -> pa.Table:
+    """Random rows [CLS] … [SEP] with words of one to four tokens."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(len(SPECIALS), len(SPECIALS) + NUM_WORDS, (num_rows, length))
+    starts = random.random((num_rows, length)) < 0.5
+    starts[:, 0] = True
+    rows = [[2, *row.tolist(), 3] for row in ids]
+    words = [[True, *row.tolist(), True] for row in starts]
+    return pa.table(
+        {
+            "input_ids": pa.array(rows, type=pa.list_(pa.int32())),
+            "word_starts": pa.array(words, type=pa.list_(pa.bool_())),
+            "row_id": pa.array(np.arange(num_rows) + 1000),
+        }
+    )
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("mix", [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.8, 0.0), (0.0, 0.2)])
+def test_rates(tokenizer: BertTokenizer, whole_word: bool, mix: tuple[float, float]) -> None:
+    objective = ObjectiveConfig(mask_token_frac=mix[0], random_token_frac=mix[1], whole_word=whole_word)
+    rows = make_rows(4000)
+    masked = Masker(tokenizer, objective, seed=1).mask(rows, epoch=0)
+    ordinary = masked.labels >= len(SPECIALS)
+    assert masked.selected[ordinary].mean() == pytest.approx(0.15, abs=0.004)
+    chosen, inputs, labels = masked.selected, masked.inputs[masked.selected], masked.labels[masked.selected]
+    is_mask, is_same = inputs == tokenizer.mask_token_id, inputs == labels
+    assert is_mask.mean() == pytest.approx(mix[0], abs=0.01)
+    assert (~is_mask & ~is_same).mean() == pytest.approx(mix[1] * (1 - 1 / NUM_WORDS), abs=0.01)
+    np.testing.assert_array_equal(masked.inputs[~chosen], masked.labels[~chosen])
+
+
+def test_special_tokens_are_neither_predicted_nor_drawn(tokenizer: BertTokenizer) -> None:
+    objective = ObjectiveConfig(mask_token_frac=0.0, random_token_frac=1.0)
+    masked = Masker(tokenizer, objective, seed=1).mask(make_rows(2000), epoch=0)
+    assert not masked.selected[masked.labels < len(SPECIALS)].any()
+    assert masked.inputs[masked.selected].min() >= len(SPECIALS)
+    assert len(np.unique(masked.inputs[masked.selected])) == NUM_WORDS
+
+
+def test_whole_words_are_masked_together(tokenizer: BertTokenizer) -> None:
+    rows = make_rows(500)
+    masked = Masker(tokenizer, ObjectiveConfig(), seed=1).mask(rows, epoch=0)
+    starts = np.concatenate(rows.column("word_starts").to_pylist())
+    words = np.cumsum(starts)
+    selected = np.bincount(words, weights=masked.selected)[1:]
+    sizes = np.bincount(words)[1:]
+    assert np.isin(selected / sizes, [0.0, 1.0]).all()
+    assert (sizes > 1).any()
+
+
+def test_masks_move_with_the_row_and_change_with_epoch_and_seed(tokenizer: BertTokenizer) -> None:
+    rows = make_rows(64)
+    masker = Masker(tokenizer, ObjectiveConfig(), seed=1)
+    whole = masker.mask(rows, epoch=2)
+    shuffled = masker.mask(rows.take(pa.array([9, 3])), epoch=2)
+    np.testing.assert_array_equal(shuffled.inputs[64:], whole.inputs[3 * 64 : 4 * 64])
+    assert (masker.mask(rows, epoch=3).selected != whole.selected).mean() > 0.1
+    assert (Masker(tokenizer, ObjectiveConfig(), seed=2).mask(rows, epoch=2).selected != whole.selected).mean() > 0.1
+
+
+def test_slices_of_a_table_mask_alike(tokenizer: BertTokenizer) -> None:
+    """A slice keeps its parent's buffers: offsets must not be taken for positions."""
+    rows = make_rows(20)
+    masker = Masker(tokenizer, ObjectiveConfig(), seed=1)
+    np.testing.assert_array_equal(masker.mask(rows.slice(7, 2), 0).inputs, masker.mask(rows, 0).inputs[7 * 64 : 9 * 64])
+
+
+def test_collate_cuts_and_pads(tokenizer: BertTokenizer) -> None:
+    masker = Masker(tokenizer, ObjectiveConfig(), seed=1)
+    rows = pa.concat_tables([make_rows(3, length=62), make_rows(2, length=20)]).combine_chunks()
+    masked = masker.mask(rows, epoch=0)
+    first, second, third = masker.collate(masked, micro_batch_size=2)
+    assert first.input_ids.shape == (2, 64) and first.attention_mask is None
+    assert second.input_ids.shape == (2, 64)
+    assert second.attention_mask is not None and second.attention_mask.sum(1).tolist() == [64, 22]
+    assert third.input_ids.shape == (1, 24)
+    total = sum(each.num_masked for each in (first, second, third))
+    assert total == masked.selected.sum()
+    flat = first.input_ids.reshape(-1)
+    assert (flat[first.masked_positions] != first.labels).float().mean() > 0.8
+    assert masker.collate(masked, 5, pad_to=64)[0].input_ids.shape == (5, 64)
+
+
+def test_a_batch_without_a_masked_token_has_one_filler() -> None:
+    row = np.array([2, 7, 3])
+    batch = pad_batch([row], [row], [np.zeros(3, dtype=bool)], pad_id=0)
+    assert batch.weights.tolist() == [0.0] and batch.num_masked == 0 and len(batch.labels) == 1
