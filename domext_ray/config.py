@@ -62,7 +62,7 @@ class PrepareConfig:
     max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
     chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word a character
-    shard_bytes: int = 64 * 2**20  # text bytes that make one shard, about
+    shard_bytes: int = 8 * 2**20  # source bytes of one reading task, which makes one shard
     cache_dir: str = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
 
     def __post_init__(self) -> None:
@@ -219,6 +219,12 @@ class EngineConfig:
         _require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
         _require_one_of(self.precision, "engine.precision", ("bf16", "fp32"))
         _require_one_of(self.base_dtype, "engine.base_dtype", ("auto", "fp32", "bf16"))
+        _require(
+            not (self.base_dtype == "bf16" and self.precision == "fp32"),
+            "engine.base_dtype",
+            "bf16",
+            "fp32 or auto when --engine.precision is fp32",
+        )
         _require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
 
 
@@ -395,3 +401,14 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = 
 def dump_yaml(config: Any) -> str:
     """Return a configuration as YAML that `parse_config` reads back."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which run to export, and where to."""
+
+    run: str = ""  # the run's directory, such as runs/af
+    output: str = ""  # folder of the export; empty: RUN/export
+
+    def __post_init__(self) -> None:
+        _require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")

@@ -2,7 +2,8 @@
 
 Enters: a model, its tokenizer and the facts for its card; or a run directory, from whose newest checkpoint the model is
 rebuilt. Leaves: one folder with safetensors, config.json (`auto_map`), the model's code files as they are, the
-tokenizer, and README.md, the model card. `AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)` loads it.
+tokenizer, and README.md, the model card.
+`AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)` loads it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from torch import Tensor
@@ -25,7 +26,8 @@ from domext_ray import model as model_room
 from domext_ray.config import PretrainConfig, from_dict
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
-from domext_ray.model.graft import Base, build_model, count_parameters, load_base
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.graft import Base, ParameterCounts, build_model, count_parameters, load_base
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
 
@@ -45,33 +47,27 @@ class CardFacts:
 
     Args:
         name: the model's name.
-        base: the base's id or folder; "none" for random weights.
+        config: the run that made it.
         base_sha256: hash of the base's tensors; "none" without a base.
         license: licence identifier of the base's card; "unknown" where it names none.
-        corpus: where the text came from.
-        domain: name of the domain that the extensions belong to.
-        method: the method's settings, by option.
-        num_parameters: all parameters.
-        num_trainable: parameters that trained.
-        trainable_frac: share of them in base + extension, 0 to 1.
+        counts: parameters.
         num_steps: optimiser steps made.
-        training: other settings worth naming, by option.
         summary: content of the run's summary.json, for the figures before and after; empty: no figures.
     """
 
     name: str
-    base: str
+    config: PretrainConfig
     base_sha256: str
     license: str
-    corpus: str
-    domain: str
-    method: dict[str, Any]
-    num_parameters: int
-    num_trainable: int
-    trainable_frac: float
+    counts: ParameterCounts
     num_steps: int
-    training: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def base_name(self) -> str:
+        """The base's id; of a folder only the last part, which tells nothing about the machine."""
+        base = self.config.base
+        return Path(base).name if Path(base).is_dir() else base
 
 
 def export_model(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, folder: Path, card: CardFacts) -> Path:
@@ -91,17 +87,16 @@ def export_model(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, f
     """
     _check_target(folder)
     with _new_folder(folder) as temporary:
-        config = model.config
-        previous = getattr(config, "auto_map", None)
-        config.auto_map = AUTO_MAP
+        tokenizer.save_pretrained(temporary)
+        _check_tokenizer(tokenizer, temporary)
+        previous = getattr(model.config, "auto_map", None)
+        model.config.auto_map = AUTO_MAP
         try:
             model.save_pretrained(temporary)
         finally:
-            config.auto_map = previous
+            model.config.auto_map = previous
         for name in CODE_FILES:
             shutil.copyfile(Path(model_room.__path__[0], name), temporary / name)
-        tokenizer.save_pretrained(temporary)
-        _check_tokenizer(tokenizer, temporary)
         (temporary / "README.md").write_text(build_card(card), encoding="utf-8")
     return folder
 
@@ -139,7 +134,17 @@ def export_run(run_dir: Path, folder: Path) -> Path:
         seed=config.seed,
     )
     _load_tensors(model, checkpoint, latest)
-    card = _collect_facts(run_dir, config, base, checkpoint, model)
+    card = CardFacts(
+        name=run_dir.resolve().name,
+        config=config,
+        base_sha256=checkpoint.record["base_sha256"],
+        license=_read_license(base.folder) if base else "unknown",
+        counts=count_parameters(
+            cast(DomextConfig, model.config), config.method, base is not None and base.has_mlm_head
+        ),
+        num_steps=checkpoint.step,
+        summary=_read_summary(run_dir / "summary.json", checkpoint.step),
+    )
     return export_model(model, tokenizer, folder, card)
 
 
@@ -232,39 +237,8 @@ def _load_tensors(model: DomextForMaskedLM, checkpoint: Checkpoint, path: Path) 
     model.load_state_dict(tensors, strict=False)
 
 
-def _collect_facts(
-    run_dir: Path, config: PretrainConfig, base: Base | None, checkpoint: Checkpoint, model: DomextForMaskedLM
-) -> CardFacts:
-    counts = count_parameters(model.config, config.method, base is not None and base.has_mlm_head)
-    summary = run_dir / "summary.json"
-    return CardFacts(
-        name=run_dir.resolve().name,
-        base=config.base,
-        base_sha256=checkpoint.record["base_sha256"],
-        license=_read_license(base.folder) if base else "unknown",
-        corpus=config.corpus,
-        domain=config.method.domain,
-        method={"name": config.method.name, "heads": config.method.heads, "ffn_units": config.method.ffn_units}
-        if config.method.name == "af"
-        else {"name": config.method.name},
-        num_parameters=counts.total,
-        num_trainable=counts.trainable,
-        trainable_frac=counts.trainable_frac,
-        num_steps=checkpoint.step,
-        training={
-            "train.global_batch_size": config.train.global_batch_size,
-            "train.seq_length": config.train.seq_length,
-            "optim.lr": config.optim.lr,
-            "objective.mask_prob": config.objective.mask_prob,
-            "objective.whole_word": config.objective.whole_word,
-            "seed": config.seed,
-        },
-        # A summary of other steps than the checkpoint's would be another model's figures.
-        summary=_read_summary(summary, checkpoint.step),
-    )
-
-
 def _read_summary(path: Path, step: int) -> dict[str, Any]:
+    """The run's summary, unless it is of other steps than the checkpoint: it would be another model's figures."""
     if not path.exists():
         return {}
     summary = json.loads(path.read_text(encoding="utf-8"))
@@ -300,16 +274,15 @@ def build_card(facts: CardFacts) -> str:
     Args:
         facts: what to say.
     """
-    base_name = Path(facts.base).name if Path(facts.base).is_dir() else facts.base
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "fill-mask", "license": facts.license}
-    if facts.base != "none":
-        header["base_model"] = base_name
-    header["tags"] = ["domext", "domain-adaptation", "masked-lm", "bert", facts.method["name"]]
+    if facts.config.base != "none":
+        header["base_model"] = facts.base_name
+    header["tags"] = ["domext", "domain-adaptation", "masked-lm", "bert", facts.config.method.name]
     sections = [
         f"# {facts.name}",
-        _describe_model(facts, base_name),
+        _describe_model(facts),
         _describe_figures(facts.summary),
-        _describe_making(facts, base_name),
+        _describe_making(facts),
         _LOADING,
         _describe_sources(facts),
     ]
@@ -317,15 +290,15 @@ def build_card(facts: CardFacts) -> str:
     return f"---\n{head}---\n\n" + "\n\n".join(each for each in sections if each) + "\n"
 
 
-def _describe_model(facts: CardFacts, base_name: str) -> str:
-    if facts.method["name"] == "af":
+def _describe_model(facts: CardFacts) -> str:
+    method = facts.config.method
+    if method.name == "af":
         return (
-            f"`{base_name}` with every parameter frozen, and, for the domain `{facts.domain}`, "
-            f"{facts.method['heads']} extra attention head(s) and {facts.method['ffn_units']:,} extra FFN units in "
-            "each layer, trained on domain text by masked-language modelling (AF Adapter). Taking the extension away "
-            "gives the base back bit for bit."
+            f"`{facts.base_name}` with every parameter frozen, and, for the domain `{method.domain}`, in each layer "
+            f"{method.heads} extra attention head(s) and {method.ffn_units:,} extra FFN units, trained on domain text "
+            "by masked-language modelling (AF Adapter). Taking the extension away gives the base back bit for bit."
         )
-    start = "random weights" if facts.base == "none" else f"`{base_name}`"
+    start = "random weights" if facts.config.base == "none" else f"`{facts.base_name}`"
     return f"A BERT of which every parameter was trained by masked-language modelling, from {start}."
 
 
@@ -348,18 +321,21 @@ def _format(value: float | None, form: str) -> str:
     return "not measured" if value is None else form.format(value)
 
 
-def _describe_making(facts: CardFacts, base_name: str) -> str:
+def _describe_making(facts: CardFacts) -> str:
+    config, counts = facts.config, facts.counts
     rows = {
-        "Base": "none (random weights)" if facts.base == "none" else f"`{base_name}`",
+        "Base": "none (random weights)" if config.base == "none" else f"`{facts.base_name}`",
         "Base's sha256 (fp32 tensors and their names)": f"`{facts.base_sha256}`",
-        "Text": f"`{facts.corpus}`",
-        "Parameters": f"{facts.num_parameters:,}",
-        "Trained": f"{facts.num_trainable:,} ({facts.trainable_frac:.2%} of base and extension)",
-        "Optimiser steps": f"{facts.num_steps:,}",
+        "Text": f"`{config.corpus}`",
+        "Parameters": f"{counts.total:,}",
+        "Trained": f"{counts.trainable:,} ({counts.trainable_frac:.2%} of base and extension)",
+        "Optimiser steps": f"{facts.num_steps:,} of {config.train.global_batch_size} rows",
+        "Tokens read": f"{facts.summary['train']['tokens']:,}" if facts.summary else "not recorded",
+        "Longest row": f"{config.train.seq_length} tokens",
+        "Masking": f"{config.objective.mask_prob:.0%} of {'whole words' if config.objective.whole_word else 'tokens'}",
+        "Peak learning rate": f"{config.optim.lr:g}",
+        "Seed": f"{config.seed}",
     }
-    if facts.summary:
-        rows["Tokens read"] = f"{facts.summary['train']['tokens']:,}"
-    rows |= {f"`{option}`": str(value) for option, value in facts.training.items()}
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(["## How it was made", "", "| | |", "|---|---|", *table])
 
@@ -373,7 +349,7 @@ torch and transformers are enough. The folder brings its own model code, hence `
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 folder = "PATH_OF_THIS_FOLDER"
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
 ```
 
@@ -401,8 +377,8 @@ def _describe_sources(facts: CardFacts) -> str:
         if facts.license != "unknown"
         else "No licence is known for the weights"
     )
-    entries = "\n\n".join([_AF_ENTRY, _BERT_ENTRY] if facts.method["name"] == "af" else [_BERT_ENTRY])
+    entries = "\n\n".join([_AF_ENTRY, _BERT_ENTRY] if facts.config.method.name == "af" else [_BERT_ENTRY])
     return (
-        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. The code files are Apache-2.0.\n\n"
-        f"```bibtex\n{entries}\n```"
+        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. The code files are Apache-2.0."
+        f"\n\n```bibtex\n{entries}\n```"
     )

@@ -11,7 +11,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from domext_ray.errors import RunError
 from domext_ray.training.metrics import read_metrics, write_text
 
+PAGE = Path(__file__).parent / "assets" / "report.html"
 INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e8ec"
 BLUE, GREEN, ORANGE, VIOLET = "#1f6fb2", "#2b8a57", "#c2571a", "#6a51a3"
 MAX_POINTS = 2000  # of a raw curve; a longer run is thinned, the smoothed curve is not
 MIN_ACCURACY_SPAN = 0.06  # shown range of an accuracy at least: noise shall not look like a trend
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
@@ -53,19 +55,60 @@ STYLE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One metric over steps; steps without a finite value are left out.
+class _Panel:
+    """One metric as a picture; `form` says how its values are written, "" that it is measured at every step."""
 
-    Args:
-        steps: optimiser steps, float64 [n].
-        values: the metric at these steps, float64 [n].
-    """
+    metric: str
+    title: str
+    unit: str
+    color: str
+    caption: str
+    form: str = ""
+    from_zero: bool = False
 
-    steps: np.ndarray
-    values: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.steps)
+_PANELS = (
+    _Panel(
+        "train/mlm_loss",
+        "Training loss",
+        "MLM loss (nats a token)",
+        BLUE,
+        "Mean over the masked tokens of each step's global batch, and the learning rate.",
+    ),
+    _Panel(
+        "eval/domain_mlm_loss",
+        "Held-out domain loss",
+        "MLM loss (nats a token)",
+        ORANGE,
+        "Loss on domain text that is never trained on; dashed: the start.",
+        form="{:.3f}",
+    ),
+    _Panel(
+        "eval/domain_mlm_accuracy",
+        "Held-out domain accuracy",
+        "masked tokens predicted (%)",
+        GREEN,
+        "Masked tokens of the same text predicted exactly; dashed: the start.",
+        form="{:.1%}",
+    ),
+    _Panel(
+        "eval/general_mlm_accuracy",
+        "General accuracy (forgetting)",
+        "masked words predicted (%)",
+        VIOLET,
+        "Words of plain everyday sentences predicted exactly; what lies below the dashed start is forgotten.",
+        form="{:.1%}",
+    ),
+    _Panel(
+        "throughput/tokens_per_second",
+        "Throughput",
+        "tokens a second",
+        MUTED,
+        "Tokens of all workers together; evaluations and checkpoints are not counted.",
+        from_zero=True,
+    ),
+)
+"""The first four make curves.png; all of them are in the page."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -85,11 +128,10 @@ def write_report(run_dir: Path) -> Path:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
     summary = _read_summary(run_dir / "summary.json")
     settings = run_dir / "config.yaml"
+    shown = settings.read_text(encoding="utf-8") if settings.exists() else f"{settings.name} is not there"
     with matplotlib.rc_context(STYLE):
         _write_picture(run_dir / "curves.png", records)
-        page = _build_page(
-            run_dir.name, records, summary, settings.read_text(encoding="utf-8") if settings.exists() else ""
-        )
+        page = _build_page(run_dir.resolve().name, records, summary, shown)
     write_text(run_dir / "report.html", page)
     return run_dir / "report.html"
 
@@ -101,16 +143,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         summary: content of summary.json.
     """
     rows = [("", "before", "after", "change"), *_compare(summary)]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    table = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
-    return "\n".join(
-        [*(line.rstrip() for line in table), f"{_describe_parameters(summary)}; {_describe_cost(summary)}"]
-    )
+    lines = [f"{name:<24}{before:>8}{after:>9}{change:>15}".rstrip() for name, before, after, change in rows]
+    return "\n".join([*lines, f"{_describe_parameters(summary)}; {_describe_cost(summary)}"])
 
 
 def describe_result(summary: dict[str, Any]) -> str:
@@ -201,17 +235,19 @@ def _duration(seconds: float) -> str:
 # ---- curves -------------------------------------------------------------------------------------------------------
 
 
-def read_curve(records: Sequence[dict[str, Any]], name: str) -> Curve:
+def read_curve(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return one metric over steps, without the steps that have no finite value of it.
 
     Args:
         records: lines of metrics.jsonl.
         name: the metric, such as `train/mlm_loss`.
+
+    Returns:
+        Steps and values, float64 [n] each.
     """
     pairs = [(each["step"], each[name]) for each in records if each.get(name) is not None]
-    kept = [(step, value) for step, value in pairs if math.isfinite(value)]
-    table = np.asarray(kept, dtype=np.float64).reshape(-1, 2)
-    return Curve(table[:, 0], table[:, 1])
+    table = np.asarray([each for each in pairs if math.isfinite(each[1])], dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -233,195 +269,110 @@ def _write_picture(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """The four curves that tell a run, for a README."""
     figure = Figure(figsize=(11, 7.4))
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-    parts = figure.subfigures(2, 2).flat
-    for part, draw in zip(
-        parts, (_draw_training, _draw_domain_loss, _draw_domain_accuracy, _draw_general), strict=True
-    ):
-        draw(part, records)
+    parts: Any = figure.subfigures(2, 2)
+    for part, panel in zip(parts.flat, _PANELS[:4], strict=True):
+        _draw(part, panel, records)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     figure.savefig(temporary, format="png", dpi=150)
     os.replace(temporary, path)
 
 
-def _draw_training(figure: Figure | SubFigure, records: Sequence[dict[str, Any]]) -> None:
-    loss, rate = read_curve(records, "train/mlm_loss"), read_curve(records, "train/lr")
-    upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [4, 1]})
-    _plot_noisy(upper, loss, BLUE)
-    upper.set(title="Training loss", ylabel="MLM loss (nats a token)")
-    lower.plot(rate.steps, rate.values, color=MUTED, linewidth=1.6)
-    lower.set(xlabel="optimiser step", ylim=(0, None))
-    lower.text(
-        0.985, 0.8, "learning rate", transform=lower.transAxes, ha="right", va="top", color=MUTED, fontsize="small"
-    )
-    if len(rate):
-        lower.set_yticks([0.0, rate.values.max()])
-    lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    _finish(lower)
-
-
-def _plot_noisy(axes: Axes, curve: Curve, color: str) -> None:
-    """The raw curve pale, its moving average on top; the range follows the average, not single outliers."""
-    if not len(curve):
-        _say_nothing(axes)
+def _draw(figure: Figure | SubFigure, panel: _Panel, records: Sequence[dict[str, Any]]) -> None:
+    """Draw one panel; the training loss has a strip with the learning rate below it."""
+    steps, values = read_curve(records, panel.metric)
+    if panel.metric == "train/mlm_loss":
+        axes, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [4, 1]})
+        _plot_rate(bottom, *read_curve(records, "train/lr"))
+    else:
+        axes = bottom = figure.subplots()
+    axes.set(title=panel.title, ylabel=panel.unit)
+    bottom.set(xlabel="optimiser step")
+    if not len(steps):
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=MUTED)
+        axes.set(xticks=[], yticks=[])
         return
-    stride = max(1, math.ceil(len(curve) / MAX_POINTS))
-    axes.plot(curve.steps[::stride], curve.values[::stride], color=color, alpha=0.25, linewidth=0.9, label="each step")
-    average = smooth(curve.values)
-    axes.plot(curve.steps[::stride], average[::stride], color=color, linewidth=2.0, label="moving average")
-    low, high = (
-        min(np.quantile(curve.values, 0.005), average.min()),
-        max(np.quantile(curve.values, 0.995), average.max()),
-    )
+    plot = _plot_evaluations if panel.form else _plot_steps
+    plot(axes, steps, values, panel)
+    bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    bottom.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def _plot_rate(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:
+    axes.plot(steps, values, color=MUTED, linewidth=1.6)
+    place: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+    axes.text(0.985, 0.85, "learning rate", color=MUTED, fontsize="small", **place)
+    axes.set_yticks([0.0, *values.max(initial=0.0, keepdims=True)])
+    axes.set_ylim(0.0, None)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+
+
+def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: _Panel) -> None:
+    """The raw curve pale, its moving average on top; the range follows neither first steps nor single outliers."""
+    stride = max(1, math.ceil(len(steps) / MAX_POINTS))
+    shown, average = steps[::stride], smooth(values)
+    axes.plot(shown, values[::stride], color=panel.color, alpha=0.25, linewidth=0.9, label="each step")
+    axes.plot(shown, average[::stride], color=panel.color, linewidth=2.0, label="moving average")
+    low = 0.0 if panel.from_zero else min(np.quantile(values, 0.005), average.min())
+    high = max(np.quantile(values, 0.995), average.max())
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    axes.set_ylim(low - margin, high + margin)
-    axes.legend(frameon=False, loc="best", fontsize="small", labelcolor=MUTED)
+    axes.set_ylim(low - (0.0 if panel.from_zero else margin), high + margin)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.legend(frameon=False, loc="lower right" if panel.from_zero else "best", fontsize="small", labelcolor=MUTED)
 
 
-def _draw_domain_loss(figure: Figure | SubFigure, records: Sequence[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    curve = read_curve(records, "eval/domain_mlm_loss")
-    _plot_evaluations(axes, curve, ORANGE, "{:.3f}")
-    axes.set(title="Held-out domain loss", ylabel="MLM loss (nats a token)", xlabel="optimiser step")
-
-
-def _draw_domain_accuracy(figure: Figure | SubFigure, records: Sequence[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    _plot_accuracy(axes, read_curve(records, "eval/domain_mlm_accuracy"), GREEN)
-    axes.set(title="Held-out domain accuracy", ylabel="masked tokens predicted (%)", xlabel="optimiser step")
-
-
-def _draw_general(figure: Figure | SubFigure, records: Sequence[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    _plot_accuracy(axes, read_curve(records, "eval/general_mlm_accuracy"), VIOLET)
-    axes.set(title="General accuracy (forgetting)", ylabel="masked words predicted (%)", xlabel="optimiser step")
-
-
-def _draw_throughput(figure: Figure | SubFigure, records: Sequence[dict[str, Any]]) -> None:
-    axes = figure.subplots()
-    curve = read_curve(records, "throughput/tokens_per_second")
-    _plot_noisy(axes, curve, MUTED)
-    axes.set(title="Throughput", ylabel="tokens a second", xlabel="optimiser step", ylim=(0, None))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
-def _plot_accuracy(axes: Axes, curve: Curve, color: str) -> None:
-    _plot_evaluations(axes, curve, color, "{:.1%}")
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
-    low, high = axes.get_ylim()
-    missing = MIN_ACCURACY_SPAN - (high - low)
-    if missing > 0:
-        axes.set_ylim(low - missing / 2, high + missing / 2)
-
-
-def _plot_evaluations(axes: Axes, curve: Curve, color: str, form: str) -> None:
+def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: _Panel) -> None:
     """A curve with a mark at each evaluation, its start as a dashed line, first and last value written out."""
-    if not len(curve):
-        _say_nothing(axes)
-        return
-    start, end = curve.values[0], curve.values[-1]
-    marker = "o" if len(curve) <= 40 else None
+    start, end = values[0], values[-1]
     axes.axhline(start, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
-    axes.plot(curve.steps, curve.values, color=color, linewidth=2.0, marker=marker, markersize=5)
+    marker = "o" if len(steps) <= 40 else None
+    axes.plot(steps, values, color=panel.color, linewidth=2.0, marker=marker, markersize=5)
     axes.margins(x=0.08, y=0.22)
-    # Figures stand on the side of the curve that it does not run to.
-    above = end <= start
-    axes.annotate(
-        f"start {form.format(start)}",
-        (curve.steps[0], start),
-        xytext=(0, 7 if above else -7),
-        textcoords="offset points",
-        va="bottom" if above else "top",
-        color=MUTED,
-    )
-    if len(curve) > 1:
-        axes.annotate(
-            form.format(end),
-            (curve.steps[-1], end),
-            xytext=(0, -9 if above else 9),
-            textcoords="offset points",
-            ha="center",
-            va="top" if above else "bottom",
-            color=color,
-            weight="bold",
-        )
-    _finish(axes)
+    if panel.form.endswith("%}"):
+        low, high = axes.get_ylim()
+        missing = max(0.0, MIN_ACCURACY_SPAN - (high - low))
+        axes.set_ylim(low - missing / 2, high + missing / 2)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    # The figures stand on the side that the curve does not run to.
+    side = 1 if end <= start else -1
+    _label(axes, f"start {panel.form.format(start)}", steps[0], start, side, ha="left", color=MUTED)
+    if len(steps) > 1:
+        last = panel.form.format(end)
+        _label(axes, last, steps[-1], end, -side, ha="center", color=panel.color, weight="bold")
 
 
-def _finish(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
-def _say_nothing(axes: Axes) -> None:
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=MUTED)
-    axes.set(xticks=[], yticks=[])
+def _label(axes: Axes, text: str, x: float, y: float, side: int, **style: Any) -> None:
+    """Write text just above (side 1) or below (side -1) a point."""
+    place: dict[str, Any] = {
+        "xytext": (0, 8 * side),
+        "textcoords": "offset points",
+        "va": "bottom" if side > 0 else "top",
+    }
+    axes.annotate(text, (x, y), **place, **style)
 
 
 # ---- page ---------------------------------------------------------------------------------------------------------
 
-_Draw = Callable[[Figure | SubFigure, Sequence[dict[str, Any]]], None]
-
-_FIGURES: tuple[tuple[_Draw, str], ...] = (
-    (_draw_training, "Loss of each optimiser step, over the masked tokens of its global batch, and the learning rate."),
-    (_draw_domain_loss, "Loss on domain text that was never trained on; dashed: the start."),
-    (_draw_domain_accuracy, "Masked tokens of the same text predicted exactly; dashed: the start."),
-    (
-        _draw_general,
-        "Words of plain everyday sentences predicted exactly: what falls below the dashed start is forgotten.",
-    ),
-    (_draw_throughput, "Tokens read by all workers together, evaluations and checkpoints not counted."),
-)
-
-_CSS = """
-:root { color-scheme: light; }
-body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: #1f2933; background: #fff;
-  max-width: 1080px; margin: 2.5rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .4rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-.result { font-size: 1.1rem; margin: 0 0 1.6rem; max-width: 52rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem 1.4rem .35rem 0; border-bottom: 1px solid #e4e8ec; text-align: right; font-weight: normal; }
-th:first-child, td:first-child { text-align: left; }
-thead th, figcaption { color: #6b7785; } td:last-child { font-weight: 600; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 470px), 1fr)); gap: 1.6rem; }
-figure { margin: 0; } figure svg { width: 100%; height: auto; } figcaption { font-size: .9rem; }
-pre { background: #f6f8fa; padding: 1rem; overflow-x: auto; font-size: .85rem; line-height: 1.45; }
-"""
-
 
 def _build_page(name: str, records: Sequence[dict[str, Any]], summary: dict[str, Any], settings: str) -> str:
     figures = "\n".join(
-        f"<figure>{_draw_svg(draw, records)}<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for draw, caption in _FIGURES
+        f"<figure>{_draw_svg(panel, records)}<figcaption>{html.escape(panel.caption)}</figcaption></figure>"
+        for panel in _PANELS
     )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(name)} – domext_ray</title>
-<style>{_CSS}</style>
-</head>
-<body>
-<h1>{html.escape(name)}</h1>
-<p class="result">{html.escape(describe_result(summary))}</p>
-{_build_table(("", "before", "after", "change"), _compare(summary))}
-<h2>Curves</h2>
-<div class="figures">
-{figures}
-</div>
-<h2>What it took</h2>
-{_build_table(("", ""), list(_flatten({"parameters": summary["parameters"], "train": summary["train"]})))}
-<h2>Settings</h2>
-<pre>{html.escape(settings or "config.yaml was not there when this page was made")}</pre>
-</body>
-</html>
-"""
+    page = string.Template(PAGE.read_text(encoding="utf-8"))
+    return page.substitute(
+        name=html.escape(name),
+        result=html.escape(describe_result(summary)),
+        comparison=_build_table(("", "before", "after", "change"), _compare(summary)),
+        figures=figures,
+        cost=_build_table(("", ""), _flatten({"parameters": summary["parameters"], "train": summary["train"]})),
+        settings=html.escape(settings),
+    )
 
 
-def _draw_svg(draw: _Draw, records: Sequence[dict[str, Any]]) -> str:
+def _draw_svg(panel: _Panel, records: Sequence[dict[str, Any]]) -> str:
     figure = Figure(figsize=(6.2, 4.2), layout="constrained")
-    draw(figure, records)
+    _draw(figure, panel, records)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

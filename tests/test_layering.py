@@ -14,8 +14,9 @@ PACKAGE = "domext_ray"
 ORDER = (
     "errors",
     "config",
-    "corpus.vocab",
+    "corpus.package_docs",
     "corpus.sources",
+    "corpus.vocab",
     "corpus.shards",
     "corpus.stream",
     "model.configuration_domext",
@@ -139,7 +140,7 @@ def test_package_files_import_nothing() -> None:
     [
         ("config", "from domext_ray.corpus.vocab import load_tokenizer", "comes after"),
         ("config", "def f():\n    from domext_ray import pipeline", "comes after"),
-        ("corpus.vocab", "from .sources import resolve_sources", "comes after"),
+        ("corpus.sources", "from .vocab import load_tokenizer", "comes after"),
         ("corpus.vocab", "from ..training import engine", "comes after"),
         ("training.objective", "import importlib\nimportlib.import_module('domext_ray.export')", "comes after"),
         ("pipeline", "import ray.train", "imports ray"),

@@ -20,7 +20,8 @@ class DomextConfig(PreTrainedConfig):
         num_hidden_layers: layers L.
         num_attention_heads: the base's heads h; an extra head has the same size, d / h.
         intermediate_size: the base's FFN units.
-        hidden_act: activation of the FFN, of its extra units and of the MLM head.
+        hidden_act: activation of the FFN and of its extra units.
+        mlm_head_act: activation of the MLM head; None: `hidden_act`. RoBERTa's head is GELU whatever `hidden_act` is.
         hidden_dropout_prob: dropout of embeddings and of each sublayer's output, 0 to 1.
         attention_probs_dropout_prob: dropout of attention weights, 0 to 1.
         max_position_embeddings: rows of the position table.
@@ -47,6 +48,7 @@ class DomextConfig(PreTrainedConfig):
         num_attention_heads: int = 12,
         intermediate_size: int = 3072,
         hidden_act: str = "gelu",
+        mlm_head_act: str | None = None,
         hidden_dropout_prob: float = 0.1,
         attention_probs_dropout_prob: float = 0.1,
         max_position_embeddings: int = 512,
@@ -69,6 +71,7 @@ class DomextConfig(PreTrainedConfig):
         self.num_attention_heads = num_attention_heads
         self.intermediate_size = intermediate_size
         self.hidden_act = hidden_act
+        self.mlm_head_act = mlm_head_act
         self.hidden_dropout_prob = hidden_dropout_prob
         self.attention_probs_dropout_prob = attention_probs_dropout_prob
         self.max_position_embeddings = max_position_embeddings
@@ -77,20 +80,32 @@ class DomextConfig(PreTrainedConfig):
         self.layer_norm_eps = layer_norm_eps
         self.position_rule = position_rule
         self.has_pooler = has_pooler
-        self.domains = domains or {}
+        # Sorted, as JSON keeps it: the order in which domains are summed must survive saving.
+        self.domains = dict(sorted((domains or {}).items()))
         self.active_domains = active_domains
         self.domain_init = domain_init
         self.classifier_dropout = classifier_dropout
         super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
-        if hidden_size % num_attention_heads:
-            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_attention_heads}")
-        if position_rule not in ("absolute", "roberta"):
-            raise ValueError(f"position_rule is {position_rule!r}; it must be absolute or roberta")
-        if domain_init not in ("zero", "paper"):
-            raise ValueError(f"domain_init is {domain_init!r}; it must be zero or paper")
-        unknown = [name for name in active_domains or [] if name not in self.domains]
-        if unknown:
-            raise ValueError(f"active_domains names {unknown[0]!r}; the model has {sorted(self.domains) or 'none'}")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size is {self.hidden_size}; it must be a multiple of num_attention_heads, "
+                f"{self.num_attention_heads}."
+            )
+        if self.position_rule not in ("absolute", "roberta"):
+            raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute or roberta.")
+        if self.domain_init not in ("zero", "paper"):
+            raise ValueError(f"domain_init is {self.domain_init!r}; it must be zero or paper.")
+        for name, sizes in self.domains.items():
+            if not name.isidentifier():
+                raise ValueError(f"domains has the name {name!r}; it must be made of letters, digits and underscores.")
+            if set(sizes) != {"heads", "ffn_units"} or min(sizes.values()) < 0:
+                raise ValueError(f"domains[{name!r}] is {sizes}; it must give heads and ffn_units, both 0 or more.")
+        for name in self.active_domains or []:
+            if name not in self.domains:
+                raise ValueError(f"active_domains names {name!r}; the model has {sorted(self.domains) or 'no domain'}.")
 
     @property
     def max_row_length(self) -> int:

@@ -11,7 +11,6 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.activations import ACT2FN
 
 from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.errors import BaseModelError
@@ -28,7 +29,8 @@ from domext_ray.model.modeling_domext import DomextForMaskedLM
 SHIPPED_BASE = "general-mini"
 ASSETS = Path(__file__).parent.parent / "assets"
 POSITION_RULES = {"bert": "absolute", "roberta": "roberta", "xlm-roberta": "roberta"}
-HUB_FILES = ["*.json", "*.txt", "*.model", "*.safetensors", "pytorch_model*.bin"]
+SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 _ROBERTA_HEAD = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
@@ -51,7 +53,7 @@ class Base:
         config: shape, without extensions.
         tensors: fp32 tensors by internal name; tied copies are left out.
         original_names: name in the checkpoint by internal name.
-        sha256: hash over the sorted names, shapes and fp32 bytes.
+        sha256: `hash_tensors` of `tensors`.
         has_mlm_head: the checkpoint has a masked-LM head.
         tokenizer_folder: where its tokenizer is.
     """
@@ -101,7 +103,7 @@ def load_base(base: str) -> Base:
     """
     folder = _find_folder(base)
     config, prefix = _read_config(folder, base)
-    original = _read_tensors(folder)
+    original = _read_tensors(_list_weight_files(folder, base))
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     for name, tensor in sorted(original.items()):
@@ -111,7 +113,7 @@ def load_base(base: str) -> Base:
     has_head = f"{_HEAD}transform.dense.weight" in tensors
     _untie(tensors, names, base)
     if not has_head:
-        warnings.warn(f"the base {base!r} has no masked-LM head: a fresh one is made and trains.", stacklevel=2)
+        warnings.warn(f"The base {base!r} has no masked-LM head, so a fresh one is made and trains.", stacklevel=2)
         tensors = {name: each for name, each in tensors.items() if not name.startswith(_HEAD)}
     config.has_pooler = f"{_POOLER}dense.weight" in tensors
     _check_tensors(tensors, config, base, has_head)
@@ -120,78 +122,130 @@ def load_base(base: str) -> Base:
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
-    """Return the sha256 of tensors, over sorted names, shapes and fp32 bytes."""
+    """Return the sha256 (hex) of fp32 tensors on the CPU, over sorted names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().numpy().data)
     return digest.hexdigest()
 
 
 def _find_folder(base: str) -> Path:
+    """Return the folder of a base; of a hub id, with its small files only, so that a wrong one costs no download."""
     folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
+    if base == SHIPPED_BASE and not folder.is_dir():
+        raise BaseModelError(
+            f"--base {base!r} is missing from this installation ({folder}); install the package again."
+        )
     if folder.is_dir():
-        if not (folder / "config.json").exists():
+        if not (folder / "config.json").is_file():
             raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
         return folder
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) or base.startswith("."):
+    if folder.exists():
+        raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", base):
         raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
-    from huggingface_hub import snapshot_download
+    folder = _fetch(base, SMALL_FILES)
+    if not (folder / "config.json").is_file():
+        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a BERT or RoBERTa model.")
+    return folder
 
+
+def _fetch(hub_id: str, patterns: list[str]) -> Path:
+    """Fetch files of a hub repository, or find them in the hub's cache, and return their folder."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
     try:
-        return Path(snapshot_download(base, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no disk …
         raise BaseModelError(
-            f"--base {base!r} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
-            "give an existing folder, or a hub id and a network."
+            f"--base {hub_id!r} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
+            "give an existing folder, or the id of an existing model and a network."
         ) from error
 
 
 def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
+    """Return the shape that config.json describes and the prefix of the encoder's tensor names."""
+    path = folder / "config.json"
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise BaseModelError(f"{folder / 'config.json'} is not valid JSON ({error}).") from error
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BaseModelError(f"{path} is not valid JSON ({error}).") from error
+    if not isinstance(values, dict):
+        raise BaseModelError(f"{path} holds no JSON object; give a folder that save_pretrained wrote.")
     kind = values.get("model_type")
+    if kind == DomextConfig.model_type:
+        raise BaseModelError(f"--base {base!r} is an export of this library; give the base that it was made from.")
     if kind not in POSITION_RULES:
         raise BaseModelError(
-            f"--base {base!r} is of architecture {kind!r}; give a base of one of {', '.join(POSITION_RULES)}."
+            f"--base {base!r} has model_type {kind!r} in its config.json; give a base of "
+            f"{', '.join(list(POSITION_RULES)[:-1])} or {list(POSITION_RULES)[-1]}."
         )
+    try:  # transformers knows what a field that config.json leaves out means for this architecture
+        found = CONFIG_MAPPING[kind].from_dict(values)
+        config = _convert_config(found.to_dict(), kind)
+    except Exception as error:  # its checks raise several kinds
+        raise BaseModelError(f"{path} describes no {kind} model ({' '.join(str(error).split())}).") from error
     if values.get("is_decoder") or values.get("position_embedding_type", "absolute") != "absolute":
         raise BaseModelError(f"--base {base!r} is a decoder or has relative positions; give a plain encoder.")
-    defaults = {"pad_token_id": 0 if kind == "bert" else 1, "position_rule": POSITION_RULES[kind]}
+    if config.hidden_act not in ACT2FN:
+        raise BaseModelError(f"{path} names the activation {config.hidden_act!r}, which transformers does not have.")
+    return config, "bert." if kind == "bert" else "roberta."
+
+
+def _convert_config(values: dict[str, Any], kind: str) -> DomextConfig:
     names = (
         "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
         "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps "
         "pad_token_id"
     ).split()
     kept = {name: values[name] for name in names if values.get(name) is not None}
-    prefix = "bert." if kind == "bert" else "roberta."
-    return DomextConfig(**{**defaults, **kept}), prefix
+    head_act = None if kind == "bert" else "gelu"  # RoBERTa's masked-LM head does not read hidden_act
+    return DomextConfig(**kept, position_rule=POSITION_RULES[kind], mlm_head_act=head_act)
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of a checkpoint, from safetensors or through torch's weights-only loader."""
-    for pattern, read in (
-        ("*.safetensors", load_file),
-        ("pytorch_model*.bin", lambda path: torch.load(path, map_location="cpu", weights_only=True)),
-    ):
-        files = sorted(folder.glob(pattern))
-        if not files:
-            continue
-        tensors: dict[str, Tensor] = {}
-        for path in files:
+def _list_weight_files(folder: Path, base: str) -> list[Path]:
+    """Return the files that hold a base's tensors: safetensors if there are any, whole or in shards."""
+    is_local = base == SHIPPED_BASE or Path(base).expanduser().is_dir()
+    for name in WEIGHT_FILES:
+        if not is_local:
+            stem, suffix = name.rsplit(".", 1)
+            _fetch(base, [name, f"{stem}-*-of-*.{suffix}"])
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
             try:
-                tensors.update(read(path))
-            except Exception as error:  # a damaged file, whatever its reader calls that
-                raise BaseModelError(f"{path} cannot be read ({type(error).__name__}: {error}).") from error
-        return tensors
-    raise BaseModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin.")
+                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
+            return [folder / Path(each).name for each in sorted(shards)]
+    raise BaseModelError(
+        f"--base {base!r} has neither model.safetensors nor pytorch_model.bin; save its weights there."
+    )
+
+
+def _read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """Read the tensors of weight files; .bin files through torch's weights-only loader, which runs no code."""
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            if path.suffix == ".safetensors":
+                tensors.update(load_file(path))
+            else:
+                tensors.update(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:  # damaged, missing or unsafe, whatever its reader calls that
+            reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            raise BaseModelError(f"{path} cannot be read as weights ({type(error).__name__}: {reason}).") from error
+    return tensors
 
 
 def _to_internal_name(name: str, prefix: str) -> str | None:
     """Return BERT's name of a checkpoint's tensor; None for those that no masked LM uses."""
-    internal = name.replace(".gamma", ".weight").replace(".beta", ".bias")  # TensorFlow's names in old checkpoints
+    internal = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # TensorFlow's names, in old checkpoints
+    internal = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", internal)
     for old, new in _ROBERTA_HEAD.items():
         if internal.startswith(old):
             return new + internal[len(old) :]
@@ -220,8 +274,8 @@ def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, 
     if wrong:
         name = wrong[0]
         raise BaseModelError(
-            f"--base {base!r} does not hold what its config.json says: {name} has shape {found.get(name, 'none')}, "
-            f"expected {expected.get(name, 'none')} ({len(wrong)} tensors differ)."
+            f"--base {base!r} does not hold what its config.json says: {name} has shape {found.get(name, 'none')} "
+            f"instead of {expected.get(name, 'none')} ({len(wrong)} tensors differ)."
         )
 
 
@@ -296,7 +350,7 @@ def build_model(
         raise BaseModelError(f"the tokenizer has ids up to {vocab_size - 1}, the base {config.vocab_size} embeddings.")
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every GPU
         model = DomextForMaskedLM(config)
     if base is not None:
         missing, unexpected = model.load_state_dict(base.tensors, strict=False)
@@ -375,12 +429,12 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str]) -> dict[str
     """Return the base's tensors of a model under the names of the checkpoint that they came from.
 
     Args:
-        model: an augmented model whose base is stored in fp32.
+        model: an augmented model whose base is stored in fp32 (a base that `store_base` rounded has lost its bits).
         original_names: `Base.original_names`.
+
+    Returns:
+        fp32 tensors that share memory with the model; tied copies are left out, as in `Base.tensors`.
     """
-    tensors = dict(_named_tensors(model))
-    return {original: tensors[name].detach() for name, original in original_names.items()}
-
-
-def _named_tensors(model: DomextForMaskedLM) -> Iterable[tuple[str, Tensor]]:
-    return model.named_parameters()
+    params = dict(model.named_parameters())
+    assert all(params[name].dtype == torch.float32 for name in original_names), "the base is stored in fp32"
+    return {original: params[name].detach() for name, original in original_names.items()}

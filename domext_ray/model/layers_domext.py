@@ -50,6 +50,25 @@ def attend_eagerly(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+class Linear(nn.Linear):
+    """Linear layer whose weight may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
+        weight = self.weight
+        if weight.dtype != inputs.dtype and not torch.is_autocast_enabled(inputs.device.type):
+            weight = weight.to(inputs.dtype)
+        return nn.functional.linear(inputs, weight, self.bias)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., d] -> [..., d], in the dtype of this module's parameters."""
+        return super().forward(inputs.to(self.weight.dtype))
+
+
 class HeadGroup(nn.Module):
     """Some attention heads: projections to queries, keys and values, and attention, up to the output projection.
 
@@ -64,11 +83,13 @@ class HeadGroup(nn.Module):
         super().__init__()
         self.config = config
         self.head_size = config.hidden_size // config.num_attention_heads
-        self.query = nn.Linear(config.hidden_size, num_heads * self.head_size)
-        self.key = nn.Linear(config.hidden_size, num_heads * self.head_size)
-        self.value = nn.Linear(config.hidden_size, num_heads * self.head_size)
+        self.query = Linear(config.hidden_size, num_heads * self.head_size)
+        self.key = Linear(config.hidden_size, num_heads * self.head_size)
+        self.value = Linear(config.hidden_size, num_heads * self.head_size)
 
-    def attend(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def attend(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend with this group's heads.
 
         Args:
@@ -102,12 +123,14 @@ class SelfAttention(HeadGroup):
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config, config.num_attention_heads)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """See `HeadGroup.attend`."""
         return self.attend(hidden_states, attention_mask, **kwargs)
 
 
-class ExtensionOutput(nn.Linear):
+class ExtensionOutput(Linear):
     """Output projection of an extension: a class of its own, because it alone decides whether step 0 is the base."""
 
 
@@ -128,7 +151,7 @@ class DomainUnits(nn.Module):
 
     def __init__(self, config: DomextConfig, num_units: int) -> None:
         super().__init__()
-        self.input = nn.Linear(config.hidden_size, num_units)
+        self.input = Linear(config.hidden_size, num_units)
         self.output = ExtensionOutput(num_units, config.hidden_size)
         self.activation = ACT2FN[config.hidden_act]
 
@@ -148,8 +171,8 @@ class SublayerOutput(nn.Module):
 
     def __init__(self, config: DomextConfig, num_inputs: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(num_inputs, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = Linear(num_inputs, config.hidden_size)
+        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden_states: Tensor, residual: Tensor, extensions: list[Tensor]) -> Tensor:
@@ -177,7 +200,9 @@ class Attention(nn.Module):
         heads = {name: DomainHeads(config, each["heads"]) for name, each in config.domains.items() if each["heads"]}
         self.domains = nn.ModuleDict(heads)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d] and the base heads' attention weights, if any."""
         context, weights = self.self(hidden_states, attention_mask, **kwargs)
         terms = [each(hidden_states, attention_mask, **kwargs) for each in select_domains(self.config, self.domains)]
@@ -189,7 +214,7 @@ class Intermediate(nn.Module):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -211,7 +236,9 @@ class Layer(GradientCheckpointingLayer):
         }
         self.domains = nn.ModuleDict(units)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, N, d] and the base heads' attention weights, if any."""
         attended, weights = self.attention(hidden_states, attention_mask, **kwargs)
         terms = [each(attended) for each in select_domains(self.config, self.domains)]
@@ -227,7 +254,7 @@ class Embeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -240,10 +267,14 @@ class Embeddings(nn.Module):
         """Return [B, N, d]; every argument is int64 [B, N] or None, `inputs_embeds` [B, N, d] or None."""
         words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
+            longest = self.config.max_row_length
+            if words.shape[1] > longest:
+                raise ValueError(f"a row has {words.shape[1]} tokens; the model has positions for {longest}.")
             position_ids = self._count_positions(input_ids, words)
         if token_type_ids is None:
             token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
-        embedded = words + self.token_type_embeddings(token_type_ids)
+        # Summed in the LayerNorm's dtype: tables stored in bf16 are rounded once, not again at every addition.
+        embedded = words.to(self.LayerNorm.weight.dtype) + self.token_type_embeddings(token_type_ids)
         embedded = embedded + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
 
@@ -265,14 +296,23 @@ class Encoder(nn.Module):
         self.layer = nn.ModuleList([Layer(config) for _ in range(config.num_hidden_layers)])
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """Return the last hidden states [B, N, d], all hidden states (L + 1), and all attention weights (L)."""
-        every, weights = (hidden_states,), ()
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        keep_states: bool = False,
+        keep_weights: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+        """Return the last hidden states [B, N, d]; all hidden states (L + 1) and attention weights (L) if kept."""
+        states, weights = [hidden_states], []
         for layer in self.layer:
             hidden_states, attended = layer(hidden_states, attention_mask, **kwargs)
-            every, weights = (*every, hidden_states), (*weights, attended)
-        return hidden_states, every, weights
+            if keep_states:
+                states.append(hidden_states)
+            if keep_weights:
+                weights.append(attended)
+        return hidden_states, tuple(states) if keep_states else None, tuple(weights) if keep_weights else None
 
 
 class Pooler(nn.Module):
@@ -280,7 +320,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Pool the first token."""
@@ -292,9 +332,9 @@ class PredictionTransform(nn.Module):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.mlm_head_act or config.hidden_act]
+        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
@@ -307,7 +347,7 @@ class PredictionHead(nn.Module):
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
         self.transform = PredictionTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = Linear(config.hidden_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden_states: Tensor) -> Tensor:

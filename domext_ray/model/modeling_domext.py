@@ -44,6 +44,8 @@ class DomextPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    # The loss is this batch's mean; without this, transformers' Trainer would expect a sum over accumulation steps.
+    accepts_loss_kwargs = False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -98,21 +100,23 @@ class DomextModel(DomextPreTrainedModel):
             pool: run the pooler, if the model has one.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
+            raise ValueError("give exactly one of input_ids and inputs_embeds.")
+        keep_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        if keep_weights and self.config._attn_implementation != "eager":
+            raise ValueError('output_attentions needs attn_implementation="eager": fused attention keeps no weights.')
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         mask = None
         if attention_mask is not None:
-            mask = create_bidirectional_mask(
-                config=self.config, inputs_embeds=embedded, attention_mask=attention_mask
-            )
-        last, every, weights = self.encoder(embedded, mask, **kwargs)
-        show_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        show_weights = self.config.output_attentions if output_attentions is None else output_attentions
+            mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
+        last, states, weights = self.encoder(
+            embedded, mask, keep_states=bool(keep_states), keep_weights=bool(keep_weights), **kwargs
+        )
         return BaseModelOutputWithPooling(
             last_hidden_state=last,
             pooler_output=self.pooler(last) if pool and self.pooler is not None else None,
-            hidden_states=every if show_states else None,
-            attentions=weights if show_weights else None,
+            hidden_states=states,
+            attentions=weights,
         )
 
 

@@ -417,6 +417,8 @@ def _initialize(objective: nn.Module, optimizer: torch.optim.Optimizer, config: 
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Its calls of collectives that torch has renamed would warn at every step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     _forbid_compiled_op(deepspeed)
     # `device_rank` outranks LOCAL_RANK, which counts workers of a node, not the GPUs that this process sees.
     args = SimpleNamespace(device_rank=device.index or 0)

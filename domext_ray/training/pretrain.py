@@ -77,7 +77,6 @@ def start_ray(num_workers: int = 1) -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level="warning")

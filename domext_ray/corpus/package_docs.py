@@ -1,0 +1,126 @@
+"""The corpus that every machine has: the prose of the docstrings in the installed Python packages.
+
+No network is needed, and the text is a domain of its own (software documentation). A paragraph is a document; code
+examples, tables, signatures and mark-up are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+EXTRACTOR_VERSION = 1
+MAX_FILE_BYTES = 2 * 2**20
+"""Larger modules are generated tables."""
+
+_SKIPPED_FOLDERS = re.compile(r"(^|/)(tests?|testing|_vendor|vendored|node_modules)(/|$)|\.dist-info/|^\.\.")
+# A string in triple quotes that is the first statement of a module, class or function.
+_DOCSTRING = re.compile(
+    rb"""(?:\A(?:\s*(?:\#[^\n]*)?\n)*|:[ \t]*(?:\#[^\n]*)?\n\s*)[rRuU]?(\"\"\"|\'\'\')(.*?)\1""", re.DOTALL
+)
+_ROLE = re.compile(r":[\w:.+-]+:`~?([^`<]+?)(?:\s*<[^`>]*>)?`")
+_LITERAL = re.compile(r"``?([^`]+)``?_{0,2}")
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)|https?://\S+")
+_NOT_PROSE = re.compile(r"^\s*(>>>|\.\.\s|\$|\||\+[-=]|```|~~~|@|#!|[-=~^*]{3,}|:\w[\w ]*:|import |from \S+ import )")
+_PARAMETER = re.compile(r"^\s*\*{0,2}\w[\w.]*\s*(\([^)]*\))?\s*:\s")
+
+
+@functools.cache
+def _index_distributions() -> dict[str, tuple[str, tuple[str, ...], int]]:
+    """Version, Python files and their bytes of every installed distribution, by name."""
+    index: dict[str, tuple[str, tuple[str, ...], int]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if not name or name.lower().replace("-", "_") == "domext_ray" or name.lower() in index:
+            continue
+        files, size = [], 0
+        for each in distribution.files or []:
+            path = each.as_posix()
+            if not path.endswith(".py") or _SKIPPED_FOLDERS.search(path):
+                continue
+            located = Path(str(each.locate()))
+            num_bytes = each.size or (located.stat().st_size if located.exists() else 0)
+            if 0 < num_bytes <= MAX_FILE_BYTES:
+                files.append(str(located))
+                size += num_bytes
+        if files:
+            index[name.lower()] = (distribution.version, tuple(sorted(files)), size)
+    return index
+
+
+def find_distributions() -> list[tuple[str, int]]:
+    """Return installed distributions with Python files: names in order, and bytes of source."""
+    return [(name, size) for name, (_, _, size) in sorted(_index_distributions().items())]
+
+
+def describe_distribution(name: str) -> str:
+    """Return what a fingerprint needs to know of a distribution: name, version, version of this extractor."""
+    return f"{name} {_index_distributions()[name][0]} docs-{EXTRACTOR_VERSION}"
+
+
+def read_paragraphs(name: str) -> Iterator[str]:
+    """Yield the prose paragraphs of a distribution's docstrings, file by file."""
+    for path in _index_distributions()[name][1]:
+        try:
+            source = Path(path).read_bytes()
+        except OSError:  # a file that its package's record names and that is not there
+            continue
+        for match in _DOCSTRING.finditer(source):
+            yield from extract_prose(match[2].decode("utf-8", errors="ignore"))
+
+
+def extract_prose(docstring: str) -> Iterator[str]:
+    """Yield the paragraphs of a docstring that read as prose, their mark-up removed.
+
+    Args:
+        docstring: the text between the quotes.
+    """
+    first, _, rest = docstring.partition("\n")
+    text = first.strip() + "\n" + textwrap.dedent(rest.expandtabs())
+    fenced = False
+    for paragraph in re.split(r"\n[ \t]*\n", text):
+        lines = [line for line in paragraph.split("\n") if line.strip()]
+        fenced ^= sum(line.strip().startswith("```") for line in lines) % 2 == 1
+        if not fenced:
+            for block in _split_items(lines):
+                prose = _strip_markup(block)
+                if _reads_as_prose(prose):
+                    yield prose
+
+
+def _split_items(lines: list[str]) -> Iterator[str]:
+    """Cut a paragraph at list items and parameters; lines that are no prose end a block."""
+    block: list[str] = []
+    for line in lines:
+        stripped = line.strip()
+        parameter = _PARAMETER.match(line)
+        if _NOT_PROSE.match(line) or parameter or re.match(r"([-*•]|\d+[.)])\s", stripped):
+            if block:
+                yield " ".join(block)
+            block = []
+            if parameter:
+                stripped = line[parameter.end() :].strip()
+            elif _NOT_PROSE.match(line):
+                continue
+            stripped = re.sub(r"^([-*•]|\d+[.)])\s+", "", stripped)
+        block.append(stripped)
+    if block:
+        yield " ".join(block)
+
+
+def _strip_markup(text: str) -> str:
+    text = _ROLE.sub(r"\1", text)
+    text = _LINK.sub(lambda match: match[1] or "", text)
+    return _LITERAL.sub(r"\1", text).replace("**", "").replace("\\", "")
+
+
+def _reads_as_prose(text: str) -> bool:
+    words = text.split()
+    if len(words) < 6 or text[-1:] not in ".!?:":
+        return False
+    plain = sum(word.strip(".,;:!?()'\"").isalpha() for word in words)
+    return plain / len(words) > 0.75

@@ -1,0 +1,359 @@
+"""Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray Data.
+
+Two passes over the text, both in tasks of bounded size. The first hashes every document (16 bytes each, all that the
+driver keeps): the first of equal documents in canonical order stays, and its hash says whether it is held out, so that
+a duplicate cannot cross the split. The second tokenises the documents that stay and writes one shard a task and split.
+The folder appears under its final name, the fingerprint of everything that decides its rows, when it is complete.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import ray.data
+
+from domext_ray.config import PrepareConfig, identity_of
+from domext_ray.corpus.rows import RowSettings, build_rows
+from domext_ray.corpus.sources import ReadTask, Sources, read_documents, resolve_sources
+from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.errors import CorpusError, find_user_error
+
+FORMAT_VERSION = 1
+HASH_BYTES = 16
+ROWS_PER_BATCH = 1024
+SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("word_starts", pa.list_(pa.bool_()))])
+
+Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One Arrow IPC file.
+
+    Args:
+        path: relative to the manifest's folder.
+        num_rows: rows.
+        num_tokens: tokens, special ones included.
+        sha256: of the file.
+    """
+
+    path: str
+    num_rows: int
+    num_tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared corpus is.
+
+    Args:
+        folder: where the shards are.
+        fingerprint: hash of content, settings and tokenizer.
+        seq_length: longest row, tokens.
+        tokenizer_fingerprint: see `vocab.fingerprint_tokenizer`.
+        settings: the `prepare` options that decide the rows.
+        train, held_out: shards, in canonical order.
+        num_documents: documents that stayed.
+        dropped: documents that did not, by reason.
+    """
+
+    folder: Path
+    fingerprint: str
+    seq_length: int
+    tokenizer_fingerprint: str
+    settings: dict[str, Any]
+    train: tuple[ShardRecord, ...]
+    held_out: tuple[ShardRecord, ...]
+    num_documents: int
+    dropped: dict[str, int]
+
+    def records(self, split: Split) -> tuple[ShardRecord, ...]:
+        """Return the shards of a split."""
+        return self.train if split == "train" else self.held_out
+
+    def num_rows(self, split: Split) -> int:
+        """Return the rows of a split."""
+        return sum(each.num_rows for each in self.records(split))
+
+    def num_tokens(self, split: Split) -> int:
+        """Return the tokens of a split."""
+        return sum(each.num_tokens for each in self.records(split))
+
+
+def prepare_corpus(
+    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Path
+) -> Manifest:
+    """Prepare a corpus, or find it prepared; Ray is initialised.
+
+    Args:
+        spec: the `--corpus` option.
+        prepare: what a document is, how documents are split and cut.
+        tokenizer_folder: the tokenizer's folder.
+        seq_length: tokens of a full row.
+        cache_dir: folder of prepared corpora, one folder a fingerprint.
+
+    Raises:
+        CorpusError: nothing to read, nothing usable in it, or an empty split.
+    """
+    sources = resolve_sources(spec, prepare)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    settings = RowSettings(
+        tokenizer.backend_tokenizer.to_str(),  # type: ignore[attr-defined]
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
+        seq_length,
+        prepare.cross_documents,
+        prepare.chinese_words,
+    )
+    identity = {
+        "format": FORMAT_VERSION,
+        "content": sources.fingerprint,
+        "prepare": identity_of(prepare),
+        "tokenizer": fingerprint_tokenizer(tokenizer),
+        "seq_length": seq_length,
+    }
+    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    folder = cache_dir / fingerprint[:16]
+    if (folder / "manifest.json").exists():
+        return read_manifest(folder)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
+    try:
+        record = _build(sources, prepare, settings, temporary)
+        record |= {
+            "format": FORMAT_VERSION,
+            "fingerprint": fingerprint,
+            "seq_length": seq_length,
+            "tokenizer_fingerprint": identity["tokenizer"],
+            "settings": identity["prepare"],
+            "corpus": spec,
+        }
+        with (temporary / "manifest.json").open("w", encoding="utf-8") as file:
+            json.dump(record, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        if not folder.exists():
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return read_manifest(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a prepared corpus.
+
+    Raises:
+        CorpusError: it is missing, damaged, or of another format.
+    """
+    path = Path(folder) / "manifest.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["format"] != FORMAT_VERSION:
+            raise CorpusError(f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again.")
+        shards = {split: tuple(ShardRecord(**each) for each in record[split]) for split in SPLITS}
+        return Manifest(
+            Path(folder),
+            record["fingerprint"],
+            record["seq_length"],
+            record["tokenizer_fingerprint"],
+            record["settings"],
+            shards["train"],
+            shards["held_out"],
+            record["num_documents"],
+            record["dropped"],
+        )
+    except FileNotFoundError as error:
+        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with jobs/prepare_corpus.py.") from error
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise CorpusError(f"{path} is damaged ({error}); delete its folder and prepare the corpus again.") from error
+
+
+def verify_shards(manifest: Manifest) -> None:
+    """Compare every shard with its record.
+
+    Raises:
+        CorpusError: a shard is missing or differs; names it.
+    """
+    for split in SPLITS:
+        for record in manifest.records(split):
+            path = manifest.folder / record.path
+            if not path.exists() or _hash_file(path) != record.sha256:
+                raise CorpusError(
+                    f"the shard {path} is {'not what its manifest says' if path.exists() else 'missing'}; "
+                    f"delete {manifest.folder} and prepare the corpus again."
+                )
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if sys.version_info >= (3, 11) else _hash_stream(file)
+
+
+def _hash_stream(file: Any) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(2**20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path) -> dict[str, Any]:
+    """Run both passes; return the manifest's record of what was found."""
+    hashes, dropped = _hash_pass(sources, prepare)
+    counts = [len(each) // HASH_BYTES for each in hashes]
+    keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
+    dropped["duplicate"] = int((~keep).sum())
+    if not keep.any():
+        reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
+        raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
+    for split, chosen in (("held-out", keep & is_held_out), ("training", keep & ~is_held_out)):
+        if not chosen.any():
+            raise CorpusError(
+                f"--corpus {sources.spec!r} has {int(keep.sum())} documents, which leaves the {split} split empty; give "
+                "more text, a finer --prepare.document, or another --prepare.held_out_frac."
+            )
+    ends = np.cumsum(counts)
+    use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
+    plans = [use[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
+    shards: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    write = functools.partial(_write_task, sources.tasks, prepare, settings, str(folder), plans)
+    for result in _run(write, sources, "tokenising"):
+        for split in SPLITS:
+            if result[split]:
+                shards[split].append(json.loads(result[split]))
+    return {**shards, "num_documents": int(keep.sum()), "dropped": {name: n for name, n in dropped.items() if n}}
+
+
+def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[list[bytes], Counter[str]]:
+    hashes, dropped = [], Counter[str]()
+    for result in _run(functools.partial(_hash_task, sources.tasks, prepare), sources, "reading"):
+        hashes.append(result["hashes"])
+        dropped.update(json.loads(result["dropped"]))
+    return hashes, dropped
+
+
+def _hash_task(tasks: tuple[ReadTask, ...], prepare: PrepareConfig, number: int) -> dict[str, Any]:
+    dropped: Counter[str] = Counter()
+    hashes = bytearray()
+    for document in read_documents(tasks[number], prepare, dropped):
+        hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
+    return {"hashes": bytes(hashes), "dropped": json.dumps(dropped)}
+
+
+def _choose_documents(hashes: list[bytes], held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return which documents are the first of their kind, and which are held out by their hash; bool [D] each."""
+    joined = np.frombuffer(b"".join(hashes), dtype=np.dtype([("high", ">u8"), ("low", ">u8")]))
+    keep = np.zeros(len(joined), dtype=bool)
+    keep[np.unique(joined, return_index=True)[1]] = True  # the index of the first occurrence
+    is_held_out = (joined["high"] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < held_out_frac
+    return keep, is_held_out
+
+
+def _write_task(
+    tasks: tuple[ReadTask, ...],
+    prepare: PrepareConfig,
+    settings: RowSettings,
+    folder: str,
+    plans: list[bytes],
+    number: int,
+) -> dict[str, Any]:
+    """Write the shards of one task; a split without a document of this task gets none."""
+    result: dict[str, Any] = {}
+    for code, split in enumerate(SPLITS, start=1):
+        chosen = np.frombuffer(plans[number], dtype=np.uint8) == code
+        documents = read_documents(tasks[number], prepare, Counter())
+        wanted = (document for document, is_wanted in zip(documents, chosen, strict=True) if is_wanted)
+        path = Path(folder, f"{split}-{number:06d}.arrow")
+        record = _write_shard(path, build_rows(wanted, settings)) if chosen.any() else None
+        result[split] = json.dumps(asdict(record)) if record else ""
+    return result
+
+
+def _write_shard(path: Path, rows: Iterator[tuple[np.ndarray, np.ndarray]]) -> ShardRecord | None:
+    num_rows = num_tokens = 0
+    pending: list[tuple[np.ndarray, np.ndarray]] = []
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
+        for row in rows:
+            pending.append(row)
+            num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0])
+            if len(pending) == ROWS_PER_BATCH:
+                writer.write_batch(_to_batch(pending))
+                pending = []
+        if pending:
+            writer.write_batch(_to_batch(pending))
+    if not num_rows:
+        path.unlink()
+        return None
+    return ShardRecord(path.name, num_rows, num_tokens, _hash_file(path))
+
+
+def _to_batch(rows: list[tuple[np.ndarray, np.ndarray]]) -> pa.RecordBatch:
+    offsets = pa.array(np.concatenate([[0], np.cumsum([len(ids) for ids, _ in rows])]).astype(np.int32))
+    ids = pa.array(np.concatenate([ids for ids, _ in rows]))
+    starts = pa.array(np.concatenate([starts for _, starts in rows]))
+    return pa.RecordBatch.from_arrays(
+        [pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, starts)], schema=SCHEMA
+    )
+
+
+def _run(
+    function: Callable[[int], dict[str, Any]], sources: Sources, verb: str
+) -> Iterator[dict[str, Any]]:
+    """Run a function over all read tasks on Ray Data, in order, showing progress."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.preserve_order = True
+    num_tasks = len(sources.tasks)
+
+    def call(numbers: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+        result = function(int(numbers["id"][0]))
+        return {name: [value] for name, value in result.items()}
+
+    dataset = ray.data.range(num_tasks, override_num_blocks=num_tasks).map_batches(call, batch_size=1, num_cpus=1)
+    progress = _Progress(sources, verb)
+    try:
+        for number, row in enumerate(dataset.iter_rows()):
+            progress.show(number + 1)
+            yield row
+    except Exception as error:
+        raise find_user_error(error) or error from None
+    progress.finish()
+
+
+class _Progress:
+    """One line on standard error: share, MB, MB/s, time left."""
+
+    def __init__(self, sources: Sources, verb: str) -> None:
+        self.sizes = np.cumsum([each.num_bytes for each in sources.tasks]) / 1e6
+        self.verb, self.started, self.shown = verb, time.monotonic(), 0.0
+
+    def show(self, num_done: int) -> None:
+        now = time.monotonic()
+        if now - self.shown < (0.5 if sys.stderr.isatty() else 10.0):
+            return
+        self.shown = now
+        done, total = self.sizes[num_done - 1], self.sizes[-1]
+        rate = done / max(now - self.started, 1e-6)
+        line = f"{self.verb}: {done:,.0f} of {total:,.0f} MB, {rate:.1f} MB/s, {(total - done) / rate:,.0f} s left"
+        print(f"\r\033[K{line}" if sys.stderr.isatty() else line, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        seconds = time.monotonic() - self.started
+        line = f"{self.verb}: {self.sizes[-1]:,.0f} MB in {seconds:.1f} s"
+        print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)

@@ -1,0 +1,342 @@
+"""An export loads with torch and transformers only, gives the library's logits, and is never half there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedTokenizerBase
+
+from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml
+from domext_ray.corpus.vocab import fingerprint_tokenizer
+from domext_ray.errors import RunError
+from domext_ray.export import CardFacts, export_model, export_run, read_header
+from domext_ray.model.graft import Base, build_model, count_parameters, load_base
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.training.checkpoint import save_checkpoint
+from domext_ray.training.engine import TensorState, TrainState
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
+
+LOAD_ALONE = """
+import json, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"domext_ray", "ray", "deepspeed", "draccus", "pyarrow", "datasets", "matplotlib"}:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(each) for each in sys.meta_path]
+import torch
+import transformers as tf
+
+folder = sys.argv[1]
+torch.set_num_threads(1)
+tokenizer = tf.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+batch = tokenizer(["the old house was warm .", "a river"], padding=True, return_tensors="pt")
+model = tf.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
+with torch.no_grad():
+    logits = model(**batch).logits
+    shapes = {}
+    for name in ("AutoModel", "AutoModelForTokenClassification", "AutoModelForSequenceClassification"):
+        other = getattr(tf, name).from_pretrained(folder, trust_remote_code=True).eval()
+        shapes[name] = list(other(**batch)[0].shape)
+assert "domext_ray" not in sys.modules
+print(json.dumps({"ids": batch["input_ids"].tolist(), "logits": logits.tolist(), "shapes": shapes}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    # For the processes that tests start: transformers copies an export's code below HF_HOME before it runs it.
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return BertTokenizer(vocab={word: i for i, word in enumerate([*specials, *WORDS])}, model_max_length=32)
+
+
+@pytest.fixture
+def base(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Base:
+    folder = tmp_path / "tiny-bert"
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=32,
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A tiny BERT\n")
+    return load_base(str(folder))
+
+
+CONFIG = PretrainConfig(method=MethodConfig(domain="garden", heads=1, ffn_units=8))
+
+
+def make_model(base: Base | None, config: PretrainConfig) -> DomextForMaskedLM:
+    """A model whose extensions have moved away from their zero start."""
+    model = build_model(
+        base, config.shape, config.method, vocab_size=5 + len(WORDS), pad_token_id=0, dropout=0.1, seed=config.seed
+    )
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.requires_grad:
+                param.add_(0.1 * torch.randn(param.shape, generator=generator))
+    return model.eval()
+
+
+def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardFacts:
+    config = replace(CONFIG, base=str(base.folder))
+    counts = count_parameters(model.config, CONFIG.method, has_mlm_head=True)
+    return CardFacts(name, config, base.sha256, "mit", counts, num_steps=3)
+
+
+def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
+    state = TrainState(
+        {
+            name: TensorState(param.detach().clone(), torch.zeros_like(param), torch.zeros_like(param))
+            for name, param in model.named_parameters()
+            if param.requires_grad
+        },
+        num_updates=step,
+    )
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "config.yaml").write_text(dump_yaml(config))
+    record = {"base": config.base, "base_sha256": base.sha256 if base else "none"}
+    save_checkpoint(run_dir / "checkpoints", step, state, {}, {}, record, keep=2)
+    return run_dir
+
+
+def load_alone(folder: Path, cwd: Path) -> dict:
+    """Load an export where this project and what it needs cannot be imported; -I keeps the working folder out."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD_ALONE, str(folder)], cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def score(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    batch = tokenizer(["the old house was warm .", "a river"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+def test_an_export_loads_alone_and_gives_equal_logits(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = make_model(base, CONFIG)
+    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    loaded = load_alone(folder, elsewhere)
+    torch.testing.assert_close(torch.tensor(loaded["logits"]), score(model, tokenizer), atol=1e-5, rtol=0)
+    assert loaded["shapes"] == {
+        "AutoModel": [2, 8, 16],
+        "AutoModelForTokenClassification": [2, 8, 2],
+        "AutoModelForSequenceClassification": [2, 2],
+    }
+
+
+def test_an_export_has_every_file_and_says_what_it_is(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = make_model(base, CONFIG)
+    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    assert {each.name for each in folder.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "configuration_domext.py",
+        "layers_domext.py",
+        "modeling_domext.py",
+        "tokenizer.json",
+        "README.md",
+    }
+    assert not list(folder.glob("*.bin"))
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        assert tensors.metadata()["format"] == "pt"
+    assert sorted(json.loads((folder / "config.json").read_text())["auto_map"]) == [
+        "AutoConfig",
+        "AutoModel",
+        "AutoModelForMaskedLM",
+        "AutoModelForSequenceClassification",
+        "AutoModelForTokenClassification",
+    ]
+    own = REPOSITORY / "domext_ray" / "model" / "modeling_domext.py"
+    assert (folder / "modeling_domext.py").read_bytes() == own.read_bytes()
+    header = read_header(folder / "README.md")
+    assert header["base_model"] == "tiny-bert"
+    assert (header["license"], header["library_name"], header["pipeline_tag"]) == ("mit", "transformers", "fill-mask")
+    card = (folder / "README.md").read_text()
+    assert base.sha256 in card
+    assert f"{sum(each.numel() for each in model.parameters()):,}" in card
+    assert str(tmp_path) not in card, "the card tells where things lie on this machine"
+    reloaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    assert fingerprint_tokenizer(reloaded) == fingerprint_tokenizer(tokenizer)
+
+
+def test_exporting_leaves_the_model_as_it_was(base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    model = make_model(base, CONFIG)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    assert getattr(model.config, "auto_map", None) is None
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_an_export_is_replaced_only_by_a_complete_one(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(base, CONFIG)
+    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model, "first"))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", fail)
+        with pytest.raises(RunError, match="No space left"):
+            export_model(model, tokenizer, folder, make_card(base, model, "second"))
+    assert "# first" in (folder / "README.md").read_text()
+    export_model(model, tokenizer, folder, make_card(base, model, "third"))
+    assert "# third" in (folder / "README.md").read_text()
+    left = {each.name for each in tmp_path.iterdir()} - {"huggingface"}
+    assert left == {"export", "tiny-bert"}, "a temporary folder was left behind"
+
+
+def test_a_folder_that_is_no_export_is_not_replaced(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = make_model(base, CONFIG)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(RunError, match="no export of this project"):
+        export_model(model, tokenizer, tmp_path / "thesis", make_card(base, model))
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_run_is_exported_from_its_newest_checkpoint(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    model = make_model(base, config)
+    run_dir = make_run(tmp_path / "run", config, make_model(base, replace(config, seed=7)), base, step=1)
+    make_run(run_dir, config, model, base, step=3)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    folder = export_run(run_dir, run_dir / "export")
+    loaded = DomextForMaskedLM.from_pretrained(folder).eval()
+    assert torch.equal(score(loaded, tokenizer), score(model, tokenizer))
+    assert read_header(folder / "README.md")["license"] == "mit"
+
+
+def test_the_card_carries_the_figures_of_this_checkpoint_only(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    run_dir = make_run(tmp_path / "run", config, make_model(base, config), base)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    summary = {
+        "domain": {"mlm_loss": {"before": 4.8, "after": 3.4}, "mlm_accuracy": {"before": 0.29, "after": 0.42}},
+        "general": {"mlm_accuracy": {"before": None, "after": None}},
+        "train": {"steps": 3, "tokens": 12_288},
+    }
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    card = (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
+    assert "| 4.800 | 3.400 |" in card
+    assert "| 29.0% | 42.0% |" in card
+    assert "| not measured | not measured |" in card
+    summary["train"]["steps"] = 2
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    assert "4.800" not in (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
+
+
+def test_a_run_from_random_weights_is_exported(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    config = PretrainConfig(
+        base="none",
+        method=MethodConfig(name="full"),
+        vocab=replace(PretrainConfig().vocab, size=64),
+        shape=replace(
+            PretrainConfig().shape,
+            num_hidden_layers=1,
+            hidden_size=16,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=32,
+        ),
+        train=replace(PretrainConfig().train, seq_length=32),
+    )
+    model = make_model(None, config)
+    run_dir = make_run(tmp_path / "run", config, model, None)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    folder = export_run(run_dir, tmp_path / "export")
+    assert torch.equal(score(DomextForMaskedLM.from_pretrained(folder).eval(), tokenizer), score(model, tokenizer))
+    assert "base_model" not in read_header(folder / "README.md")
+
+
+def test_another_base_than_the_checkpoints_is_refused(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    run_dir = make_run(tmp_path / "run", config, make_model(base, config), replace(base, sha256="0" * 64))
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    with pytest.raises(RunError, match="000000000000"):
+        export_run(run_dir, tmp_path / "export")
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    run_dir = make_run(tmp_path / "run", config, make_model(base, config), base)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    wider = yaml.safe_load((run_dir / "config.yaml").read_text())
+    wider["method"]["ffn_units"] = 9
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(wider))
+    with pytest.raises(RunError, match="does not fit"):
+        export_run(run_dir, tmp_path / "export")
+
+
+@pytest.mark.parametrize("case", ["no folder", "no checkpoint", "no option"])
+def test_the_job_says_in_one_sentence_what_is_wrong(case: str, tmp_path: Path) -> None:
+    arguments = [] if case == "no option" else ["--run", str(tmp_path / "run")]
+    if case == "no checkpoint":
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "config.yaml").write_text(dump_yaml(CONFIG))
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "jobs" / "export_hf.py"), *arguments],
+        cwd=REPOSITORY,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 2, done.stderr
+    reason = {"no folder": "no run directory", "no checkpoint": "no usable checkpoint", "no option": "--run is ''"}
+    assert done.stderr.startswith("error: ")
+    assert reason[case] in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
