@@ -234,7 +234,7 @@ class ScaleConfig:
 
     num_workers: int = free(1)  # training processes (ranks)
     use_gpu: bool = free(False)  # one GPU a worker
-    cpus_per_worker: float = free(0.0)  # CPUs that Ray reserves for a worker; 0: a fair share, at most 1 (4 with a GPU)
+    cpus_per_worker: float = free(0.0)  # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
 
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")

@@ -97,6 +97,8 @@ def export_model(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, f
             model.config.auto_map = previous
         for name in CODE_FILES:
             shutil.copyfile(Path(model_room.__path__[0], name), temporary / name)
+        for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
+            shutil.copymode(temporary / "config.json", path)
         (temporary / "README.md").write_text(build_card(card), encoding="utf-8")
     return folder
 

@@ -156,14 +156,14 @@ def describe_result(summary: dict[str, Any]) -> str:
     loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
     general = summary["general"]["mlm_accuracy"]
     sentence = (
-        f"Held-out domain loss {_verb(loss)} from {_number(loss['before'])} to {_number(loss['after'])} "
-        f"({_relative_change(loss)}) and domain accuracy {_verb(accuracy)} from {_percent(accuracy['before'])} to "
-        f"{_percent(accuracy['after'])}"
+        f"Held-out domain loss {_verb(loss)} from {loss['before']:.3f} to {loss['after']:.3f} "
+        f"({_relative_change(loss)}) and domain accuracy {_verb(accuracy)} from {accuracy['before']:.1%} to "
+        f"{accuracy['after']:.1%}"
     )
-    if general["before"] is not None and general["after"] is not None:
+    if None not in general.values():
         sentence += (
-            f", while accuracy on general sentences {_verb(general)} from {_percent(general['before'])} to "
-            f"{_percent(general['after'])} ({_points(general)})"
+            f", while accuracy on general sentences {_verb(general)} from {general['before']:.1%} to "
+            f"{general['after']:.1%} ({_points(general)})"
         )
     return f"{sentence}; {_describe_parameters(summary)}."
 
@@ -182,18 +182,18 @@ def _compare(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
     general = summary["general"]["mlm_accuracy"]
     return [
-        ("held-out domain loss", _number(loss["before"]), _number(loss["after"]), _relative_change(loss)),
-        ("held-out domain accuracy", _percent(accuracy["before"]), _percent(accuracy["after"]), _points(accuracy)),
-        ("general-probe accuracy", _percent(general["before"]), _percent(general["after"]), _points(general)),
+        ("held-out domain loss", _show(loss["before"], ".3f"), _show(loss["after"], ".3f"), _relative_change(loss)),
+        ("held-out domain accuracy", *_show_accuracy(accuracy)),
+        ("general-probe accuracy", *_show_accuracy(general)),
     ]
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def _show(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+def _show_accuracy(pair: dict[str, float | None]) -> tuple[str, str, str]:
+    return _show(pair["before"], ".1%"), _show(pair["after"], ".1%"), _points(pair)
 
 
 def _points(pair: dict[str, float | None]) -> str:
@@ -293,6 +293,7 @@ def _draw(figure: Figure | SubFigure, panel: _Panel, records: Sequence[dict[str,
         return
     plot = _plot_evaluations if panel.form else _plot_steps
     plot(axes, steps, values, panel)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     bottom.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
@@ -316,7 +317,8 @@ def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: _Panel
     high = max(np.quantile(values, 0.995), average.max())
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_ylim(low - (0.0 if panel.from_zero else margin), high + margin)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    if panel.from_zero:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.legend(frameon=False, loc="lower right" if panel.from_zero else "best", fontsize="small", labelcolor=MUTED)
 
 
@@ -332,7 +334,6 @@ def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: 
         missing = max(0.0, MIN_ACCURACY_SPAN - (high - low))
         axes.set_ylim(low - missing / 2, high + missing / 2)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     # The figures stand on the side that the curve does not run to.
     side = 1 if end <= start else -1
     _label(axes, f"start {panel.form.format(start)}", steps[0], start, side, ha="left", color=MUTED)

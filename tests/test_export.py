@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -178,6 +179,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
         "README.md",
     }
     assert not list(folder.glob("*.bin"))
+    assert len({each.stat().st_mode for each in folder.iterdir()}) == 1, "every file is readable by the same people"
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         assert tensors.metadata()["format"] == "pt"
     assert sorted(json.loads((folder / "config.json").read_text())["auto_map"]) == [
@@ -321,22 +323,33 @@ def test_a_checkpoint_of_another_shape_is_refused(
         export_run(run_dir, tmp_path / "export")
 
 
-@pytest.mark.parametrize("case", ["no folder", "no checkpoint", "no option"])
-def test_the_job_says_in_one_sentence_what_is_wrong(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("no folder", "no run directory"), ("no checkpoint", "no usable checkpoint"), ("no option", "--run is ''")],
+)
+def test_the_job_says_in_one_sentence_what_is_wrong(
+    case: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [] if case == "no option" else ["--run", str(tmp_path / "run")]
     if case == "no checkpoint":
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "config.yaml").write_text(dump_yaml(CONFIG))
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "jobs" / "export_hf.py"), *arguments],
-        cwd=REPOSITORY,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 2, done.stderr
-    reason = {"no folder": "no run directory", "no checkpoint": "no usable checkpoint", "no option": "--run is ''"}
-    assert done.stderr.startswith("error: ")
-    assert reason[case] in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    monkeypatch.setattr(sys, "argv", ["export_hf.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(REPOSITORY / "jobs" / "export_hf.py"), run_name="__main__")
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert reason in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_the_job_exports_into_the_run(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    run_dir = make_run(tmp_path / "run", config, make_model(base, config), base)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    monkeypatch.setattr(sys, "argv", ["export_hf.py", "--run", str(run_dir)])
+    runpy.run_path(str(REPOSITORY / "jobs" / "export_hf.py"), run_name="__main__")
+    assert (run_dir / "export" / "model.safetensors").exists()

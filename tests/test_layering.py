@@ -17,6 +17,7 @@ ORDER = (
     "corpus.package_docs",
     "corpus.sources",
     "corpus.vocab",
+    "corpus.rows",
     "corpus.shards",
     "corpus.stream",
     "model.configuration_domext",

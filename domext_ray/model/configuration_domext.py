@@ -85,7 +85,9 @@ class DomextConfig(PreTrainedConfig):
         self.active_domains = active_domains
         self.domain_init = domain_init
         self.classifier_dropout = classifier_dropout
-        super().__init__(pad_token_id=pad_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs)
+        self.pad_token_id = pad_token_id
+        self.tie_word_embeddings = tie_word_embeddings
+        super().__init__(**kwargs)
         self._check_values()
 
     def _check_values(self) -> None:

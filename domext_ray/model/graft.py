@@ -405,8 +405,8 @@ def count_parameters(config: DomextConfig, method: MethodConfig, has_mlm_head: b
         method: the rule that says what trains.
         has_mlm_head: the base brings an MLM head; a fresh one trains.
 
-    Source: AF Adapter section 3.2; an extra head adds 4·d·d_k + 3·d_k parameters a layer, b'_O adds d once a domain, and
-    a units add 2·d·a + a + d.
+    Source: AF Adapter section 3.2. In a layer, an extra head adds 4·d·d_k + 3·d_k parameters, b'_O adds d once a
+    domain, and a units add 2·d·a + a + d.
     """
     d, layers, ffn = config.hidden_size, config.num_hidden_layers, config.intermediate_size
     head_size = d // config.num_attention_heads
@@ -425,16 +425,19 @@ def count_parameters(config: DomextConfig, method: MethodConfig, has_mlm_head: b
     return ParameterCounts(total, trainable, encoder, layers, d)
 
 
-def detach(model: DomextForMaskedLM, original_names: dict[str, str]) -> dict[str, Tensor]:
-    """Return the base's tensors of a model under the names of the checkpoint that they came from.
+def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = None) -> dict[str, Tensor]:
+    """Return the tensors of a model without its extensions.
 
     Args:
         model: an augmented model whose base is stored in fp32 (a base that `store_base` rounded has lost its bits).
-        original_names: `Base.original_names`.
+        original_names: `Base.original_names`, for just the base's tensors under its checkpoint's names; None: all but
+            the extensions, under Hugging Face BERT's names.
 
     Returns:
         fp32 tensors that share memory with the model; tied copies are left out, as in `Base.tensors`.
     """
     params = dict(model.named_parameters())
+    if original_names is None:
+        original_names = {name: name for name in params if ".domains." not in name}
     assert all(params[name].dtype == torch.float32 for name in original_names), "the base is stored in fp32"
     return {original: params[name].detach() for name, original in original_names.items()}

@@ -34,11 +34,14 @@ def attend_eagerly(
     """Attend without a fused kernel; the only implementation that returns attention weights.
 
     Args:
-        module: unused; part of the attention interface.
-        query, key, value: [B, heads, N, d_k].
+        module: says whether this is training.
+        query: [B, heads, N, d_k].
+        key: [B, heads, N, d_k].
+        value: [B, heads, N, d_k].
         attention_mask: additive, broadcast to [B, heads, N, N], or None.
         scaling: factor of the scores.
         dropout: probability for the weights.
+        **kwargs: what other implementations take.
 
     Returns:
         Context [B, N, heads, d_k] and weights [B, heads, N, N].
@@ -95,6 +98,7 @@ class HeadGroup(nn.Module):
         Args:
             hidden_states: [B, N, d].
             attention_mask: as the attention implementation wants it, or None when nothing is padded.
+            **kwargs: for the attention implementation.
 
         Returns:
             Context [B, N, heads · d_k], and attention weights where the implementation has them.

@@ -73,7 +73,7 @@ class DomextModel(DomextPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the word embedding table."""
-        self.embeddings.word_embeddings = value
+        self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
     @can_return_tuple
     def forward(
@@ -91,13 +91,21 @@ class DomextModel(DomextPreTrainedModel):
         """Encode rows.
 
         Args:
-            input_ids: int64 [B, N]; or `inputs_embeds` [B, N, d].
+            input_ids: int64 [B, N]; None with `inputs_embeds`.
             attention_mask: [B, N], 1 for tokens and 0 for padding; None when nothing is padded, which is faster.
             token_type_ids: int64 [B, N]; None: all 0.
             position_ids: int64 [B, N]; None: by the configuration's rule.
+            inputs_embeds: float [B, N, d], word embeddings in the place of `input_ids`.
             output_hidden_states: also return the embeddings and every layer's output.
             output_attentions: also return the base heads' weights (attn_implementation="eager" only).
             pool: run the pooler, if the model has one.
+            **kwargs: for the attention implementation.
+
+        Returns:
+            Last hidden states [B, N, d]; pooled first token [B, d] if the model has a pooler; what was asked for.
+
+        Raises:
+            ValueError: a row is longer than the position table, or the arguments contradict each other.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds.")
@@ -140,8 +148,8 @@ class DomextForMaskedLM(DomextPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the vocabulary projection."""
-        self.cls.predictions.decoder = new_embeddings
-        self.cls.predictions.bias = new_embeddings.bias
+        self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
+        self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 
     @can_return_tuple
     def forward(
@@ -158,10 +166,17 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         """Score the vocabulary at every position, or at some.
 
         Args:
+            input_ids: as in `DomextModel`.
+            attention_mask: as in `DomextModel`.
+            token_type_ids: as in `DomextModel`.
+            position_ids: as in `DomextModel`.
+            inputs_embeds: as in `DomextModel`.
             labels: int64 [B, N], or [P] with `masked_positions`; -100 is ignored. Gives the mean loss.
             masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V] for these only.
+            **kwargs: as in `DomextModel`.
 
-        The other arguments are those of `DomextModel`.
+        Returns:
+            Logits [B, N, V] or [P, V], the loss with `labels`, and what was asked of the encoder.
         """
         encoded = self.bert(
             input_ids,
@@ -189,10 +204,10 @@ class DomextForTokenClassification(DomextPreTrainedModel):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = int(config.num_labels or 2)
         self.bert = DomextModel(config)
         self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -215,19 +230,19 @@ class DomextForSequenceClassification(DomextPreTrainedModel):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = int(config.num_labels or 2)
         self.bert = DomextModel(config)
         # A base without a pooler gets a new one here: the classifier reads BERT's pooled [CLS].
         self.pooler = None if config.has_pooler else Pooler(config)
         self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
     def forward(
         self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
     ) -> SequenceClassifierOutput:
-        """Classify rows; the loss follows config.problem_type as in transformers, other arguments as in `DomextModel`."""
+        """Classify rows; the loss follows config.problem_type as in transformers, the rest is as in `DomextModel`."""
         encoded = self.bert(input_ids, **kwargs)
         pooled = encoded.pooler_output if self.pooler is None else self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled))
@@ -237,7 +252,7 @@ class DomextForSequenceClassification(DomextPreTrainedModel):
         )
 
     def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        problem = self.config.problem_type
+        problem: str | None = self.config.problem_type
         if problem is None:
             is_class = labels.dtype in (torch.long, torch.int)
             single = "single_label_classification" if is_class else "multi_label_classification"

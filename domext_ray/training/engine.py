@@ -182,7 +182,9 @@ class Engine:
         if state is not None:
             _load_parameters(self._trainables, state)
         if engine.activation_checkpointing:
-            model.gradient_checkpointing_enable()  # type: ignore[operator]
+            # transformers is renaming the method; either recomputes each layer in the backward pass
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()  # type: ignore[operator]
         self._compiled = engine.compile
         objective = _MaskedLoss(model, self.device, bf16=engine.precision == "bf16")
         if engine.compile:

@@ -191,7 +191,8 @@ class _Worker:
         self.task, self.config = task, task.config
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
         if not self.config.scale.use_gpu:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
+            fair = (os.cpu_count() or 1) // context.get_local_world_size()
+            torch.set_num_threads(max(1, int(self.config.scale.cpus_per_worker or fair)))
         self.manifest = read_manifest(task.corpus_dir)
         self.tokenizer = load_tokenizer(task.tokenizer_dir)
         self.base = None if self.config.base == "none" else _load_checked_base(task)

@@ -271,6 +271,24 @@ def measure_options(_: Path) -> dict[str, Any]:
     return results
 
 
+def measure_compiled(_: Path) -> dict[str, Any]:
+    """Compiled steps and evaluations of many sizes, the number of masked tokens changing each time."""
+    from torch._dynamo.utils import counters
+
+    results: dict[str, Any] = {}
+    for stage in STAGES:
+        torch._dynamo.reset()
+        counters.clear()
+        engine = build_engine(stage, 2, compile=True)
+        figures = []
+        for step in range(STEPS):
+            figures += train(engine, step, step + 1, 2)
+            engine.evaluate(join(draw_rows(50 + step)[:4]))
+            engine.evaluate(draw_rows(0)[0])
+        results[str(stage)] = figures, dict(counters["stats"]), dict(counters["recompiles"])
+    return results
+
+
 def measure_all(folder: Path) -> dict[str, Any]:
     return {
         "losses": measure_losses(folder),
@@ -411,6 +429,13 @@ def test_options(ranks: list[Any], bare: Any, stage: int) -> None:
         assert all(torch.equal(*pair) for pair in zip(options[f"{name}/{stage}"][2], frozen, strict=True))
     rounded = [each.bfloat16() if each.ndim > 1 else each for each in frozen]
     assert all(torch.equal(*pair) for pair in zip(options[f"stored/{stage}"][2], rounded, strict=True))
+
+
+@pytest.mark.slow
+def test_compiled_steps_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
+    for figures, counts in launch(1, measure_compiled, tmp_path)[0].values():
+        assert [each.loss for each in figures] == pytest.approx(bare[0], abs=1e-4)
+        assert counts["unique_graphs"] <= 8
 
 
 def test_nothing_was_compiled_or_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

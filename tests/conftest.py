@@ -1,0 +1,96 @@
+"""Tiny bases for every test: real checkpoints with real tokenizers, made in the session's temporary folder."""
+
+from __future__ import annotations
+
+import os
+import string
+from pathlib import Path
+
+# Before transformers is imported: no test may reach for the hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaTokenizer,
+)
+
+WORDS = (
+    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
+    "one you were all her she there would their we him been has when who will no more if out so up said what its about "
+    "than into them can only other time new some could these two may first then do any like now over such our man me "
+    "even most made after also did many off before must well back through years much where way down should because "
+    "long each just state those people too good very day house water small city river morning book read write paper "
+    "table bread market train school teacher child garden tree green winter rain sun wind night light door window road "
+    "walk run cat dog bird horse patient doctor disease cell protein blood heart gene drug dose study group result "
+    "treat test care model data table value function return list string file line number"
+).split()
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.1,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_random_model(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """Make a model with every tensor off its usual start: a LayerNorm of ones or a bias of zeros hides a wrong name."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = model_class(config)
+        for param in model.parameters():
+            param.add_(torch.randn(param.shape) * 0.05)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved BertForMaskedLM: 2 layers, 32 wide, 4 heads, 64 FFN units, 128 positions, about 250 WordPieces."""
+    folder = tmp_path_factory.mktemp("bases") / "tiny-bert"
+    letters = [*string.ascii_lowercase, *string.digits]
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *".,;:!?'\"()-",
+        *letters,
+        *(f"##{each}" for each in letters),
+    ]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*tokens, *WORDS]))}
+    BertTokenizer(vocab=vocabulary, model_max_length=128).save_pretrained(folder)
+    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=128, **SHAPE)
+    make_random_model(BertForMaskedLM, config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved RobertaForMaskedLM of the same shape, with a byte-level BPE tokenizer."""
+    folder = tmp_path_factory.mktemp("bases") / "tiny-roberta"
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    learned = ByteLevelBPETokenizer()
+    learned.train_from_iterator([" ".join(WORDS)] * 4, vocab_size=340, special_tokens=specials, show_progress=False)
+    learned.save_model(str(tmp_path_factory.getbasetemp()), "tiny-roberta")
+    files = [str(tmp_path_factory.getbasetemp() / f"tiny-roberta-{name}") for name in ("vocab.json", "merges.txt")]
+    tokenizer = RobertaTokenizer(*files, model_max_length=128)
+    tokenizer.save_pretrained(folder)
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, **SHAPE)
+    make_random_model(RobertaForMaskedLM, config).save_pretrained(folder)
+    return folder

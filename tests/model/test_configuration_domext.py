@@ -1,0 +1,69 @@
+"""The configuration: what it refuses, and what survives saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domext_ray.model.configuration_domext import DomextConfig
+
+
+def test_saving_keeps_every_value(tmp_path: Path) -> None:
+    config = DomextConfig(
+        vocab_size=300,
+        hidden_size=48,
+        num_attention_heads=3,
+        hidden_act="relu",
+        mlm_head_act="gelu",
+        pad_token_id=1,
+        position_rule="roberta",
+        domains={"medicine": {"heads": 2, "ffn_units": 8}, "law": {"heads": 0, "ffn_units": 16}},
+        active_domains=["law"],
+        domain_init="paper",
+        tie_word_embeddings=False,
+        id2label={0: "no", 1: "yes", 2: "maybe"},
+    )
+    config.save_pretrained(tmp_path)
+    again = DomextConfig.from_pretrained(tmp_path)
+    assert again.to_diff_dict() == config.to_diff_dict()
+    assert (again.pad_token_id, again.tie_word_embeddings, again.num_labels) == (1, False, 3)
+    assert again.id2label == {0: "no", 1: "yes", 2: "maybe"}
+
+
+def test_the_order_of_domains_survives_saving(tmp_path: Path) -> None:
+    sizes = {"heads": 1, "ffn_units": 1}
+    config = DomextConfig(domains={"zoo": sizes, "art": sizes})
+    config.save_pretrained(tmp_path)
+    assert list(config.domains) == list(DomextConfig.from_pretrained(tmp_path).domains)
+
+
+def test_defaults_are_bert_base() -> None:
+    config = DomextConfig()
+    assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (768, 12, 30522)
+    assert config.tie_word_embeddings
+    assert config.pad_token_id == 0
+    assert config.domains == {}
+
+
+@pytest.mark.parametrize(("rule", "pad", "longest"), [("absolute", 0, 512), ("roberta", 1, 510)])
+def test_longest_row(rule: str, pad: int, longest: int) -> None:
+    assert DomextConfig(position_rule=rule, pad_token_id=pad).max_row_length == longest
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_attention_heads": 7}, "hidden_size is 768; it must be a multiple of num_attention_heads, 7"),
+        ({"position_rule": "rotary"}, "position_rule is 'rotary'"),
+        ({"domain_init": "ones"}, "domain_init is 'ones'"),
+        ({"domains": {"a.b": {"heads": 1, "ffn_units": 1}}}, "the name 'a.b'"),
+        ({"domains": {"law": {"heads": -1, "ffn_units": 1}}}, "both 0 or more"),
+        ({"domains": {"law": {"heads": 1}}}, "must give heads and ffn_units"),
+        ({"active_domains": ["law"]}, "active_domains names 'law'; the model has no domain"),
+    ],
+)
+def test_a_value_outside_its_rule_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DomextConfig(**values)

@@ -1,0 +1,145 @@
+"""Extensions against the paper's equations, written out with concatenated weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.layers_domext import Attention, Embeddings, Layer, LayerNorm, Linear
+
+NUM_HEADS, NUM_EXTRA, NUM_UNITS, WIDTH = 4, 3, 10, 32
+
+
+@pytest.fixture
+def config() -> DomextConfig:
+    config = DomextConfig(
+        vocab_size=60,
+        hidden_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=NUM_HEADS,
+        intermediate_size=48,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        domains={"law": {"heads": NUM_EXTRA, "ffn_units": NUM_UNITS}},
+        domain_init="paper",
+    )
+    config._attn_implementation = "sdpa"
+    return config
+
+
+@pytest.fixture
+def layer(config: DomextConfig) -> Layer:
+    torch.manual_seed(0)
+    layer = Layer(config)
+    for param in layer.parameters():
+        nn.init.normal_(param, std=0.3)
+    return layer
+
+
+def join_rows(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
+    """`x [W : W'] + [b : b']`."""
+    return nn.functional.linear(inputs, torch.cat([base.weight, extra.weight]), torch.cat([base.bias, extra.bias]))
+
+
+def join_columns(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
+    """`x [W over W'] + b + b'`."""
+    return nn.functional.linear(inputs, torch.cat([base.weight, extra.weight], dim=1), base.bias + extra.bias)
+
+
+def attend_by_the_paper(attention: Attention, hidden_states: Tensor) -> Tensor:
+    base, extra = attention.self, attention.domains["law"]
+    split = (*hidden_states.shape[:2], NUM_HEADS + NUM_EXTRA, WIDTH // NUM_HEADS)
+    query, key, value = (
+        join_rows(getattr(base, name), getattr(extra, name), hidden_states).view(split).transpose(1, 2)
+        for name in ("query", "key", "value")
+    )
+    weights = torch.softmax(query @ key.transpose(2, 3) / (WIDTH // NUM_HEADS) ** 0.5, dim=-1)
+    context = (weights @ value).transpose(1, 2).flatten(2)
+    projected = join_columns(attention.output.dense, extra.output, context)
+    return attention.output.LayerNorm(projected + hidden_states)
+
+
+def test_a_layer_follows_the_equations(layer: Layer) -> None:
+    hidden_states = torch.randn(2, 7, WIDTH)
+    attended = attend_by_the_paper(layer.attention, hidden_states)
+    inner = nn.functional.gelu(join_rows(layer.intermediate.dense, layer.domains["law"].input, attended))
+    expected = layer.output.LayerNorm(join_columns(layer.output.dense, layer.domains["law"].output, inner) + attended)
+    found, weights = layer(hidden_states, None)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert weights is None
+
+
+@pytest.mark.parametrize("active", [[], ["law"], ["art"], ["art", "law"]])
+def test_terms_of_the_active_domains_are_summed(config: DomextConfig, active: list[str]) -> None:
+    config.domains = {"art": {"heads": 1, "ffn_units": 2}, "law": {"heads": 2, "ffn_units": 3}}
+    attention = Attention(config)
+    for param in attention.parameters():
+        nn.init.normal_(param, std=0.3)
+    hidden_states = torch.randn(2, 5, WIDTH)
+    context, _ = attention.self(hidden_states, None)
+    projected = attention.output.dense(context)
+    for name in active:
+        projected = projected + attention.domains[name](hidden_states, None)
+    config.active_domains = active
+    expected = attention.output.LayerNorm(projected + hidden_states)
+    assert torch.equal(attention(hidden_states, None)[0], expected)
+
+
+def test_sizes_of_zero_make_no_parameters(config: DomextConfig) -> None:
+    config.domains = {"law": {"heads": 0, "ffn_units": 0}}
+    names = [name for name, _ in Layer(config).named_parameters()]
+    assert not [name for name in names if "domains" in name]
+    config.domains = {"law": {"heads": 0, "ffn_units": 4}}
+    names = [name for name, _ in Layer(config).named_parameters()]
+    assert [name for name in names if "domains" in name] == [
+        f"domains.law.{name}" for name in ("input.weight", "input.bias", "output.weight", "output.bias")
+    ]
+
+
+def test_a_frozen_layer_computes_no_gradient_of_its_weights(layer: Layer) -> None:
+    for name, param in layer.named_parameters():
+        param.requires_grad_("domains" in name)
+    layer(torch.randn(2, 5, WIDTH), None)[0].square().sum().backward()
+    assert {name for name, param in layer.named_parameters() if param.grad is not None} == {
+        name for name, param in layer.named_parameters() if "domains" in name
+    }
+
+
+def test_the_first_layer_keeps_no_graph_of_its_frozen_heads(layer: Layer) -> None:
+    layer.requires_grad_(False)
+    for extension in (layer.attention.domains, layer.domains):
+        extension.requires_grad_(True)
+    context, _ = layer.attention.self(torch.randn(2, 5, WIDTH), None)
+    assert not context.requires_grad
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_weights_stored_in_bf16_serve_fp32_inputs(autocast: bool) -> None:
+    linear, norm = Linear(8, 8), LayerNorm(8)
+    linear.weight.data = linear.weight.data.bfloat16()
+    inputs = torch.randn(3, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        projected = linear(inputs)
+        assert projected.dtype == (torch.bfloat16 if autocast else torch.float32)
+        assert norm(projected).dtype == torch.float32
+    expected = nn.functional.linear(inputs, linear.weight.float(), linear.bias)
+    torch.testing.assert_close(projected.float(), expected, atol=0.03 if autocast else 1e-6, rtol=0.02)
+
+
+def test_embeddings_stored_in_bf16_are_summed_in_fp32(config: DomextConfig) -> None:
+    embeddings = Embeddings(config).eval()
+    for name in ("word_embeddings", "position_embeddings", "token_type_embeddings"):
+        param = getattr(embeddings, name).weight
+        param.data = param.data.bfloat16()
+    ids = torch.randint(0, 60, (2, 6))
+    tables = [embeddings.word_embeddings.weight[ids], embeddings.token_type_embeddings.weight[0]]
+    total = tables[0].float() + tables[1].float() + embeddings.position_embeddings.weight[:6].float()
+    assert torch.equal(embeddings(ids, None, None, None), embeddings.LayerNorm(total))
+
+
+def test_a_row_longer_than_the_position_table_is_refused(config: DomextConfig) -> None:
+    with pytest.raises(ValueError, match="a row has 17 tokens; the model has positions for 16"):
+        Embeddings(config)(torch.zeros(1, 17, dtype=torch.long), None, None, None)

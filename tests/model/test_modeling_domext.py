@@ -1,0 +1,287 @@
+"""The models: zero start, masked positions, padding, checkpointing, compiling, export and the task heads."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForSequenceClassification
+
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.modeling_domext import (
+    DomextForMaskedLM,
+    DomextForSequenceClassification,
+    DomextForTokenClassification,
+    DomextModel,
+)
+
+VOCAB, LENGTH = 90, 12
+DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
+
+
+def make_config(**values: Any) -> DomextConfig:
+    return DomextConfig(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "max_position_embeddings": 24,
+            "initializer_range": 0.2,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "domains": DOMAINS,
+            **values,
+        }
+    )
+
+
+def make_model(model_class: Any = DomextForMaskedLM, **values: Any) -> Any:
+    torch.manual_seed(0)
+    return model_class(make_config(**values)).eval()
+
+
+def freeze_base(model: torch.nn.Module) -> None:
+    for name, param in model.named_parameters():
+        param.requires_grad_(".domains." in name)
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(1, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def mask() -> Tensor:
+    mask = torch.ones(3, LENGTH, dtype=torch.long)
+    mask[1, 8:] = 0
+    mask[2, 5:] = 0
+    return mask
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_zero_start_is_the_base_bit_for_bit(ids: Tensor, mask: Tensor, implementation: str, padded: bool) -> None:
+    augmented = make_model(attn_implementation=implementation)
+    plain = make_model(domains={}, attn_implementation=implementation)
+    plain.load_state_dict({name: each for name, each in augmented.state_dict().items() if "domains" not in name})
+    attention_mask = mask if padded else None
+    assert torch.equal(augmented(ids, attention_mask).logits, plain(ids, attention_mask).logits)
+
+
+def test_zero_start_zeroes_the_output_projections_only() -> None:
+    params = {name: each for name, each in make_model().named_parameters() if ".domains." in name}
+    for name, param in params.items():
+        is_zero = not param.count_nonzero()
+        assert is_zero == (".output." in name or name.endswith("bias")), name
+    queries = [each for name, each in params.items() if name.endswith("query.weight")]
+    assert 0.15 < torch.cat([each.flatten() for each in queries]).std() < 0.25
+
+
+def test_paper_start_changes_the_output(ids: Tensor) -> None:
+    model = make_model(domain_init="paper")
+    assert all(each.count_nonzero() for name, each in model.named_parameters() if name.endswith("output.weight"))
+    with_all = model(ids).logits
+    model.config.active_domains = []
+    assert not torch.equal(model(ids).logits, with_all)
+
+
+def test_masked_positions_give_these_logits_only(ids: Tensor) -> None:
+    model = make_model(domain_init="paper")
+    positions = torch.tensor([0, 5, LENGTH + 1, 3 * LENGTH - 1])
+    every = model(ids).logits
+    some = model(ids, masked_positions=positions, labels=ids.flatten()[positions])
+    assert some.logits.shape == (4, VOCAB)
+    torch.testing.assert_close(some.logits, every.flatten(0, 1)[positions])
+    labels = torch.full_like(ids, -100)
+    labels.view(-1)[positions] = ids.view(-1)[positions]
+    torch.testing.assert_close(some.loss, model(ids, labels=labels).loss)
+
+
+@pytest.mark.parametrize("rule", ["absolute", "roberta"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_padding_does_not_change_the_tokens(ids: Tensor, mask: Tensor, rule: str, implementation: str) -> None:
+    model = make_model(domain_init="paper", position_rule=rule, attn_implementation=implementation)
+    padded = ids * mask
+    together = model(padded, attention_mask=mask).logits
+    alone = model(padded[2:, :5]).logits
+    torch.testing.assert_close(together[2:, :5], alone, atol=2e-5, rtol=1e-5)
+
+
+def test_fused_and_eager_attention_agree(ids: Tensor, mask: Tensor) -> None:
+    model = make_model(domain_init="paper")
+    fused = model(ids, mask).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(ids, mask).logits[mask.bool()], fused[mask.bool()], atol=2e-5, rtol=1e-5)
+
+
+def test_embeddings_in_the_place_of_ids(ids: Tensor) -> None:
+    model = make_model(domain_init="paper")
+    embedded = model.get_input_embeddings()(ids)
+    torch.testing.assert_close(model(inputs_embeds=embedded).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="exactly one of"):
+        model(ids, inputs_embeds=embedded)
+
+
+def test_hidden_states_and_weights_on_request(ids: Tensor) -> None:
+    model = make_model(attn_implementation="eager")
+    assert model(ids).hidden_states is None
+    found = model(ids, output_hidden_states=True, output_attentions=True)
+    assert [each.shape for each in found.hidden_states] == [(3, LENGTH, 32)] * 3
+    assert [each.shape for each in found.attentions] == [(3, 4, LENGTH, LENGTH)] * 2
+    with pytest.raises(ValueError, match="output_attentions needs"):
+        make_model()(ids, output_attentions=True)
+
+
+def compute_gradients(model: torch.nn.Module, ids: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_checkpointing_keeps_the_gradients(ids: Tensor, use_reentrant: bool, frozen: bool) -> None:
+    model = make_model(domain_init="paper").train()
+    if frozen:
+        freeze_base(model)
+    expected = compute_gradients(model, ids)
+    assert set(expected) == {name for name, each in model.named_parameters() if each.requires_grad}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer transformers call it activation checkpointing
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    found = compute_gradients(model, ids)
+    assert set(found) == set(expected)
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name], each)
+
+
+def test_checkpointing_draws_the_same_dropout_again(ids: Tensor) -> None:
+    model = make_model(domain_init="paper", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
+    freeze_base(model)
+    torch.manual_seed(3)
+    expected = compute_gradients(model, ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable()
+    torch.manual_seed(3)
+    found = compute_gradients(model, ids)
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name], each)
+
+
+def test_compiles_into_one_graph(ids: Tensor) -> None:
+    """`aot_eager` traces forward and backward like the real backend, without needing a C++ compiler."""
+    model = make_model(domain_init="paper").train()
+    freeze_base(model)
+    positions = torch.tensor([0, 5, 20])
+    expected = model(ids, masked_positions=positions).logits
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = compiled(ids, masked_positions=positions).logits
+    torch.testing.assert_close(found, expected)
+    found.square().sum().backward()
+    assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
+
+
+def test_vocabulary_projection_is_tied(tmp_path: Path, ids: Tensor) -> None:
+    model = make_model(domain_init="paper")
+    predictions, words = model.cls.predictions, model.bert.embeddings.word_embeddings
+    assert predictions.decoder.weight is words.weight
+    assert predictions.decoder.bias is predictions.bias
+    model.save_pretrained(tmp_path)
+    again = DomextForMaskedLM.from_pretrained(tmp_path).eval()
+    assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("rule", ["absolute", "roberta"])
+def test_the_code_files_travel_with_the_weights(
+    tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model = make_model(domain_init="paper", position_rule=rule)
+    code, auto_map = copy.copy(DomextForMaskedLM), getattr(DomextConfig, "_auto_class", None)
+    DomextConfig.register_for_auto_class()
+    DomextForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
+    try:
+        model.save_pretrained(tmp_path / "export")
+    finally:
+        DomextConfig._auto_class, code._auto_class = auto_map, None
+    files = {each.name for each in (tmp_path / "export").glob("*.py")}
+    assert files == {"configuration_domext.py", "layers_domext.py", "modeling_domext.py"}
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "export", trust_remote_code=True).eval()
+    assert type(loaded).__module__.startswith("transformers_modules.")
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_reloading_as_another_head_keeps_the_encoder(tmp_path: Path, ids: Tensor) -> None:
+    model = make_model(domain_init="paper", has_pooler=True)
+    model.save_pretrained(tmp_path)
+    expected = model.bert(ids)
+    for model_class in (DomextForTokenClassification, DomextForSequenceClassification):
+        other = model_class.from_pretrained(tmp_path, num_labels=3).eval()
+        assert torch.equal(other.bert(ids).last_hidden_state, expected.last_hidden_state)
+        assert other(ids).logits.shape == ((3, LENGTH, 3) if model_class is DomextForTokenClassification else (3, 3))
+    encoder = DomextModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(encoder(ids).pooler_output, expected.pooler_output)
+
+
+def test_every_tensor_moves_to_bf16_and_back(ids: Tensor) -> None:
+    model = make_model(domain_init="paper", has_pooler=True)
+    assert model.to(torch.bfloat16)(ids).logits.dtype == torch.bfloat16
+
+
+def test_token_classification_names_labels_and_ignores_some(ids: Tensor) -> None:
+    model = make_model(DomextForTokenClassification, id2label={0: "O", 1: "B", 2: "I"})
+    assert model.config.label2id == {"O": 0, "B": 1, "I": 2}
+    labels = torch.randint(0, 3, ids.shape)
+    labels[:, 6:] = -100
+    found = model(ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(found.logits[:, :6].reshape(-1, 3), labels[:, :6].reshape(-1))
+    torch.testing.assert_close(found.loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_labels", "labels"),
+    [
+        (None, 1, torch.tensor([0.5, 1.5, -2.0])),
+        (None, 3, torch.tensor([0, 2, 1])),
+        (None, 3, torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])),
+        ("regression", 2, torch.tensor([[0.5, 1.0], [1.5, 0.0], [-2.0, 3.0]])),
+        ("single_label_classification", 3, torch.tensor([0, 2, 1])),
+        ("multi_label_classification", 3, torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])),
+    ],
+)
+@pytest.mark.parametrize("has_pooler", [False, True])
+def test_sequence_classification_is_berts(
+    ids: Tensor, problem: str | None, num_labels: int, labels: Tensor, has_pooler: bool
+) -> None:
+    model = make_model(
+        DomextForSequenceClassification, domains={}, has_pooler=has_pooler, num_labels=num_labels, problem_type=problem
+    )
+    values = {name: value for name, value in model.config.to_dict().items() if hasattr(BertConfig(), name)}
+    values |= {"num_labels": num_labels, "problem_type": problem, "layer_norm_eps": 1e-12}
+    for name in ("model_type", "architectures", "id2label", "label2id"):
+        values.pop(name, None)
+    theirs = BertForSequenceClassification(BertConfig(**values)).eval()
+    state = {
+        name.replace("pooler.", "bert.pooler.", 1) if name.startswith("pooler.") else name: each
+        for name, each in model.state_dict().items()
+    }
+    theirs.load_state_dict(state)
+    expected, found = theirs(ids, labels=labels), model(ids, labels=labels)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=1e-5)
+
+
+def test_auto_model_of_a_foreign_folder_needs_trust(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    with pytest.raises((ValueError, KeyError)):
+        AutoModel.from_pretrained(tmp_path)
