@@ -409,6 +409,7 @@ class ExportConfig:
 
     run: str = ""  # the run's directory, such as runs/af
     output: str = ""  # folder of the export; empty: RUN/export
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored
 
     def __post_init__(self) -> None:
         _require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")

@@ -1,14 +1,16 @@
 """A trained model becomes a Hugging Face folder that needs torch and transformers only.
 
 Enters: a model, its tokenizer and the facts for its card; or a run directory, from whose newest checkpoint the model is
-rebuilt. Leaves: one folder with safetensors, config.json (`auto_map`), the model's code files as they are, the
-tokenizer, and README.md, the model card.
-`AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)` loads it.
+rebuilt. Leaves: one folder with safetensors, config.json, the tokenizer, and README.md, the model card. An augmented
+model brings its code files as they are (`auto_map`):
+`AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)` loads it. A model without extensions is a plain
+BERT or RoBERTa again, which needs no code of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -18,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import yaml
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -27,7 +31,16 @@ from domext_ray.config import PretrainConfig, from_dict
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.graft import Base, ParameterCounts, build_model, count_parameters, load_base
+from domext_ray.model.graft import (
+    Base,
+    ParameterCounts,
+    build_model,
+    count_parameters,
+    describe_plain,
+    detach,
+    load_base,
+    name_plain,
+)
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
 
@@ -70,14 +83,21 @@ class CardFacts:
         return Path(base).name if Path(base).is_dir() else base
 
 
-def export_model(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, folder: Path, card: CardFacts) -> Path:
+def export_model(
+    model: DomextForMaskedLM,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    card: CardFacts,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
     """Write a model as a Hugging Face folder; an earlier export there is replaced when the new one is complete.
 
     Args:
-        model: the model; exported in fp32 or whatever its tensors are stored in.
+        model: the model.
         tokenizer: its tokenizer.
         folder: where to; made if missing.
         card: facts for README.md.
+        dtype: how the tensors are stored.
 
     Returns:
         `folder`.
@@ -89,26 +109,41 @@ def export_model(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, f
     with _new_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
         _check_tokenizer(tokenizer, temporary)
-        previous = getattr(model.config, "auto_map", None)
-        model.config.auto_map = AUTO_MAP
-        try:
-            model.save_pretrained(temporary)
-        finally:
-            model.config.auto_map = previous
-        for name in CODE_FILES:
-            shutil.copyfile(Path(model_room.__path__[0], name), temporary / name)
+        config = cast(DomextConfig, model.config)
+        if config.domains:
+            _save_augmented(model, temporary, dtype)
+        else:
+            _save_plain(model, temporary, dtype)
         for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
             shutil.copymode(temporary / "config.json", path)
         (temporary / "README.md").write_text(build_card(card), encoding="utf-8")
     return folder
 
 
-def export_run(run_dir: Path, folder: Path) -> Path:
+def _save_augmented(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
+    stored = copy.deepcopy(model).to(dtype)
+    stored.config.auto_map = AUTO_MAP
+    stored.save_pretrained(folder)
+    for name in CODE_FILES:
+        shutil.copyfile(Path(model_room.__path__[0], name), folder / name)
+
+
+def _save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
+    """Save a model without extensions in the format of transformers' own BERT or RoBERTa."""
+    config = describe_plain(cast(DomextConfig, model.config))
+    config.dtype = dtype
+    config.save_pretrained(folder)
+    tensors = {name: each.to(dtype).contiguous() for name, each in detach(model, name_plain(model)).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """Rebuild the model of a run's newest checkpoint and export it.
 
     Args:
         run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/; summary.json where training has ended).
         folder: where to.
+        dtype: how the tensors are stored.
 
     Returns:
         `folder`.
@@ -147,7 +182,7 @@ def export_run(run_dir: Path, folder: Path) -> Path:
         num_steps=checkpoint.step,
         summary=_read_summary(run_dir / "summary.json", checkpoint.step),
     )
-    return export_model(model, tokenizer, folder, card)
+    return export_model(model, tokenizer, folder, card, dtype)
 
 
 def _check_target(folder: Path) -> None:
@@ -160,7 +195,7 @@ def _check_target(folder: Path) -> None:
 def _is_export(folder: Path) -> bool:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(config, dict) and config.get("model_type") == "domext"
+        return isinstance(config, dict) and config.get("model_type") in ("domext", "bert", "roberta")
     except (OSError, ValueError):
         return False
 
@@ -285,7 +320,7 @@ def build_card(facts: CardFacts) -> str:
         _describe_model(facts),
         _describe_figures(facts.summary),
         _describe_making(facts),
-        _LOADING,
+        _LOADING if facts.config.method.name == "af" else _PLAIN_LOADING,
         _describe_sources(facts),
     ]
     head = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
@@ -342,6 +377,16 @@ def _describe_making(facts: CardFacts) -> str:
     return "\n".join(["## How it was made", "", "| | |", "|---|---|", *table])
 
 
+_PLAIN_LOADING = """## Loading
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+folder = "PATH_OF_THIS_FOLDER"
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForMaskedLM.from_pretrained(folder)
+```"""
+
 _LOADING = """## Loading
 
 torch and transformers are enough. The folder brings its own model code, hence `trust_remote_code=True`: read the three
@@ -381,6 +426,6 @@ def _describe_sources(facts: CardFacts) -> str:
     )
     entries = "\n\n".join([_AF_ENTRY, _BERT_ENTRY] if facts.config.method.name == "af" else [_BERT_ENTRY])
     return (
-        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. The code files are Apache-2.0."
+        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. domext_ray's code is Apache-2.0."
         f"\n\n```bibtex\n{entries}\n```"
     )

@@ -232,9 +232,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
-# ---- curves -------------------------------------------------------------------------------------------------------
-
-
 def read_curve(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return one metric over steps, without the steps that have no finite value of it.
 
@@ -350,9 +347,6 @@ def _label(axes: Axes, text: str, x: float, y: float, side: int, **style: Any) -
         "va": "bottom" if side > 0 else "top",
     }
     axes.annotate(text, (x, y), **place, **style)
-
-
-# ---- page ---------------------------------------------------------------------------------------------------------
 
 
 def _build_page(name: str, records: Sequence[dict[str, Any]], summary: dict[str, Any], settings: str) -> str:

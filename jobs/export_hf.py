@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from domext_ray.config import ExportConfig, parse_config
 from domext_ray.errors import exit_on_user_error
 from domext_ray.export import export_run
@@ -16,5 +18,6 @@ if __name__ == "__main__":
     with exit_on_user_error():
         config = parse_config(ExportConfig)
         run_dir = Path(config.run).expanduser()
-        folder = export_run(run_dir, Path(config.output).expanduser() if config.output else run_dir / "export")
+        output = Path(config.output).expanduser() if config.output else run_dir / "export"
+        folder = export_run(run_dir, output, getattr(torch, config.dtype))
         print(f"export: {folder}")

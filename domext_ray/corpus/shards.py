@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -315,10 +316,7 @@ def _run(
     function: Callable[[int], dict[str, Any]], sources: Sources, verb: str
 ) -> Iterator[dict[str, Any]]:
     """Run a function over all read tasks on Ray Data, in order, showing progress."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.preserve_order = True
+    configure_ray_data()
     num_tasks = len(sources.tasks)
 
     def call(numbers: dict[str, np.ndarray]) -> dict[str, list[Any]]:
@@ -334,6 +332,15 @@ def _run(
     except Exception as error:
         raise find_user_error(error) or error from None
     progress.finish()
+
+
+def configure_ray_data() -> None:
+    """Make Ray Data keep the order of its blocks, and leave progress and logs to us."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.preserve_order = True
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
 class _Progress:

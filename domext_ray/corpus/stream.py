@@ -26,7 +26,7 @@ import ray
 import ray.data
 
 from domext_ray.config import count_lanes
-from domext_ray.corpus.shards import Manifest
+from domext_ray.corpus.shards import Manifest, configure_ray_data
 from domext_ray.errors import CorpusError
 
 BLOCK_ROWS = 4096
@@ -35,6 +35,7 @@ BLOCK_ROWS = 4096
 ROWS_PER_TASK = 1024
 TASKS_PER_DATASET = 256
 PREFETCHED_BATCHES = 4
+READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
 _SHARDS, _ROWS = 1, 2  # purposes of a hash: no two draws share their counters
 
@@ -241,13 +242,10 @@ def stream_batches(
 
 
 def _read(task: _Task, share: int) -> Iterator[pa.Table]:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.preserve_order = True
+    configure_ray_data()
     num_tasks = -(-(task.last_batch - task.first_batch) // task.batches_per_task)
     dataset = ray.data.range(num_tasks, override_num_blocks=num_tasks).map_batches(
-        task, batch_size=1, batch_format="pyarrow", num_cpus=0.1, zero_copy_batch=True
+        task, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True
     )
     batches = dataset.iter_batches(batch_size=share, batch_format="pyarrow", prefetch_batches=2)
     yield from batches

@@ -33,7 +33,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         CorpusError: there is none, it has no fast implementation, or it lacks a special token that masking needs.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise CorpusError(f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]}).") from error
     if not tokenizer.is_fast:

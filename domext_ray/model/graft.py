@@ -13,12 +13,12 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, BertConfig, PreTrainedConfig, RobertaConfig
 from transformers.activations import ACT2FN
 
 from domext_ray.config import MethodConfig, ShapeConfig
@@ -38,6 +38,10 @@ _ROBERTA_HEAD = {
     "lm_head.decoder.": "cls.predictions.decoder.",
     "lm_head.bias": "cls.predictions.bias",
 }
+_SHARED_FIELDS = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+    "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
+).split()
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 _HEAD = "cls.predictions."
 _POOLER = "bert.pooler."
@@ -196,12 +200,7 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
 
 
 def _convert_config(values: dict[str, Any], kind: str) -> DomextConfig:
-    names = (
-        "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
-        "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps "
-        "pad_token_id"
-    ).split()
-    kept = {name: values[name] for name in names if values.get(name) is not None}
+    kept = {name: values[name] for name in _SHARED_FIELDS if values.get(name) is not None}
     head_act = None if kind == "bert" else "gelu"  # RoBERTa's masked-LM head does not read hidden_act
     return DomextConfig(**kept, position_rule=POSITION_RULES[kind], mlm_head_act=head_act)
 
@@ -441,3 +440,26 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = Non
         original_names = {name: name for name in params if ".domains." not in name}
     assert all(params[name].dtype == torch.float32 for name in original_names), "the base is stored in fp32"
     return {original: params[name].detach() for name, original in original_names.items()}
+
+
+def describe_plain(config: DomextConfig) -> PreTrainedConfig:
+    """Return the configuration of transformers' own BERT or RoBERTa that a model without extensions is."""
+    assert not config.domains
+    shared = {name: getattr(config, name) for name in _SHARED_FIELDS}
+    is_roberta = config.position_rule == "roberta"
+    return (RobertaConfig if is_roberta else BertConfig)(
+        **shared, architectures=["RobertaForMaskedLM" if is_roberta else "BertForMaskedLM"]
+    )
+
+
+def name_plain(model: DomextForMaskedLM) -> dict[str, str]:
+    """Return the name that transformers' own BERT or RoBERTa gives to each parameter, by internal name."""
+    config = cast(DomextConfig, model.config)
+    names = {name: name for name, _ in model.named_parameters()}
+    if config.position_rule != "roberta":
+        return names
+    heads = {internal: original for original, internal in _ROBERTA_HEAD.items()}
+    for name in names:
+        prefix = next((each for each in heads if name.startswith(each)), "bert.")
+        names[name] = heads.get(prefix, "roberta.") + name[len(prefix) :]
+    return names

@@ -1,0 +1,311 @@
+"""Measure what the library costs against the obvious way of doing the same.
+
+`python jobs/benchmark.py step` times a training step (forward, backward, AdamW) of the augmented model against a rival
+with the same weights, batch and precision that is written as the paper's equations stand: frozen and trainable weights
+concatenated into one matrix, attention without a fused kernel, the vocabulary projection at every position.
+Repetitions alternate between the two, because a shared machine drifts; medians and their ratio are printed and written
+as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.errors import ConfigError, exit_on_user_error
+from domext_ray.model.graft import build_model
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+
+VOCAB_SIZE = 30_522
+MASK_PROB = 0.15
+LOSS_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows without padding.
+
+    Args:
+        input_ids: int64 [B, N].
+        masked_positions: int64 [P], places in the flattened [B·N].
+        labels: int64 [P].
+        all_labels: int64 [B·N], -100 where nothing is predicted.
+    """
+
+    input_ids: Tensor
+    masked_positions: Tensor
+    labels: Tensor
+    all_labels: Tensor
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of training steps at one length.
+
+    Args:
+        length: tokens of a row.
+        rows: rows of a step.
+        model_seconds: every repetition of this library's model.
+        rival_seconds: every repetition of the rival.
+        loss_difference: between the two before the first step, in fp32.
+    """
+
+    length: int
+    rows: int
+    model_seconds: list[float]
+    rival_seconds: list[float]
+    loss_difference: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the model is, by medians."""
+        return statistics.median(self.rival_seconds) / statistics.median(self.model_seconds)
+
+
+def make_batch(rows: int, length: int, device: torch.device) -> Batch:
+    """Make random rows in which 15 % of the positions are predicted."""
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(1000, VOCAB_SIZE, (rows, length), generator=generator)
+    num_masked = max(1, round(MASK_PROB * ids.numel()))
+    positions = torch.randperm(ids.numel(), generator=generator)[:num_masked].sort().values
+    labels = ids.flatten()[positions].clone()
+    all_labels = torch.full((ids.numel(),), -100)
+    all_labels[positions] = labels
+    ids.view(-1)[positions] = 103
+    return Batch(*(each.to(device) for each in (ids, positions, labels, all_labels)))
+
+
+class Rival(nn.Module):
+    """The same model by the equations: `x [W : W']`, all heads in one eager attention, logits everywhere.
+
+    Args:
+        model: whose weights are used; its extensions are those of one domain with heads and FFN units.
+    """
+
+    def __init__(self, model: DomextForMaskedLM) -> None:
+        super().__init__()
+        self.model = model
+        (self.domain,) = model.config.domains
+        self.head_size = model.config.hidden_size // model.config.num_attention_heads
+        self.dropout = model.config.hidden_dropout_prob
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the mean loss of the predicted positions."""
+        hidden_states = self.model.bert.embeddings(batch.input_ids, None, None, None)
+        for layer in self.model.bert.encoder.layer:
+            hidden_states = self.feed_forward(layer, self.attend(layer.attention, hidden_states))
+        logits = self.model.cls(hidden_states)
+        return F.cross_entropy(logits.float().flatten(0, 1), batch.all_labels)
+
+    def attend(self, attention: Any, hidden_states: Tensor) -> Tensor:
+        """Attention sublayer, [B, N, d] -> [B, N, d]."""
+        base, extra = attention.self, attention.domains[self.domain]
+        query, key, value = (
+            widen(getattr(base, name), getattr(extra, name), hidden_states)
+            .unflatten(-1, (-1, self.head_size))
+            .transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        scores = query @ key.transpose(2, 3) * self.head_size**-0.5
+        weights = F.dropout(torch.softmax(scores, dim=-1), self.dropout, self.training)
+        context = (weights @ value).transpose(1, 2).flatten(2)
+        return self.finish(attention.output, extra.output, context, hidden_states)
+
+    def feed_forward(self, layer: Any, hidden_states: Tensor) -> Tensor:
+        """FFN sublayer, [B, N, d] -> [B, N, d]."""
+        extra = layer.domains[self.domain]
+        inner = F.gelu(widen(layer.intermediate.dense, extra.input, hidden_states))
+        return self.finish(layer.output, extra.output, inner, hidden_states)
+
+    def finish(self, output: Any, extra: nn.Linear, inputs: Tensor, residual: Tensor) -> Tensor:
+        """`LayerNorm(dropout(x [W over W'] + b + b') + residual)`."""
+        weight = torch.cat([output.dense.weight, extra.weight], dim=1)
+        projected = F.linear(inputs, weight, output.dense.bias + extra.bias)
+        return output.LayerNorm(F.dropout(projected, self.dropout, self.training) + residual)
+
+
+def widen(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
+    """`x [W : W'] + [b : b']`."""
+    return F.linear(inputs, torch.cat([base.weight, extra.weight]), torch.cat([base.bias, extra.bias]))
+
+
+def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
+    """Return the mean loss of the predicted positions, as training computes it."""
+    logits = model(batch.input_ids, masked_positions=batch.masked_positions).logits
+    return F.cross_entropy(logits.float(), batch.labels)
+
+
+def check_equality(model: DomextForMaskedLM, rival: Rival, batch: Batch) -> float:
+    """Return how far the losses are apart in fp32 without dropout; losses and gradients must agree."""
+    figures = []
+    for module, loss_of in ((model, lambda: compute_loss(model, batch)), (rival, lambda: rival(batch))):
+        module.eval()
+        loss = loss_of()
+        loss.backward()
+        grads = [each.grad for each in module.parameters() if each.grad is not None]
+        norm = torch.stack([each.norm() for each in grads]).norm()
+        figures.append((loss.item(), norm.item(), len(grads)))
+        module.zero_grad()
+        module.train()
+    (loss_a, norm_a, count_a), (loss_b, norm_b, count_b) = figures
+    assert abs(loss_a - loss_b) < LOSS_TOLERANCE, f"losses {loss_a} and {loss_b}"
+    assert abs(norm_a - norm_b) < LOSS_TOLERANCE * norm_b, f"gradient norms {norm_a} and {norm_b}"
+    assert count_a == count_b, "both train the same tensors"
+    return abs(loss_a - loss_b)
+
+
+def make_step(
+    module: nn.Module, loss_of: Callable[[], Tensor], device: torch.device, bf16: bool
+) -> Callable[[], float]:
+    """Return a function that makes one training step and returns its seconds."""
+    params = [each for each in module.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01)
+
+    def step() -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+            loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize(device)
+        return time.perf_counter() - start
+
+    return step
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device's queue."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_step(options: argparse.Namespace) -> list[StepTimes]:
+    """Time both models at every length."""
+    device = torch.device(options.device)
+    longest = max(512, *options.lengths)
+    shape = ShapeConfig(
+        num_hidden_layers=options.layers,
+        hidden_size=768,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=longest,
+    )
+    # The paper's initialisation: with a zero start the extensions would not show in the loss that is compared.
+    method = MethodConfig(heads=options.heads, ffn_units=options.ffn_units, init="paper")
+    model = build_model(None, shape, method, vocab_size=VOCAB_SIZE, dropout=options.dropout, seed=0).to(device).train()
+    rival = Rival(copy.deepcopy(model)).train()
+    results = []
+    for length in options.lengths:
+        batch = make_batch(max(1, options.tokens // length), length, device)
+        difference = check_equality(model, rival, batch)
+        bf16 = options.precision == "bf16"
+        model_step = make_step(model, lambda batch=batch: compute_loss(model, batch), device, bf16)  # type: ignore[misc]
+        rival_step = make_step(rival, lambda batch=batch: rival(batch), device, bf16)  # type: ignore[misc]
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for repetition in range(-options.warmup, options.repeats):
+            for found, step in zip(seconds, (model_step, rival_step), strict=True):
+                taken = step()
+                if repetition >= 0:
+                    found.append(taken)
+        results.append(StepTimes(length, batch.input_ids.shape[0], *seconds, difference))
+        # The next length starts from equal weights again.
+        rival.model.load_state_dict(model.state_dict())
+    return results
+
+
+def format_table(results: Sequence[StepTimes]) -> str:
+    """Return the medians and their ratios as a table."""
+    lines = [f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'model tokens/s':>15}"]
+    for each in results:
+        model, rival = statistics.median(each.model_seconds), statistics.median(each.rival_seconds)
+        tokens = each.length * each.rows / model
+        lines.append(f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {tokens:>15,.0f}")
+    return "\n".join(lines)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a result whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return what the figures depend on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
+
+
+def run_step(options: argparse.Namespace) -> None:
+    """Measure, print and write."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    results = measure_step(options)
+    print(format_table(results))
+    settings = {name: value for name, value in vars(options).items() if name not in ("run", "output")}
+    content = {
+        "settings": settings,
+        "machine": describe_machine(torch.device(options.device)),
+        "results": [{**asdict(each), "ratio": each.ratio} for each in results],
+    }
+    path = Path(options.output or f"runs/benchmark/step-{options.device}-{options.precision}.json")
+    write_json(path, content)
+    print(f"written to {path}")
+
+
+def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description="Measure what the library costs.")
+    verbs = parser.add_subparsers(required=True)
+    step = verbs.add_parser("step", help="a training step against concatenated weights and eager attention")
+    step.set_defaults(run=run_step)
+    step.add_argument("--layers", type=int, default=12, help="layers of BERT-base width")
+    step.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
+    step.add_argument("--tokens", type=int, default=1024, help="tokens of a step, about")
+    step.add_argument("--heads", type=int, default=1, help="extra heads a layer")
+    step.add_argument("--ffn_units", type=int, default=1024, help="extra FFN units a layer")
+    step.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
+    step.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
+    step.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    step.add_argument("--repeats", type=int, default=5, help="timed steps of each model")
+    step.add_argument("--warmup", type=int, default=1, help="steps before those")
+    step.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
+    step.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/step-DEVICE-PRECISION.json")
+    options = parser.parse_args(args)
+    for name in ("layers", "tokens", "heads", "ffn_units", "repeats"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(options, name)}; it must be 1 or more.")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
+    return options
+
+
+def main() -> None:
+    """Run one verb."""
+    with exit_on_user_error():
+        options = parse_options()
+        options.run(options)
+
+
+if __name__ == "__main__":
+    main()

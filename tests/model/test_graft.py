@@ -1,0 +1,475 @@
+"""Bases from every kind of checkpoint, what trains, closed-form counts, and the base back bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    DistilBertConfig,
+    GPT2Config,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+)
+
+from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.errors import BaseModelError
+from domext_ray.model import graft
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.graft import Base, build_model, count_parameters, describe_shape, detach, load_base, store_base
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+
+AF = MethodConfig(heads=1, ffn_units=6)
+SHAPE = ShapeConfig(
+    num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=48, max_position_embeddings=40
+)
+SIZES: dict[str, Any] = {
+    "vocab_size": 70,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.3,
+}
+
+
+def augment(base: Base | None, method: MethodConfig = AF, **values: Any) -> DomextForMaskedLM:
+    size = 70 if base is None else base.config.vocab_size
+    return build_model(base, SHAPE, method, **{"vocab_size": size, "dropout": 0.0, "seed": 0, **values}).eval()
+
+
+def save(model_class: Any, config: Any, folder: Path, **values: Any) -> Path:
+    torch.manual_seed(0)
+    model = model_class(config)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn_like(param) * 0.1)
+    model.save_pretrained(folder, **values)
+    return folder
+
+
+def edit_config(folder: Path, **values: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return folder
+
+
+def copy_base(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to))
+
+
+def make_inputs(vocab_size: int, pad: int) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(pad + 1, vocab_size, (3, 11), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    return ids.masked_fill(mask == 0, pad), mask
+
+
+def assert_equals_theirs(folder: Path) -> Base:
+    """The augmented model at step 0 gives the logits of transformers' own model."""
+    base = load_base(str(folder))
+    model, theirs = augment(base), AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids, mask = make_inputs(base.config.vocab_size, base.config.pad_token_id)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids[:1]).logits, theirs(ids[:1]).logits, atol=1e-5, rtol=0)
+        found, expected = model(ids, mask).logits, theirs(ids, mask).logits
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=0)
+    return base
+
+
+@pytest.fixture
+def bert(tiny_base_folder: Path) -> Base:
+    return load_base(str(tiny_base_folder))
+
+
+def test_bert(tiny_base_folder: Path) -> None:
+    base = assert_equals_theirs(tiny_base_folder)
+    assert base.has_mlm_head and not base.config.has_pooler
+    assert base.config.position_rule == "absolute"
+    assert all(each.dtype == torch.float32 for each in base.tensors.values())
+    assert base.original_names == {name: name for name in base.tensors}
+
+
+def test_roberta(tiny_roberta_folder: Path) -> None:
+    base = assert_equals_theirs(tiny_roberta_folder)
+    assert base.has_mlm_head
+    assert (base.config.position_rule, base.config.type_vocab_size, base.config.pad_token_id) == ("roberta", 1, 1)
+    assert base.original_names["cls.predictions.transform.LayerNorm.weight"] == "lm_head.layer_norm.weight"
+
+
+def test_xlm_roberta(tmp_path: Path) -> None:
+    config = XLMRobertaConfig(**SIZES, type_vocab_size=1)
+    assert_equals_theirs(save(XLMRobertaForMaskedLM, config, tmp_path))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "silu"])
+def test_unusual_values_are_kept(tmp_path: Path, activation: str) -> None:
+    """RoBERTa's masked-LM head is GELU whatever `hidden_act` is; BERT's follows it."""
+    values = {**SIZES, "hidden_act": activation, "layer_norm_eps": 0.1}
+    bert = BertConfig(**values, pad_token_id=3, type_vocab_size=5)
+    assert_equals_theirs(save(BertForMaskedLM, bert, tmp_path / "bert"))
+    roberta = RobertaConfig(**values, pad_token_id=4, type_vocab_size=3)
+    assert_equals_theirs(save(RobertaForMaskedLM, roberta, tmp_path / "roberta"))
+
+
+def test_what_config_json_leaves_out_is_the_architectures_default(tmp_path: Path) -> None:
+    save(XLMRobertaForMaskedLM, XLMRobertaConfig(**SIZES), tmp_path)
+    values = {name: value for name, value in SIZES.items() if name != "initializer_range"}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"], **values})
+    )
+    base = assert_equals_theirs(tmp_path)
+    assert (base.config.pad_token_id, base.config.type_vocab_size) == (1, 2)
+
+
+def test_shards(tmp_path: Path) -> None:
+    save(BertForMaskedLM, BertConfig(**SIZES), tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert_equals_theirs(tmp_path)
+
+
+def test_other_weight_files_in_the_folder_are_left_alone(tiny_base_folder: Path, tmp_path: Path, bert: Base) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    save_file({"bert.encoder.layer.0.output.dense.weight": torch.zeros(1)}, folder / "model.fp16.safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"not read")
+    assert load_base(str(folder)).sha256 == bert.sha256
+
+
+def test_bin_through_the_weights_only_loader(tiny_base_folder: Path, tmp_path: Path, bert: Base) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+    tensors["bert.embeddings.position_ids"] = torch.arange(128)[None]
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): each
+        for name, each in tensors.items()
+    }
+    torch.save(renamed, folder / "pytorch_model.bin")
+    base = assert_equals_theirs(folder)
+    assert base.sha256 == bert.sha256
+    assert "bert.encoder.layer.0.output.LayerNorm.gamma" in base.original_names.values()
+
+
+class Malice:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_a_bin_that_carries_code_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    (folder / "model.safetensors").unlink()
+    for data in (pickle.dumps(Malice(tmp_path / "ran")), None):
+        if data is None:
+            torch.save({"weight": Malice(tmp_path / "ran")}, folder / "pytorch_model.bin")
+        else:
+            (folder / "pytorch_model.bin").write_bytes(data)
+        with pytest.raises(BaseModelError, match=r"pytorch_model\.bin cannot be read as weights"):
+            load_base(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_half_precision_is_cast_before_it_is_hashed(tiny_base_folder: Path, tmp_path: Path) -> None:
+    hashes = set()
+    for dtype in (torch.float16, torch.float32):
+        tensors = load_file(tiny_base_folder / "model.safetensors")
+        folder = copy_base(tiny_base_folder, tmp_path / str(dtype))
+        save_file({name: each.half().to(dtype) for name, each in tensors.items()}, folder / "model.safetensors")
+        hashes.add(load_base(str(folder)).sha256)
+    assert len(hashes) == 1
+
+
+def test_the_hash_sees_every_bit_and_name(bert: Base) -> None:
+    tensors = {name: each.clone() for name, each in bert.tensors.items()}
+    assert graft.hash_tensors(dict(reversed(tensors.items()))) == bert.sha256
+    name = "bert.encoder.layer.1.output.LayerNorm.bias"
+    tensors[name][3] = torch.nextafter(tensors[name][3], torch.tensor(9.0))
+    assert graft.hash_tensors(tensors) != bert.sha256
+    renamed = {**bert.tensors, "other": bert.tensors[name]}
+    del renamed[name]
+    assert graft.hash_tensors(renamed) != bert.sha256
+
+
+def test_the_pooler_of_a_pretraining_checkpoint_is_kept(tmp_path: Path) -> None:
+    base = assert_equals_theirs(save(BertForPreTraining, BertConfig(**SIZES), tmp_path))
+    assert base.config.has_pooler
+    model, theirs = augment(base), BertModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids, _ = make_inputs(70, 0)
+    torch.testing.assert_close(model.bert(ids).pooler_output, theirs(ids).pooler_output, atol=1e-5, rtol=0)
+    trainable = {
+        name for name, each in augment(base, MethodConfig(name="full")).named_parameters() if each.requires_grad
+    }
+    assert not any("pooler" in name for name in trainable), "masked-LM training gives the pooler no gradient"
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config"), [(BertModel, BertConfig(**SIZES)), (RobertaModel, RobertaConfig(**SIZES))]
+)
+def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path, model_class: Any, config: Any) -> None:
+    save(model_class, config, tmp_path)
+    with pytest.warns(UserWarning, match="has no masked-LM head") as caught:
+        base = load_base(str(tmp_path))
+    assert len(caught) == 1
+    assert not base.has_mlm_head and base.config.has_pooler
+    model = augment(base)
+    ids, _ = make_inputs(70, 1)
+    theirs = model_class.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    expected = theirs(ids).last_hidden_state
+    torch.testing.assert_close(model.bert(ids).last_hidden_state, expected, atol=1e-5, rtol=0)
+    trainable = {name for name, each in model.named_parameters() if each.requires_grad and "domains" not in name}
+    head = {f"cls.predictions.transform.{name}" for name in ("dense.weight", "dense.bias")}
+    head |= {f"cls.predictions.transform.LayerNorm.{name}" for name in ("weight", "bias")}
+    assert trainable == {*head, "cls.predictions.bias"}
+    assert not model.cls.predictions.decoder.weight.requires_grad, "tied to the frozen word embeddings"
+    assert set(detach(model, base.original_names)) == set(base.original_names.values())
+
+
+def test_af_trains_the_extensions_only(bert: Base) -> None:
+    model = augment(bert)
+    assert all(each.requires_grad == (".domains." in name) for name, each in model.named_parameters())
+    assert all(each.requires_grad for each in augment(bert, MethodConfig(name="full")).parameters())
+
+
+def run_steps(model: DomextForMaskedLM, num_steps: int = 3) -> None:
+    params = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(params, lr=0.05, weight_decay=0.1)
+    ids, mask = make_inputs(model.config.vocab_size, model.config.pad_token_id)
+    model.train()
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        model(ids, mask, labels=ids).loss.backward()
+        optimizer.step()
+    model.eval()
+
+
+@pytest.mark.parametrize("folder", ["tiny_base_folder", "tiny_roberta_folder"])
+def test_the_base_comes_back_bit_for_bit(folder: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(folder)
+    base = load_base(str(path))
+    model = augment(base)
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    run_steps(model)
+    changed = {name for name, each in model.named_parameters() if not torch.equal(each, before[name])}
+    assert changed == {name for name in before if ".domains." in name}, "every extension trains, nothing else does"
+    found, original = detach(model, base.original_names), load_file(path / "model.safetensors")
+    assert set(found) == set(original)
+    assert all(torch.equal(found[name], original[name]) for name in original)
+    assert graft.hash_tensors(detach(model)) == base.sha256
+
+
+def test_random_weights_without_a_base() -> None:
+    model = augment(None, MethodConfig(name="full"), pad_token_id=2)
+    assert model.config.domains == {} and model.config.pad_token_id == 2
+    assert all(each.requires_grad for each in model.parameters())
+    table = model.bert.embeddings.position_embeddings.weight
+    assert 0.015 < table.square().mean().sqrt() < 0.025
+    inner = table @ table.T
+    assert torch.allclose(inner.diagonal(1), inner[0, 1].expand(39), atol=1e-5), "depends on the distance alone"
+
+
+@pytest.mark.parametrize("method", [AF, MethodConfig(init="paper", ffn_units=6), MethodConfig(name="full")])
+def test_the_seed_decides_and_torch_is_left_alone(bert: Base, method: MethodConfig) -> None:
+    base = None if method.name == "full" else bert
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = augment(base, method).state_dict()
+    assert torch.equal(torch.rand(3), expected)
+    again, other = augment(base, method).state_dict(), augment(base, method, seed=1).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+COUNTED = [
+    (None, MethodConfig(name="full"), True),
+    ({"heads": 1, "ffn_units": 6}, AF, True),
+    ({"heads": 2, "ffn_units": 0}, AF, True),
+    ({"heads": 0, "ffn_units": 9}, AF, False),
+    ({"heads": 3, "ffn_units": 5}, AF, False),
+]
+
+
+@pytest.mark.parametrize("has_pooler", [False, True])
+@pytest.mark.parametrize(("sizes", "method", "has_head"), COUNTED)
+def test_closed_form_counts_equal_the_tensors(
+    sizes: dict[str, int] | None, method: MethodConfig, has_head: bool, has_pooler: bool
+) -> None:
+    domains = {"law": sizes, "art": {"heads": 1, "ffn_units": 2}} if sizes else {}
+    config = DomextConfig(**SIZES, has_pooler=has_pooler, type_vocab_size=3, domains=domains)
+    with torch.device("meta"):
+        model = DomextForMaskedLM(config)
+    names = graft.trainable_names(model, method, has_head)
+    params = dict(model.named_parameters())
+    counts = count_parameters(config, method, has_head)
+    assert counts.total == sum(each.numel() for each in params.values())
+    assert counts.trainable == sum(params[name].numel() for name in names)
+    assert counts.encoder == sum(each.numel() for each in model.bert.parameters())
+
+
+def test_counts_of_the_paper() -> None:
+    """AF Adapter: 1 head and 1,024 units on Chinese RoBERTa-wwm-ext-base, 17.2 % of base + extension."""
+    method = MethodConfig()
+    config = DomextConfig(
+        vocab_size=21128, has_pooler=True, domains={"medicine": {"heads": method.heads, "ffn_units": method.ffn_units}}
+    )
+    counts = count_parameters(config, method, has_mlm_head=True)
+    with torch.device("meta"):
+        model = DomextForMaskedLM(config)
+    assert counts.trainable == 21_266_688
+    assert counts.trainable == sum(each.numel() for name, each in model.named_parameters() if ".domains." in name)
+    assert round(100 * counts.trainable_frac, 1) == 17.2
+    assert round(100 * counts.trainable / (counts.encoder - counts.trainable), 1) == 20.8
+
+
+def test_describe_shape_equals_the_built_model(bert: Base) -> None:
+    config = describe_shape(bert, SHAPE, AF, vocab_size=bert.config.vocab_size)
+    assert config.domains == augment(bert).config.domains
+    assert count_parameters(config, AF, True).total == sum(each.numel() for each in augment(bert).parameters())
+    assert bert.config.domains == {}, "the base's own configuration is left as it was"
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_base_stored_in_bf16_trains_fp32_extensions(bert: Base, autocast: bool) -> None:
+    model, exact = (
+        augment(bert, MethodConfig(init="paper", ffn_units=6)),
+        augment(bert, MethodConfig(init="paper", ffn_units=6)),
+    )
+    store_base(model, torch.bfloat16)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    for name, each in model.named_parameters():
+        stays = each.requires_grad or each.ndim == 1
+        assert each.dtype == (torch.float32 if stays else torch.bfloat16), name
+    ids, mask = make_inputs(bert.config.vocab_size, 0)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        encoded = model.bert(ids, mask, output_hidden_states=True)
+        loss, expected = model(ids, mask, labels=ids).loss, exact(ids, mask, labels=ids).loss
+    assert all(each.dtype == torch.float32 for each in encoded.hidden_states), "the residual stream"
+    torch.testing.assert_close(loss, expected, atol=0.05, rtol=0.02)
+    loss.backward()
+    assert all(
+        each.grad is not None and each.grad.dtype == torch.float32 for each in model.parameters() if each.requires_grad
+    )
+
+
+def test_more_tokens_than_embeddings_are_refused(bert: Base) -> None:
+    with pytest.raises(BaseModelError, match="tokenizer has ids up to 998"):
+        augment(bert, vocab_size=999)
+
+
+def assert_refused(base: str | Path, *parts: str) -> None:
+    with warnings.catch_warnings(), pytest.raises(BaseModelError) as caught:
+        warnings.simplefilter("error")
+        load_base(str(base))
+    message = str(caught.value)
+    assert all(part in message for part in parts), message
+    assert "\n" not in message and message.endswith("."), message
+
+
+@pytest.mark.parametrize("config", [DistilBertConfig(), GPT2Config()])
+def test_another_architecture_is_refused(tmp_path: Path, config: Any) -> None:
+    config.save_pretrained(tmp_path)
+    assert_refused(tmp_path, f"model_type {config.model_type!r}", "bert, roberta or xlm-roberta")
+
+
+def test_an_export_of_this_library_is_no_base_yet(tmp_path: Path) -> None:
+    DomextConfig().save_pretrained(tmp_path)
+    assert_refused(tmp_path, "is an export of this library")
+
+
+def test_folders_that_are_no_checkpoints(tmp_path: Path, tiny_base_folder: Path) -> None:
+    assert_refused(tmp_path, "has no config.json")
+    assert_refused(tmp_path / "absent", "does not exist")
+    assert_refused("./absent", "does not exist")
+    (tmp_path / "config.json").write_text("{")
+    assert_refused(tmp_path, "is not valid JSON")
+    (tmp_path / "config.json").write_text("[]")
+    assert_refused(tmp_path, "no JSON object")
+    (tmp_path / "config.json").write_text("{}")
+    assert_refused(tmp_path, "model_type None")
+    (tmp_path / "config.json").write_text((tiny_base_folder / "config.json").read_text())
+    assert_refused(tmp_path, "neither model.safetensors nor pytorch_model.bin")
+    (tmp_path / "model.safetensors").write_bytes((tiny_base_folder / "model.safetensors").read_bytes()[:-9])
+    assert_refused(tmp_path, "cannot be read as weights")
+    assert_refused(tmp_path / "config.json", "is a file")
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"intermediate_size": 65}, "does not hold what its config.json says"),
+        ({"num_hidden_layers": 3}, "does not hold what its config.json says"),
+        ({"num_hidden_layers": 1}, "does not hold what its config.json says"),
+        ({"hidden_act": "wavelet"}, "the activation 'wavelet'"),
+        ({"num_attention_heads": 5}, "describes no bert model"),
+        ({"is_decoder": True}, "is a decoder"),
+        ({"position_embedding_type": "relative_key"}, "relative positions"),
+    ],
+)
+def test_a_configuration_that_does_not_fit(
+    tiny_base_folder: Path, tmp_path: Path, values: dict[str, Any], part: str
+) -> None:
+    assert_refused(edit_config(copy_base(tiny_base_folder, tmp_path / "base"), **values), part)
+
+
+def test_an_untied_projection_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
+    save_file(tensors, folder / "model.safetensors")
+    assert_refused(folder, "not tied")
+
+
+def test_a_hub_id_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert_refused("nobody/no-such-model", "could not be fetched from the hub")
+
+
+def test_a_hub_id_from_the_cache(tiny_base_folder: Path, tmp_path: Path, bert: Base) -> None:
+    """A hub cache laid out as the hub's client does, in a process of its own, because it reads its folder at import."""
+    cache = tmp_path / "hub" / "models--someone--tiny"
+    copy_base(tiny_base_folder, cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    script = "from domext_ray.model.graft import load_base; print(load_base('someone/tiny').sha256)"
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout.strip() == bert.sha256, result.stderr
+
+
+def test_the_shipped_base_names_itself_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graft, "ASSETS", tmp_path)
+    assert_refused("general-mini", "is missing from this installation")
+
+
+def test_loading_is_silent(tiny_base_folder: Path) -> None:
+    script = f"from domext_ray.model.graft import load_base; load_base({str(tiny_base_folder)!r})"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("", "")
