@@ -192,7 +192,9 @@ class OptimConfig:
     eps: float = 1e-8  # added to the denominator
     weight_decay: float = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: float = 1.0  # gradients are clipped to this global norm; 0: no clipping
-    on_non_finite: Literal["stop", "skip"] = free("stop")  # a loss or gradient that is not finite: stop, or skip the step
+    on_non_finite: Literal["stop", "skip"] = free(
+        "stop"
+    )  # a loss or gradient that is not finite: stop, or skip the step
 
     def __post_init__(self) -> None:
         _require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
@@ -234,7 +236,9 @@ class ScaleConfig:
 
     num_workers: int = free(1)  # training processes (ranks)
     use_gpu: bool = free(False)  # one GPU a worker
-    cpus_per_worker: float = free(0.0)  # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
+    cpus_per_worker: float = free(
+        0.0
+    )  # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
 
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")
@@ -290,7 +294,7 @@ def _check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
         num_lanes % scale.num_workers == 0,
         "scale.num_workers",
         scale.num_workers,
-        f"a divisor of {num_lanes}, the number of lanes that --train.global_batch_size ({train.global_batch_size}) makes",
+        f"a divisor of {num_lanes}, the lanes that --train.global_batch_size {train.global_batch_size} makes",
     )
     rows_per_rank = train.global_batch_size // scale.num_workers
     _require(
@@ -326,7 +330,9 @@ def resolve_warmup_steps(config: PretrainConfig) -> int:
 ConfigT = TypeVar("ConfigT")
 
 
-def parse_config(config_class: type[ConfigT], default_path: str | None = None, args: Sequence[str] | None = None) -> ConfigT:
+def parse_config(
+    config_class: type[ConfigT], default_path: str | None = None, args: Sequence[str] | None = None
+) -> ConfigT:
     """Build a configuration from a YAML file and dotted flags, the flags winning.
 
     Args:
@@ -351,7 +357,9 @@ def parse_config(config_class: type[ConfigT], default_path: str | None = None, a
         cause = _find_config_error(error)
         if cause is not None:
             raise cause from error
-        if isinstance(error, (ValueError, TypeError, DraccusException)) or type(error).__module__.startswith("argparse"):
+        if isinstance(error, (ValueError, TypeError, DraccusException)) or type(error).__module__.startswith(
+            "argparse"
+        ):
             raise ConfigError(f"{' '.join(str(error).split())} (see --help for the options).") from error
         raise
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 import yaml
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray import model as model_room
@@ -121,7 +121,8 @@ def export_model(
 
 
 def _save_augmented(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
-    stored = copy.deepcopy(model).to(dtype)
+    stored = copy.deepcopy(model)
+    cast(nn.Module, stored).to(dtype)
     stored.config.auto_map = AUTO_MAP
     stored.save_pretrained(folder)
     for name in CODE_FILES:

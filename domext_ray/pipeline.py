@@ -91,8 +91,10 @@ def run_pretraining(config: PretrainConfig) -> Path:
         print(describe_plan(config, paths, counts))
         return paths.run
     if _is_finished(paths.run, config):
-        print(f"the run in {paths.run} has its {config.train.max_steps:,} steps; nothing is left to do "
-              "(a larger --train.max_steps goes on, another --run.name starts anew).")
+        print(
+            f"the run in {paths.run} has its {config.train.max_steps:,} steps; nothing is left to do "
+            "(a larger --train.max_steps goes on, another --run.name starts anew)."
+        )
         return paths.run
     print(f"run directory: {paths.run}", flush=True)
     paths.run.mkdir(parents=True, exist_ok=True)
@@ -205,7 +207,9 @@ def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPath
     """The run's tokenizer, in the run's directory: the base's own, or one learned on the corpus."""
     folder = paths.run / "tokenizer"
     if base is None:
-        return learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings)
+        return learn_wordpiece(
+            config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings
+        )
     tokenizer = load_tokenizer(base.tokenizer_folder)
     if folder.exists() and fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
         return folder

@@ -179,7 +179,9 @@ def still(tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.Te
 
 def test_dry_run_starts_nothing(tiny_base_folder: Path, corpus_file: Path, tmp_path: Path) -> None:
     command = build_command(tiny_base_folder, corpus_file, tmp_path / "runs", "dry", "--dry_run", "true")
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "RAY_ADDRESS": "x:1"})
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "RAY_ADDRESS": "x:1"}
+    )
     assert result.returncode == 0, result.stderr
     assert "trainable" in result.stdout and "memory per rank" in result.stdout
     assert not (tmp_path / "runs").exists()

@@ -115,7 +115,7 @@ def prepare_corpus(
     sources = resolve_sources(spec, prepare)
     tokenizer = load_tokenizer(tokenizer_folder)
     settings = RowSettings(
-        tokenizer.backend_tokenizer.to_str(),  # type: ignore[attr-defined]
+        tokenizer.backend_tokenizer.to_str(),
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
         seq_length,
@@ -166,7 +166,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT_VERSION:
-            raise CorpusError(f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again.")
+            raise CorpusError(
+                f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again."
+            )
         shards = {split: tuple(ShardRecord(**each) for each in record[split]) for split in SPLITS}
         return Manifest(
             Path(folder),
@@ -225,7 +227,7 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
     for split, chosen in (("held-out", keep & is_held_out), ("training", keep & ~is_held_out)):
         if not chosen.any():
             raise CorpusError(
-                f"--corpus {sources.spec!r} has {int(keep.sum())} documents, which leaves the {split} split empty; give "
+                f"--corpus {sources.spec!r} has {int(keep.sum())} documents, so the {split} split is empty; give "
                 "more text, a finer --prepare.document, or another --prepare.held_out_frac."
             )
     ends = np.cumsum(counts)
@@ -312,9 +314,7 @@ def _to_batch(rows: list[tuple[np.ndarray, np.ndarray]]) -> pa.RecordBatch:
     )
 
 
-def _run(
-    function: Callable[[int], dict[str, Any]], sources: Sources, verb: str
-) -> Iterator[dict[str, Any]]:
+def _run(function: Callable[[int], dict[str, Any]], sources: Sources, verb: str) -> Iterator[dict[str, Any]]:
     """Run a function over all read tasks on Ray Data, in order, showing progress."""
     configure_ray_data()
     num_tasks = len(sources.tasks)
@@ -358,7 +358,12 @@ class _Progress:
         done, total = self.sizes[num_done - 1], self.sizes[-1]
         rate = done / max(now - self.started, 1e-6)
         line = f"{self.verb}: {done:,.0f} of {total:,.0f} MB, {rate:.1f} MB/s, {(total - done) / rate:,.0f} s left"
-        print(f"\r\033[K{line}" if sys.stderr.isatty() else line, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r\033[K{line}" if sys.stderr.isatty() else line,
+            end="" if sys.stderr.isatty() else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def finish(self) -> None:
         seconds = time.monotonic() - self.started

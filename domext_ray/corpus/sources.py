@@ -276,9 +276,7 @@ def clean_text(text: str) -> str:
     return _SPACES.sub(" ", text).strip()
 
 
-def _read_raw(
-    file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]
-) -> Iterator[str | bytes]:
+def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]) -> Iterator[str | bytes]:
     if file.kind == PACKAGE_DOCS:
         yield from package_docs.read_paragraphs(file.path)
     elif file.kind in (PARQUET, ARROW):
@@ -299,7 +297,7 @@ def _open_stream(file: SourceFile) -> IO[bytes]:
     source = open(file.path, "rb") if not file.scheme else open_filesystem(file).open_input_file(file.path)  # noqa: SIM115
     if file.path.endswith(".gz"):
         return io.BufferedReader(gzip.GzipFile(fileobj=source))  # type: ignore[arg-type]
-    return source if not file.scheme else io.BufferedReader(source)  # type: ignore[arg-type, return-value]
+    return source if not file.scheme else io.BufferedReader(source)
 
 
 def _read_lines(stream: IO[bytes], start: int, end: int, prepare: PrepareConfig) -> Iterator[tuple[int, bytes]]:
@@ -365,9 +363,7 @@ def _read_paragraphs(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig) 
         yield b"\n".join(lines)
 
 
-def _read_json_lines(
-    stream: IO[bytes], task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]
-) -> Iterator[str]:
+def _read_json_lines(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]) -> Iterator[str]:
     for _, line in _read_lines(stream, task.start, task.end, prepare):
         if not line.strip():
             continue

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -166,7 +166,8 @@ def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.
     """
     by_shard = np.argsort(shards, kind="stable")
     pieces = [
-        _open_shard(paths[shard]).take(pa.array(rows[by_shard][shards[by_shard] == shard])) for shard in np.unique(shards)
+        _open_shard(paths[shard]).take(pa.array(rows[by_shard][shards[by_shard] == shard]))
+        for shard in np.unique(shards)
     ]
     inverse = np.argsort(by_shard, kind="stable")
     return pa.concat_tables(pieces).combine_chunks().take(pa.array(inverse))
@@ -238,7 +239,9 @@ def stream_batches(
             yield RankBatch(epoch, batch, rows)
             batch += 1
         if batch != last:
-            raise CorpusError(f"the shards of {manifest.folder} ended after batch {batch} of {last}; prepare them again.")
+            raise CorpusError(
+                f"the shards of {manifest.folder} ended after batch {batch} of {last}; prepare them again."
+            )
 
 
 def _read(task: _Task, share: int) -> Iterator[pa.Table]:
@@ -254,7 +257,7 @@ def _read(task: _Task, share: int) -> Iterator[pa.Table]:
 ItemT = TypeVar("ItemT")
 
 
-def prefetch(items: Iterator[ItemT], depth: int = PREFETCHED_BATCHES) -> Iterator[ItemT]:
+def prefetch(items: Iterator[ItemT], depth: int = PREFETCHED_BATCHES) -> Generator[ItemT, None, None]:
     """Run an iterator in a thread of its own, up to `depth` items ahead; its exceptions come out here."""
     ready: queue.Queue[tuple[bool, ItemT | BaseException | None]] = queue.Queue(maxsize=depth)
     closed = threading.Event()

@@ -35,7 +35,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise CorpusError(f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]}).") from error
+        raise CorpusError(
+            f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]})."
+        ) from error
     if not tokenizer.is_fast:
         raise CorpusError(f"the tokenizer of {folder} has no tokenizer.json; save it with a fast implementation.")
     missing = [name for name in ("cls", "sep", "mask", "pad") if getattr(tokenizer, f"{name}_token_id") is None]
@@ -49,17 +51,13 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
     Padding, truncation and the layout of the files do not matter.
     """
-    record = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    record = json.loads(tokenizer.backend_tokenizer.to_str())
     kept: dict[str, Any] = {name: record.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
-    kept["special"] = {
-        name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad", "unk")
-    }
+    kept["special"] = {name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad", "unk")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def learn_wordpiece(
-    spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int
-) -> Path:
+def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int) -> Path:
     """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer.
 
     Args:

@@ -92,8 +92,8 @@ class ParameterCounts:
 
     @property
     def trainable_frac(self) -> float:
-        """Trainable share of base + extension."""
-        return self.trainable / self.encoder
+        """Trainable share of base + extension; of everything, where more than these trains."""
+        return self.trainable / (self.encoder if self.trainable <= self.encoder else self.total)
 
 
 def load_base(base: str) -> Base:

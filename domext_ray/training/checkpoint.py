@@ -147,7 +147,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             record=_read_json(path / RECORD),
         )
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"checkpoint {path} cannot be read ({error!r}): delete it to go on from the one before it.") from error
+        raise RunError(
+            f"checkpoint {path} cannot be read ({error!r}): delete it to go on from the one before it."
+        ) from error
 
 
 def _write_files(

@@ -410,7 +410,9 @@ def _build_config(
     }
 
 
-def _initialize(objective: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device) -> Any:
+def _initialize(
+    objective: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device
+) -> Any:
     """Hand model and optimizer to DeepSpeed without letting it compile, print or choose another device."""
     # DeepSpeed chooses its accelerator at import: without this, a CPU run on a machine with a GPU would use the GPU.
     os.environ.setdefault("DS_ACCELERATOR", device.type)

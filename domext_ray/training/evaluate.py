@@ -93,15 +93,19 @@ def build_probe_batches(
         words = [-1 if word is None else word for word in encoded.word_ids(i)]
         spans = _find_words(sentences[i], encoded, i, words)
         for start in range(PROBE_PASSES):
-            inputs, counted = labels.copy(), np.zeros(len(labels), dtype=bool)
+            masked, is_counted = labels.copy(), np.zeros(len(labels), dtype=bool)
             for span in spans[start::PROBE_PASSES]:
-                inputs[span] = tokenizer.mask_token_id
-                counted[span] = len(span) == 1 and labels[span[0]] != tokenizer.unk_token_id
-            if counted.any():
-                rows.append((inputs, labels, counted))
+                masked[span] = tokenizer.mask_token_id
+                is_counted[span] = len(span) == 1 and labels[span[0]] != tokenizer.unk_token_id
+            if is_counted.any():
+                rows.append((masked, labels, is_counted))
     rows.sort(key=lambda row: len(row[0]))
     groups = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    return [pad_batch(*zip(*group, strict=True), tokenizer.pad_token_id, pad_to) for group in groups]
+    batches = []
+    for group in groups:
+        columns = [[row[i] for row in group] for i in range(3)]
+        batches.append(pad_batch(columns[0], columns[1], columns[2], tokenizer.pad_token_id, pad_to))
+    return batches
 
 
 def _find_words(sentence: str, encoded: object, row: int, words: Sequence[int]) -> list[list[int]]:

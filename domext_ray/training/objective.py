@@ -148,7 +148,11 @@ class Masker:
 
 
 def pad_batch(
-    inputs: Sequence[np.ndarray], labels: Sequence[np.ndarray], selected: Sequence[np.ndarray], pad_id: int, pad_to: int = 0
+    inputs: Sequence[np.ndarray],
+    labels: Sequence[np.ndarray],
+    selected: Sequence[np.ndarray],
+    pad_id: int,
+    pad_to: int = 0,
 ) -> MaskedBatch:
     """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
 

@@ -8,6 +8,7 @@ by its user; both go on from the newest checkpoint that verifies.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import ray.train
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config import PretrainConfig, resolve_micro_batch_size, resolve_warmup_steps
@@ -79,7 +81,7 @@ def start_ray(num_workers: int = 1) -> None:
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level="warning")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
         return
     ray.init(
         address="local",
@@ -87,7 +89,7 @@ def start_ray(num_workers: int = 1) -> None:
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
     )
 
 
@@ -141,8 +143,8 @@ def _reserve(config: PretrainConfig) -> dict[str, float]:
     cpus = config.scale.cpus_per_worker or min(share, 4.0 if config.scale.use_gpu else 1.0)
     if cpus * num_workers > total_cpus - 0.1:
         raise ConfigError(
-            f"--scale.cpus_per_worker {cpus:g} for {num_workers} workers leaves nothing of the cluster's {total_cpus:g} "
-            "CPUs for reading; lower it or --scale.num_workers, or add nodes."
+            f"--scale.cpus_per_worker {cpus:g} for {num_workers} workers leaves no CPU of {total_cpus:g} "
+            "for reading; lower it or --scale.num_workers, or add nodes."
         )
     if config.scale.use_gpu and available.get("GPU", 0.0) < num_workers:
         raise ConfigError(
@@ -229,7 +231,7 @@ class _Worker:
         device = ray.train.torch.get_device() if config.scale.use_gpu else torch.device("cpu")
         micro_batch_size = resolve_micro_batch_size(config)
         return Engine(
-            model.to(device),
+            cast(nn.Module, model).to(device),
             engine=config.engine,
             optim=config.optim,
             warmup_steps=resolve_warmup_steps(config),
@@ -277,7 +279,7 @@ class _Worker:
             masked = self.masker.mask(each.rows, each.epoch)
             yield self.masker.collate(masked, self.micro_batch_size, self.pad_to), int(masked.lengths.sum())
 
-    def _train_step(self, batches: Iterator[tuple[list[MaskedBatch], int]]) -> dict[str, float]:
+    def _train_step(self, batches: Iterator[tuple[list[MaskedBatch], int]]) -> dict[str, Any]:
         started = time.perf_counter()
         micro_batches, num_tokens = next(batches)
         waited = time.perf_counter() - started
@@ -289,13 +291,13 @@ class _Worker:
         if not figures.finite and self.config.optim.on_non_finite == "stop":
             raise TrainingError(
                 f"step {self.step + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}; lower "
-                "--optim.lr or set --optim.on_non_finite skip (the same command goes on from the last checkpoint)."
+                "--optim.lr, or set --optim.on_non_finite skip (the same command goes on from the last checkpoint)."
             )
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
         return _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
 
-    def _evaluate(self) -> dict[str, float | None]:
+    def _evaluate(self) -> dict[str, Any]:
         domain = evaluate(self.engine, self.domain_batches)
         general = evaluate(self.engine, self.probe_batches) if self.probe_batches else Scores(math.nan, math.nan, 0)
         return {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
