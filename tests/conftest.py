@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before transformers is imported: no test may reach for the hub.
@@ -94,3 +95,15 @@ def tiny_roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, **SHAPE)
     make_random_model(RobertaForMaskedLM, config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """A Ray of this session's own, as a job starts it."""
+    import ray
+
+    from domext_ray.training.pretrain import start_ray
+
+    start_ray()
+    yield
+    ray.shutdown()

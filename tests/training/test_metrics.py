@@ -1,0 +1,61 @@
+"""The run's record: cut back on resume, fenced against an older attempt, readable after a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from domext_ray.errors import RunError
+from domext_ray.training.metrics import MetricsLog, read_metrics, write_text
+
+
+def start(run: Path, attempt: str) -> None:
+    write_text(run / "attempt.json", json.dumps({"attempt": attempt}))
+
+
+def read_steps(run: Path) -> list[int]:
+    return [each["step"] for each in read_metrics(run / "metrics.jsonl")]
+
+
+def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
+    start(tmp_path, "one")
+    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    for step in range(8):
+        log.write({"step": step, "train/mlm_loss": float(step)})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "train/ml')  # the process died here
+    start(tmp_path, "two")
+    log = MetricsLog(tmp_path, "two", 5, tensorboard=True)
+    log.write({"step": 6, "train/mlm_loss": 6.5})
+    log.close()
+    assert read_steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_run_that_starts_anew_starts_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    start(tmp_path, "one")
+    MetricsLog(tmp_path, "one", 0, tensorboard=False).close()
+    assert read_steps(tmp_path) == []
+
+
+def test_an_older_attempt_may_not_write(tmp_path: Path) -> None:
+    start(tmp_path, "one")
+    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    start(tmp_path, "two")
+    with pytest.raises(RunError, match="taken over"):
+        log.write({"step": 1})
+    assert read_steps(tmp_path) == []
+
+
+def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
+    start(tmp_path, "one")
+    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    log.write({"step": 1, "train/mlm_loss": math.nan, "train/grad_norm": math.inf})
+    log.close()
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert read_metrics(tmp_path / "metrics.jsonl")[0]["train/mlm_loss"] is None
