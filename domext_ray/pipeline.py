@@ -24,8 +24,8 @@ from domext_ray.config import (
     resolve_micro_batch_size,
     resolve_warmup_steps,
 )
-from domext_ray.corpus.shards import Manifest, prepare_corpus, verify_shards
-from domext_ray.corpus.sources import resolve_sources
+from domext_ray.corpus.shards import SPLITS, Manifest, prepare_corpus, verify_shards
+from domext_ray.corpus.sources import Sources, resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export import export_run
@@ -37,6 +37,7 @@ from domext_ray.training.metrics import read_metrics, write_text
 from domext_ray.training.pretrain import PretrainTask, make_plan, pretrain, start_ray
 
 SUBMITTED_RUNS = Path("~/domext_runs")
+LISTED_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,58 @@ def run_pretraining(config: PretrainConfig) -> Path:
     print(format_summary(summary))
     print(f"export: {paths.run / 'export'}\nreport: {page}")
     return paths.run
+
+
+def run_preparation(config: PretrainConfig) -> Manifest | None:
+    """Prepare a corpus where a run of the same options will look for it.
+
+    Args:
+        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
+
+    Returns:
+        The prepared corpus; None after a dry run.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    paths = resolve_paths(config)
+    base = None if config.base == "none" else load_base(config.base)
+    _check_base(config, base)
+    if config.dry_run:
+        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        return None
+    start_ray()
+    tokenizer_dir = base.tokenizer_folder if base else _provide_tokenizer(config, None, paths)
+    manifest = prepare_corpus(config.corpus, config.prepare, tokenizer_dir, config.train.seq_length, paths.corpora)
+    print(describe_manifest(manifest))
+    return manifest
+
+
+def describe_sources(sources: Sources, paths: RunPaths) -> str:
+    """Return what a dry run of the preparation prints: the files and their size."""
+    files = {file.path: file.size for task in sources.tasks for file in task.files}
+    lines = [f"  {size / 1e6:>12,.2f} MB  {path}" for path, size in list(files.items())[:LISTED_FILES]]
+    if len(files) > LISTED_FILES:
+        lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
+    return "\n".join(
+        [
+            f"corpus: {len(files):,} files, {sources.num_bytes / 1e6:,.2f} MB, {len(sources.tasks):,} read tasks",
+            *lines,
+            f"folder of prepared corpora: {paths.corpora}",
+            "dry run: nothing was started",
+        ]
+    )
+
+
+def describe_manifest(manifest: Manifest) -> str:
+    """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped and why."""
+    lines = [f"{'split':<10}{'shards':>8}{'rows':>14}{'tokens':>16}"]
+    for split in SPLITS:
+        records, num_rows, num_tokens = manifest.records(split), manifest.num_rows(split), manifest.num_tokens(split)
+        lines.append(f"{split:<10}{len(records):>8,}{num_rows:>14,}{num_tokens:>16,}")
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(manifest.dropped.items()))
+    lines += [f"documents: {manifest.num_documents:,}", f"dropped: {dropped or 'none'}", f"folder: {manifest.folder}"]
+    return "\n".join(lines)
 
 
 def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:

@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.errors import ConfigError, exit_on_user_error
-from domext_ray.model.graft import build_model
+from domext_ray.model.graft import build_model, trainable_names
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 
 VOCAB_SIZE = 30_522
@@ -61,19 +62,28 @@ class StepTimes:
         rows: rows of a step.
         model_seconds: every repetition of this library's model.
         rival_seconds: every repetition of the rival.
+        model_cpu_seconds: processor time of the same, over all threads; other programs disturb it less.
+        rival_cpu_seconds: likewise.
         loss_difference: between the two before the first step, in fp32.
     """
 
     length: int
     rows: int
-    model_seconds: list[float]
-    rival_seconds: list[float]
+    model_seconds: tuple[float, ...]
+    rival_seconds: tuple[float, ...]
+    model_cpu_seconds: tuple[float, ...]
+    rival_cpu_seconds: tuple[float, ...]
     loss_difference: float
 
     @property
     def ratio(self) -> float:
         """How many times faster the model is, by medians."""
         return statistics.median(self.rival_seconds) / statistics.median(self.model_seconds)
+
+    @property
+    def cpu_ratio(self) -> float:
+        """How many times less processor time the model takes, by medians."""
+        return statistics.median(self.rival_cpu_seconds) / statistics.median(self.model_cpu_seconds)
 
 
 def make_batch(rows: int, length: int, device: torch.device) -> Batch:
@@ -169,22 +179,23 @@ def check_equality(model: DomextForMaskedLM, rival: Rival, batch: Batch) -> floa
 
 
 def make_step(
-    module: nn.Module, loss_of: Callable[[], Tensor], device: torch.device, bf16: bool
-) -> Callable[[], float]:
-    """Return a function that makes one training step and returns its seconds."""
+    module: nn.Module, compute: Callable[[Batch], Tensor], batch: Batch, *, bf16: bool
+) -> Callable[[], tuple[float, float]]:
+    """Return a function that makes one training step and returns its seconds and its processor seconds."""
     params = [each for each in module.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01)
+    device = batch.input_ids.device
 
-    def step() -> float:
+    def step() -> tuple[float, float]:
         synchronize(device)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            loss = loss_of()
+            loss = compute(batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         synchronize(device)
-        return time.perf_counter() - start
+        return time.perf_counter() - start, time.process_time() - cpu_start
 
     return step
 
@@ -195,47 +206,65 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_step(options: argparse.Namespace) -> list[StepTimes]:
-    """Time both models at every length."""
-    device = torch.device(options.device)
-    longest = max(512, *options.lengths)
+def make_model(options: argparse.Namespace) -> DomextForMaskedLM:
+    """Make an augmented model of BERT-base width whose extensions train."""
     shape = ShapeConfig(
         num_hidden_layers=options.layers,
         hidden_size=768,
         num_attention_heads=12,
         intermediate_size=3072,
-        max_position_embeddings=longest,
+        max_position_embeddings=max(512, *options.lengths),
     )
     # The paper's initialisation: with a zero start the extensions would not show in the loss that is compared.
     method = MethodConfig(heads=options.heads, ffn_units=options.ffn_units, init="paper")
-    model = build_model(None, shape, method, vocab_size=VOCAB_SIZE, dropout=options.dropout, seed=0).to(device).train()
+    model = build_model(None, shape, method, vocab_size=VOCAB_SIZE, dropout=options.dropout, seed=0)
+    trainable = trainable_names(model, method, has_mlm_head=True)
+    for name, param in model.named_parameters():
+        param.requires_grad_(name in trainable)
+    return model
+
+
+def measure_step(options: argparse.Namespace) -> list[StepTimes]:
+    """Time both models at every length."""
+    device = torch.device(options.device)
+    model = make_model(options)
+    model.to(device).train()  # type: ignore[arg-type]
     rival = Rival(copy.deepcopy(model)).train()
     results = []
     for length in options.lengths:
         batch = make_batch(max(1, options.tokens // length), length, device)
         difference = check_equality(model, rival, batch)
         bf16 = options.precision == "bf16"
-        model_step = make_step(model, lambda batch=batch: compute_loss(model, batch), device, bf16)  # type: ignore[misc]
-        rival_step = make_step(rival, lambda batch=batch: rival(batch), device, bf16)  # type: ignore[misc]
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for repetition in range(-options.warmup, options.repeats):
-            for found, step in zip(seconds, (model_step, rival_step), strict=True):
-                taken = step()
-                if repetition >= 0:
-                    found.append(taken)
-        results.append(StepTimes(length, batch.input_ids.shape[0], *seconds, difference))
-        # The next length starts from equal weights again.
-        rival.model.load_state_dict(model.state_dict())
+        steps = (
+            make_step(model, partial(compute_loss, model), batch, bf16=bf16),
+            make_step(rival, rival, batch, bf16=bf16),
+        )
+        for _ in range(options.warmup):
+            for step in steps:
+                step()
+        times = [[step() for step in steps] for _ in range(options.repeats)]
+        (model_seconds, model_cpu), (rival_seconds, rival_cpu) = (
+            zip(*each, strict=True) for each in zip(*times, strict=True)
+        )
+        results.append(
+            StepTimes(length, batch.input_ids.shape[0], model_seconds, rival_seconds, model_cpu, rival_cpu, difference)
+        )
+        rival.model.load_state_dict(model.state_dict())  # the next length starts from equal weights again
     return results
 
 
 def format_table(results: Sequence[StepTimes]) -> str:
     """Return the medians and their ratios as a table."""
-    lines = [f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'model tokens/s':>15}"]
+    lines = [
+        f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'CPU-time ratio':>15} {'model tokens/s':>15}"
+    ]
     for each in results:
         model, rival = statistics.median(each.model_seconds), statistics.median(each.rival_seconds)
         tokens = each.length * each.rows / model
-        lines.append(f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {tokens:>15,.0f}")
+        lines.append(
+            f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>15.2f} "
+            f"{tokens:>15,.0f}"
+        )
     return "\n".join(lines)
 
 
@@ -266,7 +295,7 @@ def run_step(options: argparse.Namespace) -> None:
     content = {
         "settings": settings,
         "machine": describe_machine(torch.device(options.device)),
-        "results": [{**asdict(each), "ratio": each.ratio} for each in results],
+        "results": [{**asdict(each), "ratio": each.ratio, "cpu_ratio": each.cpu_ratio} for each in results],
     }
     path = Path(options.output or f"runs/benchmark/step-{options.device}-{options.precision}.json")
     write_json(path, content)

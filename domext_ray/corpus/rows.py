@@ -7,6 +7,7 @@ possible. Words are the tokenizer's pre-tokens in spaced scripts and jieba's wor
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,14 +20,18 @@ from domext_ray.errors import CorpusError
 
 SENTENCES_PER_CALL = 2048
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-_SENTENCE_END = re.compile(
-    r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？；])(?![”’」』）])\s*|(?<=[。！？；][”’」』）])\s*"
-)
+_SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]?\s+|[。！？；][”’」』）]?\s*")
 
 
 def split_sentences(document: str) -> list[str]:
     """Cut a clean document after sentence ends of Latin and CJK scripts."""
-    return [each for each in _SENTENCE_END.split(document) if each and not each.isspace()]
+    sentences, first = [], 0
+    for match in _SENTENCE_END.finditer(document):
+        sentences.append(document[first : match.end()].rstrip())
+        first = match.end()
+    if first < len(document) and not document[first:].isspace():
+        sentences.append(document[first:])
+    return sentences
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ def _load_tokenizer(tokenizer_json: str) -> tuple[Tokenizer, np.ndarray | None]:
     if type(tokenizer.model).__name__ != "WordPiece":
         return tokenizer, None
     continues = np.zeros(max(vocab.values()) + 1, dtype=bool)
-    continues[[i for token, i in vocab.items() if token.startswith("##") and len(token) > 2]] = True
+    prefix = tokenizer.model.continuing_subword_prefix
+    continues[[i for token, i in vocab.items() if token.startswith(prefix) and len(token) > len(prefix)]] = True
     return tokenizer, continues
 
 
@@ -84,15 +90,22 @@ def load_jieba() -> object:
 def tokenize_sentences(sentences: Sequence[str], settings: RowSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield ids (int32) and word starts (bool) of every sentence, special tokens not included."""
     tokenizer, continues = _load_tokenizer(settings.tokenizer_json)
-    encodings = tokenizer.encode_batch_fast if continues is not None else tokenizer.encode_batch
-    has_han = [settings.chinese_words and _HAN.search(each) is not None for each in sentences]
-    encoded = (tokenizer.encode_batch if any(has_han) else encodings)(list(sentences), add_special_tokens=False)
-    for sentence, encoding, is_han in zip(sentences, encoded, has_han, strict=True):
-        ids = np.asarray(encoding.ids, dtype=np.int32)
-        starts = ~continues[ids] if continues is not None else _start_words(encoding)
-        if is_han:
-            starts = starts & ~_continue_han_words(sentence, encoding)
-        yield ids, starts
+    # WordPiece makes every Han character a word by itself: only jieba's words need a look at them.
+    looks_at_han = settings.chinese_words or continues is None
+    has_han = [looks_at_han and _HAN.search(each) is not None for each in sentences]
+    needs_offsets = continues is None or any(has_han)
+    encode = tokenizer.encode_batch if needs_offsets else tokenizer.encode_batch_fast
+    encoded = encode(list(sentences), add_special_tokens=False)
+    pieces = [each.ids for each in encoded]
+    ends = list(itertools.accumulate(map(len, pieces)))
+    ids = np.fromiter(itertools.chain.from_iterable(pieces), dtype=np.int32, count=ends[-1] if ends else 0)
+    starts = ~continues[ids] if continues is not None else np.concatenate([_start_words(each) for each in encoded])
+    first = 0
+    for sentence, encoding, is_han, end in zip(sentences, encoded, has_han, ends, strict=True):
+        if is_han and end > first:
+            _mark_han_words(sentence, encoding, starts[first:end], settings.chinese_words)
+        yield ids[first:end], starts[first:end]
+        first = end
 
 
 def _start_words(encoding: Encoding) -> np.ndarray:
@@ -100,16 +113,22 @@ def _start_words(encoding: Encoding) -> np.ndarray:
     return np.concatenate([[True], words[1:] != words[:-1]]) if len(words) else np.zeros(0, dtype=bool)
 
 
-def _continue_han_words(sentence: str, encoding: Encoding) -> np.ndarray:
-    """Tokens that stand inside of a jieba word, that is, at a Han character which begins no word."""
+def _mark_han_words(sentence: str, encoding: Encoding, starts: np.ndarray, chinese_words: bool) -> None:
+    """Set the word starts of the tokens that begin at a Han character: where a jieba word, or every character, begins.
+
+    Tokenizers without a Chinese pre-tokenizer (byte-level BPE, SentencePiece) see a run of Han text as one word.
+    """
     begins = np.zeros(len(sentence) + 1, dtype=bool)
-    position = 0
-    for word in load_jieba().cut(sentence, HMM=True):  # type: ignore[attr-defined]
-        begins[position] = True
-        position += len(word)
-    han = np.fromiter((_HAN.match(each) is not None for each in sentence), dtype=bool, count=len(sentence))
+    if chinese_words:
+        lengths = [len(word) for word in load_jieba().cut(sentence, HMM=True)]  # type: ignore[attr-defined]
+        begins[np.cumsum([0, *lengths])] = True
+    else:
+        begins[:] = True
+    is_han = np.zeros(len(sentence) + 1, dtype=bool)
+    is_han[[match.start() for match in _HAN.finditer(sentence)]] = True
     offsets = np.asarray([first for first, _ in encoding.offsets], dtype=np.int64)
-    return han[offsets] & ~begins[offsets] if len(offsets) else np.zeros(0, dtype=bool)
+    is_first = np.concatenate([[True], offsets[1:] != offsets[:-1]])  # of the tokens of one character, its bytes
+    starts[:] = np.where(is_han[offsets], begins[offsets] & is_first, starts)
 
 
 @dataclass
@@ -124,6 +143,10 @@ class RowBuilder:
     _ids: list[np.ndarray] = field(default_factory=list)
     _starts: list[np.ndarray] = field(default_factory=list)
     _size: int = 0
+
+    def __post_init__(self) -> None:
+        self._cls, self._sep = (np.array([i], dtype=np.int32) for i in (self.settings.cls_id, self.settings.sep_id))
+        self._special = np.ones(1, dtype=bool)
 
     def add(self, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Take a sentence; yield the rows that it completes, [CLS] and [SEP] included."""
@@ -141,12 +164,12 @@ class RowBuilder:
 
     def end_document(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Mark the end of a document: a [SEP] in the row, or the row's end."""
-        if not self._size:
+        if not self._size or self._ids[-1] is self._sep:
             return
         if not self.settings.cross_documents or self._size + 2 > self.settings.seq_length - 2:
             yield self._finish()
         else:
-            self._append(np.array([self.settings.sep_id], dtype=np.int32), np.ones(1, dtype=bool))
+            self._append(self._sep, self._special)
 
     def end(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the last row."""
@@ -159,12 +182,13 @@ class RowBuilder:
         self._size += len(ids)
 
     def _finish(self) -> tuple[np.ndarray, np.ndarray]:
-        ids, starts = np.concatenate(self._ids), np.concatenate(self._starts)
-        if ids[-1] == self.settings.sep_id:  # the row's own [SEP] ends the last document
-            ids, starts = ids[:-1], starts[:-1]
+        if self._ids[-1] is self._sep:  # the row's own [SEP] ends the last document
+            self._ids.pop()
+            self._starts.pop()
+        row = np.concatenate([self._cls, *self._ids, self._sep])
+        starts = np.concatenate([self._special, *self._starts, self._special])
         self._ids, self._starts, self._size = [], [], 0
-        row = np.concatenate([[self.settings.cls_id], ids, [self.settings.sep_id]]).astype(np.int32)
-        return row, np.concatenate([[True], starts, [True]])
+        return row, starts
 
 
 def _find_cut(starts: np.ndarray, capacity: int) -> int:
@@ -199,8 +223,10 @@ def build_rows(documents: Iterable[str], settings: RowSettings) -> Iterator[tupl
                 end = next(last)
 
     for document in documents:
-        sentences += split_sentences(document)
-        ends.append(len(sentences))
+        found = split_sentences(document)
+        if found:
+            sentences += found
+            ends.append(len(sentences))
         if len(sentences) >= SENTENCES_PER_CALL:
             yield from flush()
             sentences, ends = [], []

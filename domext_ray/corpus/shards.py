@@ -1,8 +1,9 @@
 """Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray Data.
 
-Two passes over the text, both in tasks of bounded size. The first hashes every document (16 bytes each, all that the
-driver keeps): the first of equal documents in canonical order stays, and its hash says whether it is held out, so that
-a duplicate cannot cross the split. The second tokenises the documents that stay and writes one shard a task and split.
+Two passes over the text, both in tasks of bounded size. The first hashes every document (16 bytes each, which with a
+few flags is all that the driver keeps): the first of equal documents in canonical order stays, and its hash says
+whether it is held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
+writes one shard a task and split.
 The folder appears under its final name, the fingerprint of everything that decides its rows, when it is complete.
 """
 
@@ -13,12 +14,13 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -149,11 +151,30 @@ def prepare_corpus(
             json.dump(record, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
-        if not folder.exists():
-            temporary.rename(folder)
+        _publish(temporary, folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
     return read_manifest(folder)
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    """Give a complete folder its name, unless another job was first; a folder without a manifest gives way."""
+    if folder.exists() and not (folder / "manifest.json").exists():
+        shutil.rmtree(folder)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not (folder / "manifest.json").exists():
+            raise
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which tasks that have not heard of a failure yet may still be writing."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.1)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -183,7 +204,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except FileNotFoundError as error:
         raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with jobs/prepare_corpus.py.") from error
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CorpusError(f"{path} is damaged ({error}); delete its folder and prepare the corpus again.") from error
 
 
@@ -217,74 +238,98 @@ def _hash_stream(file: Any) -> str:
 
 def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path) -> dict[str, Any]:
     """Run both passes; return the manifest's record of what was found."""
-    hashes, dropped = _hash_pass(sources, prepare)
-    counts = [len(each) // HASH_BYTES for each in hashes]
+    hashes, counts, dropped = _hash_pass(sources, prepare)
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
-    dropped["duplicate"] = int((~keep).sum())
-    if not keep.any():
-        reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
+    del hashes
+    num_documents = int(keep.sum())
+    dropped["duplicate"] = len(keep) - num_documents
+    reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
+    if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
-    for split, chosen in (("held-out", keep & is_held_out), ("training", keep & ~is_held_out)):
-        if not chosen.any():
-            raise CorpusError(
-                f"--corpus {sources.spec!r} has {int(keep.sum())} documents, so the {split} split is empty; give "
-                "more text, a finer --prepare.document, or another --prepare.held_out_frac."
-            )
-    ends = np.cumsum(counts)
     use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
+    _require_both_splits(sources, num_documents, [(use == code).any() for code in (1, 2)])
+    ends = np.cumsum(counts)
     plans = [use[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
     shards: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    write = functools.partial(_write_task, sources.tasks, prepare, settings, str(folder), plans)
-    for result in _run(write, sources, "tokenising"):
+    write = functools.partial(_write_task, prepare, settings, str(folder))
+    for result in _run(write, sources, "tokenising", plans):
         for split in SPLITS:
             if result[split]:
                 shards[split].append(json.loads(result[split]))
-    return {**shards, "num_documents": int(keep.sum()), "dropped": {name: n for name, n in dropped.items() if n}}
+    _require_both_splits(sources, num_documents, [bool(shards[split]) for split in SPLITS])
+    return {**shards, "num_documents": num_documents, "dropped": {name: n for name, n in dropped.items() if n}}
 
 
-def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[list[bytes], Counter[str]]:
-    hashes, dropped = [], Counter[str]()
-    for result in _run(functools.partial(_hash_task, sources.tasks, prepare), sources, "reading"):
-        hashes.append(result["hashes"])
+def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence[bool]) -> None:
+    for split, is_there in zip(("training", "held-out"), has_any, strict=True):
+        if not is_there:
+            raise CorpusError(
+                f"--corpus {sources.spec!r} has {num_documents} usable documents, so the {split} split is empty; give "
+                "more text, a finer --prepare.document, or another --prepare.held_out_frac."
+            )
+
+
+def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[bytearray, list[int], Counter[str]]:
+    """Hashes of all documents, their number by task, and what was dropped."""
+    hashes, counts, dropped = bytearray(), [], Counter[str]()
+    for result in _run(functools.partial(_hash_task, prepare), sources, "reading"):
+        hashes += result["hashes"]
+        counts.append(len(result["hashes"]) // HASH_BYTES)
         dropped.update(json.loads(result["dropped"]))
-    return hashes, dropped
+    return hashes, counts, dropped
 
 
-def _hash_task(tasks: tuple[ReadTask, ...], prepare: PrepareConfig, number: int) -> dict[str, Any]:
+def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
     dropped: Counter[str] = Counter()
     hashes = bytearray()
-    for document in read_documents(tasks[number], prepare, dropped):
+    for document in read_documents(task, prepare, dropped):
         hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
     return {"hashes": bytes(hashes), "dropped": json.dumps(dropped)}
 
 
-def _choose_documents(hashes: list[bytes], held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents are the first of their kind, and which are held out by their hash; bool [D] each."""
-    joined = np.frombuffer(b"".join(hashes), dtype=np.dtype([("high", ">u8"), ("low", ">u8")]))
-    keep = np.zeros(len(joined), dtype=bool)
-    keep[np.unique(joined, return_index=True)[1]] = True  # the index of the first occurrence
-    is_held_out = (joined["high"] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < held_out_frac
+def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return which documents are the first of their kind, and which are held out by their hash; bool [D] each.
+
+    Works through the hashes by their first byte, so that sorting takes no second copy of them.
+    """
+    words = np.frombuffer(hashes, dtype=">u8").reshape(-1, 2)
+    first_bytes = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)[:, 0]
+    keep = np.zeros(len(words), dtype=bool)
+    is_held_out = np.zeros(len(words), dtype=bool)
+    for byte in range(256):
+        places = np.flatnonzero(first_bytes == byte)
+        high, low = words[places].astype(np.uint64).T
+        is_held_out[places] = (high >> np.uint64(11)).astype(np.float64) * 2.0**-53 < held_out_frac
+        order = np.lexsort((low, high))  # stable: equal hashes stay in canonical order
+        is_repeated = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
+        keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
     return keep, is_held_out
 
 
 def _write_task(
-    tasks: tuple[ReadTask, ...],
-    prepare: PrepareConfig,
-    settings: RowSettings,
-    folder: str,
-    plans: list[bytes],
-    number: int,
+    prepare: PrepareConfig, settings: RowSettings, folder: str, number: int, task: ReadTask, plan: bytes
 ) -> dict[str, Any]:
     """Write the shards of one task; a split without a document of this task gets none."""
-    result: dict[str, Any] = {}
-    for code, split in enumerate(SPLITS, start=1):
-        chosen = np.frombuffer(plans[number], dtype=np.uint8) == code
-        documents = read_documents(tasks[number], prepare, Counter())
-        wanted = (document for document, is_wanted in zip(documents, chosen, strict=True) if is_wanted)
-        path = Path(folder, f"{split}-{number:06d}.arrow")
-        record = _write_shard(path, build_rows(wanted, settings)) if chosen.any() else None
-        result[split] = json.dumps(asdict(record)) if record else ""
-    return result
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Ray runs one such task a core
+    held_out: list[str] = []
+    train = build_rows(_divide(task, prepare, plan, held_out), settings)
+    records = {"train": _write_shard(Path(folder, f"train-{number:06d}.arrow"), train)}
+    records["held_out"] = _write_shard(Path(folder, f"held_out-{number:06d}.arrow"), build_rows(held_out, settings))
+    return {split: json.dumps(asdict(record)) if record else "" for split, record in records.items()}
+
+
+def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[str]) -> Iterator[str]:
+    """Yield the documents for training; append those held out."""
+    num_read = 0
+    for document in read_documents(task, prepare, Counter()):
+        use = plan[num_read] if num_read < len(plan) else 0
+        num_read += 1
+        if use == 1:
+            yield document
+        elif use == 2:
+            held_out.append(document)
+    if num_read != len(plan):
+        raise CorpusError(f"{task.files[0].path} changed while it was read; start again when nothing writes to it.")
 
 
 def _write_shard(path: Path, rows: Iterator[tuple[np.ndarray, np.ndarray]]) -> ShardRecord | None:
@@ -314,16 +359,25 @@ def _to_batch(rows: list[tuple[np.ndarray, np.ndarray]]) -> pa.RecordBatch:
     )
 
 
-def _run(function: Callable[[int], dict[str, Any]], sources: Sources, verb: str) -> Iterator[dict[str, Any]]:
-    """Run a function over all read tasks on Ray Data, in order, showing progress."""
+def _run(
+    function: Callable[[int, ReadTask, bytes], dict[str, Any]],
+    sources: Sources,
+    verb: str,
+    plans: Sequence[bytes] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Run a function over (number, read task, plan) of all tasks on Ray Data, in order, showing progress."""
     configure_ray_data()
-    num_tasks = len(sources.tasks)
 
-    def call(numbers: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        result = function(int(numbers["id"][0]))
+    def call(items: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+        result = function(int(items["number"][0]), pickle.loads(items["task"][0]), items["plan"][0])
         return {name: [value] for name, value in result.items()}
 
-    dataset = ray.data.range(num_tasks, override_num_blocks=num_tasks).map_batches(call, batch_size=1, num_cpus=1)
+    items = [
+        {"number": number, "task": pickle.dumps(task), "plan": plans[number] if plans else b""}
+        for number, task in enumerate(sources.tasks)
+    ]
+    dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(call, batch_size=1, num_cpus=1)
+    del items
     progress = _Progress(sources, verb)
     try:
         for number, row in enumerate(dataset.iter_rows()):
@@ -356,7 +410,7 @@ class _Progress:
             return
         self.shown = now
         done, total = self.sizes[num_done - 1], self.sizes[-1]
-        rate = done / max(now - self.started, 1e-6)
+        rate = max(done, 1e-6) / max(now - self.started, 1e-6)
         line = f"{self.verb}: {done:,.0f} of {total:,.0f} MB, {rate:.1f} MB/s, {(total - done) / rate:,.0f} s left"
         print(
             f"\r\033[K{line}" if sys.stderr.isatty() else line,

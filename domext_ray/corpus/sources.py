@@ -14,6 +14,7 @@ import io
 import json
 import re
 import unicodedata
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from domext_ray.errors import CorpusError
 PACKAGE_DOCS = "package-docs"
 TEXT, JSONL, PARQUET, ARROW = "text", "jsonl", "parquet", "arrow"
 _KINDS = {".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
+_UNREADABLE = (".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz", ".tar.gz", ".pdf", ".docx")
 _HASH_CHUNK_BYTES = 4 * 2**20
 _SPACES = re.compile(r"\s+")
 
@@ -42,7 +44,6 @@ class SourceFile:
         path: path within its file system; for `package-docs`, the name of a distribution.
         kind: text, jsonl, parquet, arrow or package-docs.
         size: bytes.
-        remote: the address names a file system other than the local one (`scheme`).
         scheme: "" for local files, else for example "s3".
     """
 
@@ -121,23 +122,33 @@ def _find_files(entry: str) -> list[SourceFile]:
         return [SourceFile(name, PACKAGE_DOCS, size) for name, size in sizes]
     scheme, _, rest = entry.rpartition("://")
     filesystem, path = _open_filesystem(scheme, rest) if scheme else (pafs.LocalFileSystem(), _expand_local(entry))
-    if any(each in path for each in "*?["):
-        infos = _glob(filesystem, path)
-    else:
-        try:
-            info = filesystem.get_file_info(path)
-        except OSError as error:
-            raise CorpusError(f"--corpus {entry!r} cannot be reached ({error}).") from error
-        infos = [info]
-        if info.type == pafs.FileType.Directory:
-            infos = [each for each in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)) if each.is_file]
-            infos = _keep_data_files(infos)
-        elif info.type == pafs.FileType.NotFound:
-            infos = _download_dataset(entry) if _may_be_hub_name(entry) else []
+    try:
+        infos = _list_files(filesystem, path)
+    except OSError as error:
+        raise CorpusError(f"--corpus {entry!r} cannot be reached ({error}).") from error
+    if not infos and not scheme and _may_be_hub_name(entry):
+        infos = _download_dataset(entry)
     if not infos:
         raise CorpusError(f"--corpus {entry!r} names no file; give a file, a glob, a folder or {PACKAGE_DOCS}.")
+    for each in infos:
+        if each.path.lower().endswith(_UNREADABLE):
+            raise CorpusError(
+                f"--corpus {entry!r} includes {each.path}, whose format cannot be read; give text, JSONL (both may be "
+                "gzipped), Parquet or a saved dataset."
+            )
     infos = sorted(infos, key=lambda each: each.path)
     return [SourceFile(each.path, _kind_of(each.path), each.size, scheme) for each in infos]
+
+
+def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
+    """The files that a path names: itself, a folder's, or those that match a glob."""
+    info = filesystem.get_file_info(path)
+    if info.is_file:
+        return [info]
+    if info.type == pafs.FileType.Directory:
+        found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+        return _keep_data_files([each for each in found if each.is_file], path)
+    return _glob(filesystem, path) if any(each in path for each in "*?[") else []
 
 
 def _expand_local(entry: str) -> str:
@@ -169,13 +180,14 @@ def _glob(filesystem: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
 
 
 def _escape_outside_sets(text: str) -> str:
-    return "".join(part if part.startswith("[") else re.escape(part) for part in re.split(r"(\[[^\]]*\])", text))
+    parts = re.split(r"(\[[^\]]+\])", text)
+    return "".join(part.replace("[!", "[^", 1) if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
-def _keep_data_files(infos: list[pafs.FileInfo]) -> list[pafs.FileInfo]:
-    """Of a folder: hidden files and a saved dataset's own records are left out."""
+def _keep_data_files(infos: list[pafs.FileInfo], folder: str) -> list[pafs.FileInfo]:
+    """Of a folder: hidden files and folders and a saved dataset's own records are left out."""
     records = {"dataset_info.json", "state.json", "dataset_dict.json"}
-    visible = [each for each in infos if not each.base_name.startswith(".")]
+    visible = [each for each in infos if "/." not in each.path[len(folder.rstrip("/")) :]]
     arrow = [each for each in visible if each.path.endswith(".arrow")]
     return arrow or [each for each in visible if each.base_name not in records]
 
@@ -210,9 +222,12 @@ def _fingerprint_file(file: SourceFile) -> str:
     if file.scheme not in ("", "file"):  # reading a bucket only to hash it would double the traffic
         return f"{file.path} {filesystem.get_file_info(file.path).mtime_ns}"
     digest = hashlib.sha256()
-    with open(file.path, "rb") as stream:
-        while chunk := stream.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
+    try:
+        with open(file.path, "rb") as stream:
+            while chunk := stream.read(_HASH_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise CorpusError(f"--corpus names {file.path}, which cannot be read ({error.strerror}).") from error
     return digest.hexdigest()
 
 
@@ -224,17 +239,19 @@ def open_filesystem(file: SourceFile) -> pafs.FileSystem:
 def _cut_tasks(files: list[SourceFile], prepare: PrepareConfig) -> Iterator[ReadTask]:
     """Cut large plain files into ranges and join small files, in order."""
     group: list[SourceFile] = []
+    group_bytes = 0
     for file in files:
         is_cut = file.kind in (TEXT, JSONL) and not file.path.endswith(".gz")
         is_cut = is_cut and file.size > prepare.shard_bytes and (file.kind == JSONL or prepare.document != "file")
-        if group and (is_cut or sum(each.size for each in group) + file.size > prepare.shard_bytes):
+        if group and (is_cut or group_bytes + file.size > prepare.shard_bytes):
             yield ReadTask(tuple(group))
-            group = []
+            group, group_bytes = [], 0
         if is_cut:
             for start in range(0, file.size, prepare.shard_bytes):
                 yield ReadTask((file,), start, min(start + prepare.shard_bytes, file.size))
         else:
             group.append(file)
+            group_bytes += file.size
     if group:
         yield ReadTask(tuple(group))
 
@@ -246,9 +263,12 @@ def read_documents(task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]
         task: what to read.
         prepare: what a document is, and its bounds.
         dropped: counts what is left out, by reason.
+
+    Raises:
+        CorpusError: a file that is damaged, has vanished, or lacks the column.
     """
     for file in task.files:
-        for raw in _read_raw(file, task, prepare, dropped):
+        for raw in _read_whole(file, task, prepare, dropped):
             if isinstance(raw, bytes):
                 try:
                     raw = raw.decode("utf-8")
@@ -274,6 +294,16 @@ def clean_text(text: str) -> str:
     if not text.isprintable():  # isprintable is false for spaces other than " " and for the categories C*
         text = "".join(each if each.isprintable() or each.isspace() or each in "\u200c\u200d" else "" for each in text)
     return _SPACES.sub(" ", text).strip()
+
+
+def _read_whole(
+    file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]
+) -> Iterator[str | bytes]:
+    try:
+        yield from _read_raw(file, task, prepare, dropped)
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CorpusError(f"{file.path} cannot be read to its end ({reason}); mend it or leave it out.") from error
 
 
 def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Counter[str]) -> Iterator[str | bytes]:
@@ -345,20 +375,23 @@ def _cut_at_character(piece: bytes) -> tuple[bytes, bytes]:
 
 
 def _read_paragraphs(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig) -> Iterator[bytes]:
-    """Yield documents between blank lines; a document belongs to the range that its preceding blank line begins in."""
+    """Yield documents between blank lines; a document belongs to the range that its preceding blank line begins in.
+
+    A document longer than any may be comes in pieces, so that memory stays bounded.
+    """
     owned, lines, size = task.start == 0, [], 0
     for position, line in _read_lines(stream, task.start, -1, prepare):
-        if line.strip():
-            if owned and size < 4 * prepare.max_document_chars:
-                lines.append(line)
-                size += len(line)
-            continue
-        if lines:
+        is_blank, is_past = not line.strip(), 0 <= task.end <= position
+        if lines and (is_blank or size + len(line) > 4 * prepare.max_document_chars):
             yield b"\n".join(lines)
             lines, size = [], 0
-        if task.end >= 0 and position >= task.end:
+        if is_past and (is_blank or not owned):
             return
-        owned = True
+        if is_blank:
+            owned = True
+        elif owned:
+            lines.append(line)
+            size += len(line)
     if lines:
         yield b"\n".join(lines)
 
@@ -372,7 +405,7 @@ def _read_json_lines(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig, 
         except UnicodeDecodeError:
             dropped["bad_utf8"] += 1
             continue
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             dropped["bad_json"] += 1
             continue
         text = record.get(prepare.field) if isinstance(record, dict) else None
@@ -386,7 +419,7 @@ def _read_column(file: SourceFile, column: str) -> Iterator[str]:
     with open_filesystem(file).open_input_file(file.path) as source:
         if file.kind == PARQUET:
             parquet = pq.ParquetFile(source)
-            _require_column(file, column, parquet.schema_arrow)
+            _require_text_column(file, column, parquet.schema_arrow)
             batches: Any = parquet.iter_batches(batch_size=1024, columns=[column])
         else:  # `datasets` writes the streaming format, others the file format
             try:
@@ -395,16 +428,20 @@ def _read_column(file: SourceFile, column: str) -> Iterator[str]:
                 source.seek(0)
                 reader = pa.ipc.open_file(source)
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                _require_column(file, column, reader.schema)
+                _require_text_column(file, column, reader.schema)
             else:
-                _require_column(file, column, batches.schema)
+                _require_text_column(file, column, batches.schema)
         for batch in batches:
             for value in batch.column(batch.schema.get_field_index(column)):
-                yield str(value.as_py() or "")
+                yield value.as_py() or ""
 
 
-def _require_column(file: SourceFile, column: str, schema: pa.Schema) -> None:
+def _require_text_column(file: SourceFile, column: str, schema: pa.Schema) -> None:
     if column not in schema.names:
         raise CorpusError(
             f"{file.path} has no column {column!r} (it has {', '.join(schema.names)}); set --prepare.field."
         )
+    kind = schema.field(column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise CorpusError(f"the column {column!r} of {file.path} holds {kind}, not text; set --prepare.field.")

@@ -15,10 +15,10 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -257,39 +257,47 @@ def _read(task: _Task, share: int) -> Iterator[pa.Table]:
 ItemT = TypeVar("ItemT")
 
 
-def prefetch(items: Iterator[ItemT], depth: int = PREFETCHED_BATCHES) -> Generator[ItemT, None, None]:
-    """Run an iterator in a thread of its own, up to `depth` items ahead; its exceptions come out here."""
-    ready: queue.Queue[tuple[bool, ItemT | BaseException | None]] = queue.Queue(maxsize=depth)
-    closed = threading.Event()
+class Prefetch(Iterator[ItemT]):
+    """An iterator that runs in a thread of its own, from now on and up to `depth` items ahead.
 
-    def put(entry: tuple[bool, ItemT | BaseException | None]) -> bool:
-        while not closed.is_set():
+    Args:
+        items: what to run; its exceptions come out of `next`.
+        depth: items that are kept ready.
+    """
+
+    def __init__(self, items: Iterator[ItemT], depth: int = PREFETCHED_BATCHES) -> None:
+        self._items = items
+        self._ready: queue.Queue[tuple[ItemT | None, BaseException | None]] = queue.Queue(maxsize=depth)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> ItemT:
+        item, error = self._ready.get()
+        if error is not None:
+            self._put(None, error)  # a second call ends in the same way
+            raise error
+        return cast(ItemT, item)
+
+    def close(self) -> None:
+        """Stop the thread; what is ready is dropped."""
+        self._closed.set()
+        self._thread.join(timeout=10)
+
+    def _fill(self) -> None:
+        try:
+            for item in self._items:
+                if not self._put(item, None):
+                    return
+            self._put(None, StopIteration())
+        except BaseException as error:  # handed to the consumer, whatever it is
+            self._put(None, error)
+
+    def _put(self, item: ItemT | None, error: BaseException | None) -> bool:
+        while not self._closed.is_set():
             try:
-                ready.put(entry, timeout=0.2)
+                self._ready.put((item, error), timeout=0.2)
                 return True
             except queue.Full:
                 continue
         return False
-
-    def fill() -> None:
-        try:
-            for item in items:
-                if not put((True, item)):
-                    return
-            put((False, None))
-        except BaseException as error:  # handed to the consumer, whatever it is
-            put((False, error))
-
-    thread = threading.Thread(target=fill, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            more, item = ready.get()
-            if not more:
-                if isinstance(item, BaseException):
-                    raise item
-                return
-            yield item  # type: ignore[misc]
-    finally:
-        closed.set()
-        thread.join(timeout=10)

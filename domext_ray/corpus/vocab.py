@@ -9,14 +9,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config import PrepareConfig, VocabConfig
 from domext_ray.corpus.sources import Sources, read_documents, resolve_sources
 from domext_ray.errors import CorpusError
+
+if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
+    from transformers import PreTrainedTokenizerBase
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SAMPLE_BYTES = 200 * 2**20
@@ -32,9 +34,13 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         CorpusError: there is none, it has no fast implementation, or it lacks a special token that masking needs.
     """
+    from transformers import AutoTokenizer
+
+    if not Path(folder).is_dir():
+        raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file raises whatever its reader raises
         raise CorpusError(
             f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]})."
         ) from error
@@ -73,6 +79,8 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
     Raises:
         CorpusError: the size leaves no room beside the alphabet.
     """
+    from transformers import BertTokenizer
+
     sources = resolve_sources(spec, prepare)
     record = {"content": sources.fingerprint, "size": vocab.size, "lowercase": vocab.lowercase}
     path = folder / "learned_from.json"
@@ -94,10 +102,13 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    tokenizer.save_pretrained(temporary)
-    (temporary / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    try:
+        tokenizer.save_pretrained(temporary)
+        (temporary / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -138,4 +149,4 @@ def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfi
             f"--vocab.size is {vocab.size}; the corpus' alphabet of {kept} characters alone needs "
             f"{2 * min(kept, 64) + len(SPECIAL_TOKENS)} entries."
         )
-    return min(kept, vocab.size // 2)
+    return min(kept, (vocab.size - len(SPECIAL_TOKENS)) // 2)

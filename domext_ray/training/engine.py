@@ -14,22 +14,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import math
 import os
+import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from domext_ray.config import EngineConfig, OptimConfig
-from domext_ray.errors import RunError
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.training.objective import MaskedBatch, pad_batch
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's state in torch
@@ -84,7 +85,7 @@ def compute_learning_rate(step: int, peak: float, warmup_steps: int, decay_steps
     """Return the rate of a step: linear from 0 to the peak, then linear to 0.
 
     Args:
-        step: 0-based. Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, so the last of them has the peak;
+        step: 0-based. Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, the peak at the last of them;
             later ones peak · (decay_steps - step) / (decay_steps - warmup_steps), and 0 from `decay_steps` on.
         peak: highest rate.
         warmup_steps: length of the warm-up, 0 or more.
@@ -142,7 +143,7 @@ class _MaskedLoss(nn.Module):
 class Engine:
     """Trains and evaluates one model on this rank; torch.distributed's process group exists already.
 
-    Every method but `device` is collective: all ranks call it equally often.
+    Every method is collective: all ranks call it equally often.
 
     Args:
         model: on `device`; parameters with `requires_grad` train and are fp32, the others may be stored in bf16.
@@ -157,6 +158,7 @@ class Engine:
         state: training state to go on from; None starts with the model as it is and moments of zero.
 
     Raises:
+        ConfigError: compilation was asked for at ZeRO-3, or on a CPU without a C++ compiler.
         RunError: `state` does not fit the model's trainable parameters.
     """
 
@@ -174,6 +176,8 @@ class Engine:
         state: TrainState | None = None,
     ) -> None:
         self.device = torch.device(device)
+        if engine.compile:
+            _check_compile(engine.zero_stage, self.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._stage, self._optim, self._seed = engine.zero_stage, optim, seed
         self._warmup_steps, self._accumulation_steps = warmup_steps, accumulation_steps
@@ -190,12 +194,14 @@ class Engine:
         objective = _MaskedLoss(model, self.device, bf16=engine.precision == "bf16")
         if engine.compile:
             objective.compile()
-        self._optimizer = _build_optimizer(self._trainables.values(), optim)
+        trainables = list(self._trainables.values())
+        self._optimizer = _build_optimizer(trainables, optim)
         self._num_updates = 0
-        config = _build_config(engine, optim, micro_batch_size, accumulation_steps, self._trainables.values())
+        num_elements = sum(each.numel() for each in trainables)
+        config = _build_config(engine, optim, micro_batch_size, accumulation_steps, num_elements)
         self._deepspeed = _initialize(objective, self._optimizer, config, self.device)
         self._deepspeed.train()
-        if engine.zero_stage in (1, 2):
+        if engine.zero_stage < 3:
             _create_moments(self._optimizer)
         if state is not None and state.num_updates:
             self._load_moments(state)
@@ -255,14 +261,7 @@ class Engine:
             batch = _widen(batch)
         tensors = {
             name: None if each is None else each.to(self.device, non_blocking=True)
-            for name, each in (
-                ("input_ids", batch.input_ids),
-                ("attention_mask", batch.attention_mask),
-                ("token_type_ids", batch.token_type_ids),
-                ("masked_positions", batch.masked_positions),
-                ("labels", batch.labels),
-                ("weights", batch.weights),
-            )
+            for name, each in vars(batch).items()
         }
         if self._compiled:
             for name in ("masked_positions", "labels", "weights"):
@@ -317,28 +316,26 @@ class Engine:
         if moment is None:
             # Below stage 3 every rank has the whole parameter, and it is its own fp32 master.
             whole = safe_get_full_fp32_param(param) if self._stage == 3 else param.detach()
-        elif self._num_updates == 0:  # the optimizer has made no state yet
-            shape = getattr(param, "ds_shape", param.shape)
-            whole = torch.zeros(shape, device=self.device)
         elif self._stage == 0:
             whole = self._optimizer.state[param][moment]
+        elif self._num_updates == 0:  # DeepSpeed has linked no state yet
+            whole = torch.zeros(getattr(param, "ds_shape", param.shape), device=self.device)
         else:
             whole = safe_get_full_optimizer_state(param, moment)
         assert whole is not None, f"DeepSpeed gathered nothing for {moment or 'the value'} of {name}"
         return whole
 
     def _load_moments(self, state: TrainState) -> None:
-        """Set AdamW's moments and step count.
-
-        DeepSpeed makes and links optimizer state in a step, so one is made first that changes nothing: a gradient of
-        zero at a rate of zero. The parameters' values were loaded before DeepSpeed was initialised.
-        """
+        """Set AdamW's moments and step count; the parameters were loaded before DeepSpeed was initialised."""
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        self._set_learning_rate(0.0)
-        self._accumulate_gradients([_build_empty_batch()], 1)
-        _, applied = self._apply_gradients()
-        assert applied, "the empty step was refused"
+        if self._stage > 0:
+            # DeepSpeed links optimizer state in a step, so one is made that changes nothing: gradient 0 at rate 0.
+            self._set_learning_rate(0.0)
+            empty = pad_batch([np.zeros(8)], [np.zeros(8)], [np.zeros(8, dtype=bool)], pad_id=0)
+            self._accumulate_gradients([empty], num_masked=1)
+            _, applied = self._apply_gradients()
+            assert applied, "the empty step was refused"
         for name, param in self._trainables.items():
             for moment in _MOMENTS:
                 value = getattr(state.tensors[name], moment).to(self.device)
@@ -349,6 +346,16 @@ class Engine:
         for each in self._optimizer.state.values():
             each["step"].fill_(state.num_updates)
         self._num_updates = state.num_updates
+
+
+def _check_compile(stage: int, device: torch.device) -> None:
+    if stage == 3:  # the hooks that gather parameters break the graph at every module
+        raise ConfigError("--engine.compile true does not work at --engine.zero_stage 3; use stage 0, 1 or 2.")
+    compilers = [os.environ.get("CXX", "g++"), "clang++"]
+    if device.type == "cpu" and not any(map(shutil.which, compilers)):
+        raise ConfigError(
+            "--engine.compile true needs a C++ compiler on a CPU and finds none; install g++ or set it false."
+        )
 
 
 def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> None:
@@ -365,9 +372,8 @@ def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> 
             param.copy_(state.tensors[name].param)
 
 
-def _build_optimizer(params: Iterator[nn.Parameter] | Any, optim: OptimConfig) -> torch.optim.AdamW:
+def _build_optimizer(params: list[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, never on biases and LayerNorms; torch's own, so nothing is compiled."""
-    params = list(params)
     groups = [
         {"params": [each for each in params if each.ndim >= 2], "weight_decay": optim.weight_decay},
         {"params": [each for each in params if each.ndim < 2], "weight_decay": 0.0},
@@ -391,9 +397,9 @@ def _create_moments(optimizer: torch.optim.AdamW) -> None:
 
 
 def _build_config(
-    engine: EngineConfig, optim: OptimConfig, micro_batch_size: int, accumulation_steps: int, params: Any
+    engine: EngineConfig, optim: OptimConfig, micro_batch_size: int, accumulation_steps: int, num_elements: int
 ) -> dict[str, Any]:
-    bucket = min(sum(each.numel() for each in params), MAX_BUCKET_ELEMENTS)
+    bucket = min(num_elements, MAX_BUCKET_ELEMENTS)
     zero: dict[str, Any] = {
         "stage": engine.zero_stage,
         "reduce_bucket_size": bucket,
@@ -431,28 +437,15 @@ def _initialize(
 
 
 def _forbid_compiled_op(deepspeed: Any) -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce, which training never uses and needs a C++ compiler."""
+    """Keep DeepSpeed from compiling its shared-memory all-reduce: training never uses it, and it needs g++ and ninja."""
     compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
     if isinstance(compatible, dict) and _COMPILED_OP in compatible:
         compatible[_COMPILED_OP] = False
         return
     warnings.warn(
-        f"DeepSpeed {deepspeed.__version__} has no switch for its compiled {_COMPILED_OP}; on a CPU it may need g++ and "
-        "ninja. Install the version that cluster/constraints.txt names.",
+        f"DeepSpeed {deepspeed.__version__} has no switch for its compiled {_COMPILED_OP}; on a CPU it may need g++ "
+        "and ninja. Install the version that cluster/constraints.txt names.",
         stacklevel=2,
-    )
-
-
-def _build_empty_batch() -> MaskedBatch:
-    """One short row whose only prediction has weight 0."""
-    zeros = torch.zeros(1, dtype=torch.int64)
-    return MaskedBatch(
-        input_ids=torch.zeros(1, 8, dtype=torch.int64),
-        attention_mask=None,
-        token_type_ids=None,
-        masked_positions=zeros,
-        labels=zeros,
-        weights=torch.zeros(1),
     )
 
 
@@ -466,8 +459,3 @@ def _widen(batch: MaskedBatch) -> MaskedBatch:
         labels=batch.labels.repeat(2),
         weights=torch.cat([batch.weights, torch.zeros(1)]),
     )
-
-
-def is_finite(figures: StepFigures) -> bool:
-    """Return whether loss and gradient norm are finite."""
-    return math.isfinite(figures.loss) and math.isfinite(figures.grad_norm)

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config import PretrainConfig, resolve_micro_batch_size, resolve_warmup_steps
 from domext_ray.corpus.shards import Manifest, read_manifest
-from domext_ray.corpus.stream import BatchPlan, prefetch, stream_batches
+from domext_ray.corpus.stream import BatchPlan, Prefetch, stream_batches
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
 from domext_ray.model.graft import Base, build_model, load_base, store_base
@@ -197,21 +197,21 @@ class _Worker:
             torch.set_num_threads(max(1, int(self.config.scale.cpus_per_worker or fair)))
         self.manifest = read_manifest(task.corpus_dir)
         self.tokenizer = load_tokenizer(task.tokenizer_dir)
-        self.base = None if self.config.base == "none" else _load_checked_base(task)
         latest = find_latest(task.run_dir / "checkpoints")
         self.checkpoint = None if latest is None else load_checkpoint(latest)
-        self.plan = make_plan(self.config, self.manifest)
-        self.engine = self._build_engine()
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
-        self.epoch, self.batch = divmod(self.step, self.plan.batches_per_epoch)
-        pad_to = self.config.train.seq_length if self.config.engine.compile else 0
+        self.plan = make_plan(self.config, self.manifest)
         self.micro_batch_size = resolve_micro_batch_size(self.config)
+        self.pad_to = self.config.train.seq_length if self.config.engine.compile else 0
         self.masker = Masker(self.tokenizer, self.config.objective, self.config.seed)
-        self.pad_to = pad_to
+        # Reading starts now: its first batches are there when the model is.
+        self.batches = Prefetch(self._masked_batches(*divmod(self.step, self.plan.batches_per_epoch)))
+        self.base = None if self.config.base == "none" else _load_checked_base(task)
+        self.engine = self._build_engine()
         self.domain_batches, self.probe_batches = build_evaluations(
-            self.config, self.manifest, self.tokenizer, self.micro_batch_size, pad_to
+            self.config, self.manifest, self.tokenizer, self.micro_batch_size, self.pad_to
         )
 
     def _build_engine(self) -> Engine:
@@ -229,14 +229,13 @@ class _Worker:
         if dtype == "bf16" or (dtype == "auto" and config.scale.use_gpu and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
         device = ray.train.torch.get_device() if config.scale.use_gpu else torch.device("cpu")
-        micro_batch_size = resolve_micro_batch_size(config)
         return Engine(
             cast(nn.Module, model).to(device),
             engine=config.engine,
             optim=config.optim,
             warmup_steps=resolve_warmup_steps(config),
-            micro_batch_size=micro_batch_size,
-            accumulation_steps=config.train.global_batch_size // self.world_size // micro_batch_size,
+            micro_batch_size=self.micro_batch_size,
+            accumulation_steps=config.train.global_batch_size // self.world_size // self.micro_batch_size,
             seed=config.seed,
             device=device,
             state=None if self.checkpoint is None else self.checkpoint.state,
@@ -250,9 +249,8 @@ class _Worker:
             log = MetricsLog(self.task.run_dir, self.task.attempt, self.step, tensorboard=self.config.run.tensorboard)
         if self.step == 0:
             self._record(log, {"step": 0, **self._evaluate()})
-        batches = prefetch(self._masked_batches())
         while self.step < train.max_steps:
-            record = self._train_step(batches)
+            record = self._train_step()
             done = self.step == train.max_steps
             if done or self.step % train.eval_every == 0:
                 record |= self._evaluate()
@@ -261,27 +259,27 @@ class _Worker:
                 self._save()
             if done or self.step % train.checkpoint_every == 0 or self.step % train.eval_every == 0:
                 ray.train.report(record)
-        batches.close()
+        self.batches.close()
         if log is not None:
             log.close()
 
-    def _masked_batches(self) -> Iterator[tuple[list[MaskedBatch], int]]:
-        """Micro batches of this rank's share, and the tokens in them, from the current position on."""
+    def _masked_batches(self, epoch: int, batch: int) -> Iterator[tuple[list[MaskedBatch], int]]:
+        """Micro batches of this rank's share, and the tokens in them, from a position on."""
         stream = stream_batches(
             self.manifest,
             self.plan,
             rank=self.rank,
             world_size=self.world_size,
-            epoch=self.epoch,
-            batch=self.batch,
+            epoch=epoch,
+            batch=batch,
         )
         for each in stream:
             masked = self.masker.mask(each.rows, each.epoch)
             yield self.masker.collate(masked, self.micro_batch_size, self.pad_to), int(masked.lengths.sum())
 
-    def _train_step(self, batches: Iterator[tuple[list[MaskedBatch], int]]) -> dict[str, Any]:
+    def _train_step(self) -> dict[str, Any]:
         started = time.perf_counter()
-        micro_batches, num_tokens = next(batches)
+        micro_batches, num_tokens = next(self.batches)
         waited = time.perf_counter() - started
         counts = torch.tensor([sum(each.num_masked for each in micro_batches), num_tokens], dtype=torch.int64)
         counts = counts.to(self.engine.device)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from domext_ray.corpus.shards import Manifest, ShardRecord
-from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan, hash_counters, prefetch, stream_batches
+from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan, Prefetch, hash_counters, stream_batches
 from domext_ray.errors import CorpusError
 
 SHARD_ROWS = (137, 5, 9001, 64)
@@ -112,12 +114,17 @@ def test_ray_data_reads_the_plan_in_order_and_resumes_anywhere(tmp_path: Path, l
     assert resumed.rows.column("row_id").to_pylist() == expected[plan.batches_per_epoch + 2].tolist()
 
 
-def test_prefetch_hands_over_items_and_errors() -> None:
-    def broken() -> itertools.chain[int]:
+def test_prefetch_starts_at_once_and_hands_over_items_and_errors() -> None:
+    started = threading.Event()
+
+    def broken() -> Iterator[int]:
+        started.set()
         yield from range(10)
         raise CorpusError("the shard ended")
 
-    items = prefetch(broken(), depth=2)
+    items = Prefetch(broken(), depth=2)
+    assert started.wait(timeout=10)
     assert [next(items) for _ in range(10)] == list(range(10))
-    with pytest.raises(CorpusError, match="the shard ended"):
-        next(items)
+    for _ in range(2):
+        with pytest.raises(CorpusError, match="the shard ended"):
+            next(items)

@@ -1,0 +1,274 @@
+"""Files -> documents: what a range, an encoding or a file format must not change."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from domext_ray.config import PrepareConfig
+from domext_ray.corpus import sources
+from domext_ray.corpus.sources import (
+    ReadTask,
+    SourceFile,
+    Sources,
+    clean_text,
+    read_documents,
+    resolve_sources,
+)
+from domext_ray.errors import CorpusError
+
+
+def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Counter[str]]:
+    dropped: Counter[str] = Counter()
+    return [each for task in resolved.tasks for each in read_documents(task, prepare, dropped)], dropped
+
+
+def read_spec(spec: str | Path, prepare: PrepareConfig | None = None) -> tuple[list[str], Counter[str]]:
+    prepare = prepare or PrepareConfig(min_document_chars=1)
+    return read_all(resolve_sources(str(spec), prepare), prepare)
+
+
+def read_ranges(path: Path, prepare: PrepareConfig, step: int) -> list[str]:
+    """Documents of byte ranges of `step` bytes, shorter than an option allows."""
+    file = SourceFile(str(path), "text", path.stat().st_size)
+    tasks = [ReadTask((file,), i, min(i + step, file.size)) for i in range(0, file.size, step)]
+    return read_all(Sources(str(path), tuple(tasks), ""), prepare)[0]
+
+
+TEXTS = {
+    "plain": b"one\ntwo two\n\n\nthree\nfour 4\n\nfive",
+    "crlf": b"one\r\ntwo two\r\n\r\nthree\r\n \r\nfour\r\n",
+    "newline at the end": b"a\nbb\n\nccc\n",
+    "blank at both ends": b"\n\na\nb\n\n\n",
+    "multi-byte": "äöü 漢字。\n\n文字化け𝒳𝒴\nnaïve\n".encode(),
+    "one line": b"no newline at all",
+    "giant": b"short\n" + b"abcdefghij " * 9 + b"\nnext\n\n" + "漢字𝒳é".encode() * 11 + b"\n\nlast\n",
+}
+
+
+@pytest.mark.parametrize("document", ["line", "blank_line"])
+@pytest.mark.parametrize("name", list(TEXTS))
+def test_byte_ranges_read_what_the_whole_file_reads(tmp_path: Path, document: str, name: str) -> None:
+    """Every width of range, so that a boundary falls on every byte: newlines, blank lines, halves of characters."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXTS[name])
+    prepare = PrepareConfig(document=document, min_document_chars=1, max_document_chars=6)
+    whole = read_ranges(path, prepare, 10**6)
+    assert whole
+    for step in range(1, len(TEXTS[name]) + 1):
+        assert read_ranges(path, prepare, step) == whole, step
+
+
+def test_documents_of_each_kind(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXTS["plain"])
+    assert read_spec(path)[0] == ["one", "two two", "three", "four 4", "five"]
+    for document, expected in {
+        "blank_line": ["one two two", "three four 4", "five"],
+        "file": ["one two two three four 4 five"],
+    }.items():
+        assert read_spec(path, PrepareConfig(document=document, min_document_chars=1))[0] == expected
+
+
+def test_a_large_file_becomes_ranges_and_small_files_join(tmp_path: Path) -> None:
+    lines = [f"line number {i} of a file" for i in range(400)]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
+    (tmp_path / "b.txt").write_text("the second file has this line\n")
+    (tmp_path / "c.txt").write_text("the third file has this line\n")
+    prepare = PrepareConfig(shard_bytes=1024)
+    resolved = resolve_sources(str(tmp_path), prepare)
+    assert [len(task.files) for task in resolved.tasks] == [1] * (len(resolved.tasks) - 1) + [2]
+    assert len(resolved.tasks) > 5 and max(task.num_bytes for task in resolved.tasks) <= 1024
+    assert read_all(resolved, prepare)[0] == [
+        *lines,
+        "the second file has this line",
+        "the third file has this line",
+    ]
+
+
+@pytest.mark.parametrize("document", ["line", "blank_line"])
+def test_nothing_of_a_giant_document_is_lost(tmp_path: Path, document: str) -> None:
+    text = "é漢x𝒳" * 500
+    path = tmp_path / "giant.txt"
+    path.write_text(f"before\n\n{text}\n\nafter\n", encoding="utf-8")
+    prepare = PrepareConfig(document=document, min_document_chars=1, max_document_chars=50)
+    documents = read_spec(path, prepare)[0]
+    assert (documents[0], documents[-1]) == ("before", "after")
+    assert "".join(documents[1:-1]) == text
+    assert max(map(len, documents)) <= 50
+
+
+def test_a_long_paragraph_of_many_lines_is_cut_not_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("\n".join(f"w{i:03d}" for i in range(300)) + "\n\nafter\n")
+    prepare = PrepareConfig(document="blank_line", min_document_chars=1, max_document_chars=50)
+    documents = read_spec(path, prepare)[0]
+    assert "".join(documents).replace(" ", "") == "".join(f"w{i:03d}" for i in range(300)) + "after"
+
+
+def test_a_range_without_a_blank_line_stops_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without blank lines is one document of its first range; the others must not read to the file's end."""
+    path = tmp_path / "flat.txt"
+    path.write_bytes(b"line\n" * 1000)
+    reads = 0
+
+    original = sources._read_lines
+
+    def count_lines(*args: Any) -> Iterator[tuple[int, bytes]]:
+        nonlocal reads
+        for each in original(*args):
+            reads += 1
+            yield each
+
+    monkeypatch.setattr(sources, "_read_lines", count_lines)
+    documents = read_ranges(path, PrepareConfig(document="blank_line", min_document_chars=1), 500)
+    assert len(documents) == 1
+    assert reads < 1000 + 10 * 102
+
+
+def test_bad_utf8_is_counted_and_its_neighbours_stay(tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"good line one\nbad \xff\xfe line\n\xc3\ngood line two\n")
+    documents, dropped = read_spec(path)
+    assert documents == ["good line one", "good line two"]
+    assert dropped["bad_utf8"] == 2
+
+
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "separators.txt"
+    path.write_text("one\u2028still one\u0085still\x0bone\rone\nsecond line", encoding="utf-8", newline="")
+    assert read_spec(path)[0] == ["one still one still one one", "second line"]
+
+
+def test_short_documents_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("tiny\n\nthis line is long enough to stay\n")
+    documents, dropped = read_spec(path, PrepareConfig())
+    assert documents == ["this line is long enough to stay"]
+    assert dropped == {"too_short": 1, "blank": 1}
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("  a\t b\u00a0\u3000c \n", "a b c"),
+        ("e\u0301", "é"),
+        ("a\x00b\u200bc\ufeffd\ud800e", "abcde"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("soft\u00adhyphen", "softhyphen"),
+        ("bell\x07 ok", "bell ok"),
+    ],
+)
+def test_clean_text(raw: str, clean: str) -> None:
+    assert clean_text(raw) == clean
+    assert clean_text(clean) == clean
+
+
+def test_gzip_reads_like_its_content(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "text.txt.gz", "wb") as file:
+        file.write(TEXTS["giant"])
+    plain = tmp_path / "text.txt"
+    plain.write_bytes(TEXTS["giant"])
+    prepare = PrepareConfig(min_document_chars=1, max_document_chars=6)
+    assert read_spec(tmp_path / "text.txt.gz", prepare) == read_spec(plain, prepare)
+
+
+def test_a_truncated_gzip_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt.gz"
+    path.write_bytes(gzip.compress(b"some text that is here\n" * 1000)[:-20])
+    with pytest.raises(CorpusError, match="text.txt.gz cannot be read to its end"):
+        read_spec(path)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [
+        json.dumps({"body": "first text"}),
+        "{not json",
+        json.dumps({"other": 1}),
+        json.dumps(["a list"]),
+        "",
+        json.dumps({"body": 5}),
+        json.dumps({"body": "a lone surrogate \ud800 here\nand a second line"}),
+        "[" * 100_000,
+    ]
+    path.write_bytes("\n".join(lines).encode() + b'\n{"body": "\xff"}\n')
+    documents, dropped = read_spec(path, PrepareConfig(field="body", min_document_chars=1))
+    assert documents == ["first text", "a lone surrogate here and a second line"]
+    assert dropped == {"bad_json": 2, "no_field": 3, "bad_utf8": 1}
+
+
+def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
+    texts = ["first text", "second text", None, "third text"]
+    table = pa.table({"body": texts, "number": [1, 2, 3, 4]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    dataset = datasets.Dataset.from_dict({"body": texts})
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": dataset}).save_to_disk(str(tmp_path / "saved_dict"))
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    prepare = PrepareConfig(field="body", min_document_chars=1)
+    for name in ("rows.parquet", "saved", "saved_dict", "rows.arrow"):
+        assert read_spec(tmp_path / name, prepare)[0] == ["first text", "second text", "third text"], name
+    with pytest.raises(CorpusError, match=r"has no column 'text' \(it has body, number\)"):
+        read_spec(tmp_path / "rows.parquet")
+    with pytest.raises(CorpusError, match="holds int64, not text"):
+        read_spec(tmp_path / "rows.parquet", PrepareConfig(field="number"))
+
+
+def test_globs_lists_and_folders(tmp_path: Path) -> None:
+    for name in ("a1.txt", "a2.txt", "b1.txt", "deep/a3.txt", ".hidden/a4.txt", "a(5).txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"the file {name} says this\n")
+
+    def names(spec: str) -> list[str]:
+        files = [file for task in resolve_sources(spec, PrepareConfig()).tasks for file in task.files]
+        return [Path(file.path).relative_to(tmp_path).as_posix() for file in files]
+
+    assert names(f"{tmp_path}/a?.txt") == ["a1.txt", "a2.txt"]
+    assert names(f"{tmp_path}/*1.txt") == ["a1.txt", "b1.txt"]
+    assert names(f"{tmp_path}/[!b]1.txt") == ["a1.txt"]
+    assert names(f"{tmp_path}/[ab]1.txt") == ["a1.txt", "b1.txt"]
+    assert names(f"{tmp_path}/a(*).txt") == ["a(5).txt"]
+    assert names(f"{tmp_path}/d*/**/*.txt") == ["deep/a3.txt"]
+    assert names(f"file://{tmp_path}/b1.txt, {tmp_path}/a1.txt") == ["b1.txt", "a1.txt"]
+    assert names(str(tmp_path)) == ["a(5).txt", "a1.txt", "a2.txt", "b1.txt", "deep/a3.txt"]
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    def fingerprint(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return resolve_sources(str(tmp_path / name), PrepareConfig()).fingerprint
+
+    first = fingerprint("a.txt", "the same content here")
+    assert first == fingerprint("b.txt", "the same content here")
+    assert first != fingerprint("b.txt", "the same content herf")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("missing.txt", "names no file"),
+        ("missing/*.txt", "names no file"),
+        ("*.nothing", "names no file"),
+        ("empty.txt", "is empty"),
+        ("nowhere://bucket/file", "cannot be reached"),
+        ("text.zip", "format cannot be read"),
+    ],
+)
+def test_bad_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, message: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "text.zip").write_bytes(b"PK")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError, match=message) as caught:
+        resolve_sources(spec, PrepareConfig())
+    assert spec.split("/")[0] in str(caught.value)

@@ -1,0 +1,112 @@
+"""Tokenizers: what loads, what a fingerprint is of, and how a vocabulary is learned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertTokenizer, PreTrainedTokenizerFast
+
+from domext_ray.config import PrepareConfig, VocabConfig
+from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
+from domext_ray.errors import CorpusError
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PREPARE = PrepareConfig(min_document_chars=5)
+
+
+def make_tokenizer(*words: str, **options: bool) -> BertTokenizer:
+    return BertTokenizer(vocab={token: i for i, token in enumerate([*SPECIALS, *words])}, **options)
+
+
+def test_the_fingerprint_is_of_what_decides_ids(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer("a", "b", "##c")
+    fingerprint = fingerprint_tokenizer(tokenizer)
+    tokenizer(["a b", "a"], padding="max_length", truncation=True, max_length=9)
+    assert tokenizer.backend_tokenizer.padding and tokenizer.backend_tokenizer.truncation
+    assert fingerprint_tokenizer(tokenizer) == fingerprint
+    tokenizer.save_pretrained(tmp_path)
+    assert fingerprint_tokenizer(load_tokenizer(tmp_path)) == fingerprint
+    others = [make_tokenizer("a", "b", "##d"), make_tokenizer("b", "a", "##c"), make_tokenizer("a", "b")]
+    others.append(make_tokenizer("a", "b", "##c", do_lower_case=False))
+    assert len({fingerprint, *map(fingerprint_tokenizer, others)}) == 5
+
+
+def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is no folder"):
+        load_tokenizer(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CorpusError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path / "empty")
+    make_tokenizer("a").save_pretrained(tmp_path / "damaged")
+    (tmp_path / "damaged" / "tokenizer.json").write_text("{")
+    with pytest.raises(CorpusError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path / "damaged")
+    plain = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1}, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]", pad_token="[PAD]")
+    fast.save_pretrained(tmp_path / "plain")
+    with pytest.raises(CorpusError, match="has no cls token"):
+        load_tokenizer(tmp_path / "plain")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    words = "walker walking talker talking reader reading painter painting teacher teaching".split()
+    lines = [f"The {words[i % 10]} {words[i * 7 % 10]} was {words[i // 3 % 10]}, said Zoë." for i in range(300)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_learned_vocabularies(text: Path, tmp_path: Path) -> None:
+    vocab = VocabConfig(size=90)
+    folder = learn_wordpiece(str(text), PREPARE, vocab, tmp_path / "first", 64)
+    tokenizer = load_tokenizer(folder)
+    assert isinstance(tokenizer, BertTokenizer) and tokenizer.model_max_length == 64
+    assert len(tokenizer) == 90
+    assert tokenizer.convert_tokens_to_ids(SPECIALS) == [0, 1, 2, 3, 4]
+    assert tokenizer.tokenize("The walking") == tokenizer.tokenize("the walking")
+    assert "[UNK]" not in tokenizer.tokenize(text.read_text(encoding="utf-8"))
+    assert [each.name for each in tmp_path.iterdir()] == ["first"]
+
+    again = load_tokenizer(learn_wordpiece(str(text), PREPARE, vocab, tmp_path / "second", 64))
+    assert fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
+    cased = learn_wordpiece(str(text), PREPARE, VocabConfig(size=90, lowercase=False), tmp_path / "cased", 64)
+    assert load_tokenizer(cased).tokenize("Zoë")[0].startswith("Z")
+
+
+def test_a_learned_vocabulary_is_kept_while_its_record_matches(text: Path, tmp_path: Path) -> None:
+    folder = learn_wordpiece(str(text), PREPARE, VocabConfig(size=90), tmp_path / "learned", 64)
+    before = (folder / "tokenizer.json").stat().st_mtime_ns
+    learn_wordpiece(str(text), PREPARE, VocabConfig(size=90), folder, 64)
+    assert (folder / "tokenizer.json").stat().st_mtime_ns == before
+    learn_wordpiece(str(text), PREPARE, VocabConfig(size=80), folder, 64)
+    assert len(load_tokenizer(folder)) == 80
+    assert json.loads((folder / "learned_from.json").read_text())["size"] == 80
+
+
+def test_a_vocabulary_never_exceeds_its_size(tmp_path: Path) -> None:
+    """A hundred letters, each at the start and inside of words, want 200 entries."""
+    letters = (
+        [chr(0x430 + i) for i in range(32)] + [chr(0x3B1 + i) for i in range(24)] + [chr(0x561 + i) for i in range(38)]
+    )
+    path = tmp_path / "text.txt"
+    lines = [" ".join(letters[(i * 13 + j) % 94] + letters[(i + j * 29) % 94] for j in range(20)) for i in range(94)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    folder = learn_wordpiece(str(path), PREPARE, VocabConfig(size=140), tmp_path / "learned", 64)
+    assert len(load_tokenizer(folder)) <= 140
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("\n\n \n", "has no usable line"), ("abcdefghijklmnopqrstuvwxyz 0123456789 " * 3, "alphabet of 36 characters")],
+)
+def test_texts_that_make_no_vocabulary(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(content)
+    with pytest.raises(CorpusError, match=message):
+        learn_wordpiece(str(path), PREPARE, VocabConfig(size=64), tmp_path / "learned", 64)
+    assert [each.name for each in tmp_path.iterdir()] == ["text.txt"]
