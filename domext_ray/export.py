@@ -168,7 +168,7 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         config.method,
         vocab_size=max(tokenizer.get_vocab().values()) + 1,
         pad_token_id=tokenizer.pad_token_id,
-        dropout=config.train.dropout,
+        dropout=base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob,
         seed=config.seed,
     )
     _load_tensors(model, checkpoint, latest)

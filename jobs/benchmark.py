@@ -256,13 +256,13 @@ def measure_step(options: argparse.Namespace) -> list[StepTimes]:
 def format_table(results: Sequence[StepTimes]) -> str:
     """Return the medians and their ratios as a table."""
     lines = [
-        f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'CPU-time ratio':>15} {'model tokens/s':>15}"
+        f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'CPU ratio':>10} {'model tokens/s':>15}"
     ]
     for each in results:
         model, rival = statistics.median(each.model_seconds), statistics.median(each.rival_seconds)
         tokens = each.length * each.rows / model
         lines.append(
-            f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>15.2f} "
+            f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>10.2f} "
             f"{tokens:>15,.0f}"
         )
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-EXTRACTOR_VERSION = 1
+EXTRACTOR_VERSION = 2
 MAX_FILE_BYTES = 2 * 2**20
 """Larger modules are generated tables."""
 
@@ -97,6 +97,8 @@ def _split_items(lines: list[str]) -> Iterator[str]:
     block: list[str] = []
     for line in lines:
         stripped = line.strip()
+        if stripped.startswith(">>>"):  # what follows is the example's output
+            break
         parameter = _PARAMETER.match(line)
         if _NOT_PROSE.match(line) or parameter or re.match(r"([-*•]|\d+[.)])\s", stripped):
             if block:

@@ -33,7 +33,7 @@ from domext_ray.config import PrepareConfig, identity_of
 from domext_ray.corpus.rows import RowSettings, build_rows
 from domext_ray.corpus.sources import ReadTask, Sources, read_documents, resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.errors import CorpusError, find_user_error
+from domext_ray.errors import CorpusError, DomextError
 
 FORMAT_VERSION = 1
 HASH_BYTES = 16
@@ -255,7 +255,7 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
     for result in _run(write, sources, "tokenising", plans):
         for split in SPLITS:
             if result[split]:
-                shards[split].append(json.loads(result[split]))
+                shards[split].append(asdict(result[split]))
     _require_both_splits(sources, num_documents, [bool(shards[split]) for split in SPLITS])
     return {**shards, "num_documents": num_documents, "dropped": {name: n for name, n in dropped.items() if n}}
 
@@ -275,7 +275,7 @@ def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[bytearray, lis
     for result in _run(functools.partial(_hash_task, prepare), sources, "reading"):
         hashes += result["hashes"]
         counts.append(len(result["hashes"]) // HASH_BYTES)
-        dropped.update(json.loads(result["dropped"]))
+        dropped.update(result["dropped"])
     return hashes, counts, dropped
 
 
@@ -284,7 +284,7 @@ def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes)
     hashes = bytearray()
     for document in read_documents(task, prepare, dropped):
         hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
-    return {"hashes": bytes(hashes), "dropped": json.dumps(dropped)}
+    return {"hashes": bytes(hashes), "dropped": dropped}
 
 
 def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
@@ -313,9 +313,10 @@ def _write_task(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Ray runs one such task a core
     held_out: list[str] = []
     train = build_rows(_divide(task, prepare, plan, held_out), settings)
-    records = {"train": _write_shard(Path(folder, f"train-{number:06d}.arrow"), train)}
+    records: dict[str, ShardRecord | None] = {}
+    records["train"] = _write_shard(Path(folder, f"train-{number:06d}.arrow"), train)
     records["held_out"] = _write_shard(Path(folder, f"held_out-{number:06d}.arrow"), build_rows(held_out, settings))
-    return {split: json.dumps(asdict(record)) if record else "" for split, record in records.items()}
+    return records
 
 
 def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[str]) -> Iterator[str]:
@@ -368,9 +369,13 @@ def _run(
     """Run a function over (number, read task, plan) of all tasks on Ray Data, in order, showing progress."""
     configure_ray_data()
 
-    def call(items: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        result = function(int(items["number"][0]), pickle.loads(items["task"][0]), items["plan"][0])
-        return {name: [value] for name, value in result.items()}
+    def call(items: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
+        result: dict[str, Any] | DomextError
+        try:
+            result = function(int(items["number"][0]), pickle.loads(items["task"][0]), items["plan"][0])
+        except DomextError as error:  # a value: Ray Data drops the cause of an exception on its way to the driver
+            result = error
+        return {"result": [pickle.dumps(result)]}
 
     items = [
         {"number": number, "task": pickle.dumps(task), "plan": plans[number] if plans else b""}
@@ -379,12 +384,16 @@ def _run(
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(call, batch_size=1, num_cpus=1)
     del items
     progress = _Progress(sources, verb)
+    rows = iter(dataset.iter_rows())
     try:
-        for number, row in enumerate(dataset.iter_rows()):
+        for number, row in enumerate(rows):
+            result = pickle.loads(row["result"])
+            if isinstance(result, DomextError):
+                raise result
             progress.show(number + 1)
-            yield row
-    except Exception as error:
-        raise find_user_error(error) or error from None
+            yield result
+    finally:
+        del rows, dataset  # ends the tasks that are still running
     progress.finish()
 
 

@@ -437,7 +437,7 @@ def _initialize(
 
 
 def _forbid_compiled_op(deepspeed: Any) -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce: training never uses it, and it needs g++ and ninja."""
+    """Keep DeepSpeed from compiling its shared-memory all-reduce, which needs g++ and which training never uses."""
     compatible = getattr(deepspeed.ops, "__compatible_ops__", None)
     if isinstance(compatible, dict) and _COMPILED_OP in compatible:
         compatible[_COMPILED_OP] = False

@@ -62,11 +62,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_learned_vocabularies(text: Path, tmp_path: Path) -> None:
-    vocab = VocabConfig(size=90)
+    vocab = VocabConfig(size=70)
     folder = learn_wordpiece(str(text), PREPARE, vocab, tmp_path / "first", 64)
     tokenizer = load_tokenizer(folder)
     assert isinstance(tokenizer, BertTokenizer) and tokenizer.model_max_length == 64
-    assert len(tokenizer) == 90
+    assert len(tokenizer) == 70
     assert tokenizer.convert_tokens_to_ids(SPECIALS) == [0, 1, 2, 3, 4]
     assert tokenizer.tokenize("The walking") == tokenizer.tokenize("the walking")
     assert "[UNK]" not in tokenizer.tokenize(text.read_text(encoding="utf-8"))
@@ -74,18 +74,18 @@ def test_learned_vocabularies(text: Path, tmp_path: Path) -> None:
 
     again = load_tokenizer(learn_wordpiece(str(text), PREPARE, vocab, tmp_path / "second", 64))
     assert fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
-    cased = learn_wordpiece(str(text), PREPARE, VocabConfig(size=90, lowercase=False), tmp_path / "cased", 64)
+    cased = learn_wordpiece(str(text), PREPARE, VocabConfig(size=70, lowercase=False), tmp_path / "cased", 64)
     assert load_tokenizer(cased).tokenize("Zoë")[0].startswith("Z")
 
 
 def test_a_learned_vocabulary_is_kept_while_its_record_matches(text: Path, tmp_path: Path) -> None:
-    folder = learn_wordpiece(str(text), PREPARE, VocabConfig(size=90), tmp_path / "learned", 64)
+    folder = learn_wordpiece(str(text), PREPARE, VocabConfig(size=70), tmp_path / "learned", 64)
     before = (folder / "tokenizer.json").stat().st_mtime_ns
-    learn_wordpiece(str(text), PREPARE, VocabConfig(size=90), folder, 64)
+    learn_wordpiece(str(text), PREPARE, VocabConfig(size=70), folder, 64)
     assert (folder / "tokenizer.json").stat().st_mtime_ns == before
-    learn_wordpiece(str(text), PREPARE, VocabConfig(size=80), folder, 64)
-    assert len(load_tokenizer(folder)) == 80
-    assert json.loads((folder / "learned_from.json").read_text())["size"] == 80
+    learn_wordpiece(str(text), PREPARE, VocabConfig(size=64), folder, 64)
+    assert len(load_tokenizer(folder)) == 64
+    assert json.loads((folder / "learned_from.json").read_text())["size"] == 64
 
 
 def test_a_vocabulary_never_exceeds_its_size(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,18 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import store_base, trainable_names
 from domext_ray.model.modeling_domext import DomextForMaskedLM
-from domext_ray.training.engine import Engine, StepFigures, TensorState, TrainState, compute_learning_rate, seed_step
+from domext_ray.training.engine import (
+    Engine,
+    StepFigures,
+    TensorState,
+    TrainState,
+    _forbid_compiled_op,
+    compute_learning_rate,
+    seed_step,
+)
 from domext_ray.training.objective import MaskedBatch
 
+pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 CPU = torch.device("cpu")
 VOCAB, LENGTH, ROWS, STEPS, START = 1700, 16, 8, 6, 3
 # The gradient of a key's bias is zero but for rounding; AdamW's usual eps would blow that up to whole steps of noise.
@@ -493,6 +503,11 @@ def test_compiling_at_stage_3_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # --- small pieces ---------------------------------------------------------------------------------------------------
+
+
+def test_a_deepspeed_without_the_switch_is_named() -> None:
+    with pytest.warns(UserWarning, match="DeepSpeed 9.9 has no switch for its compiled deepspeed_shm_comm"):
+        _forbid_compiled_op(SimpleNamespace(ops=SimpleNamespace(), __version__="9.9"))
 
 
 def test_learning_rate() -> None:
