@@ -427,6 +427,6 @@ def _describe_sources(facts: CardFacts) -> str:
     )
     entries = "\n\n".join([_AF_ENTRY, _BERT_ENTRY] if facts.config.method.name == "af" else [_BERT_ENTRY])
     return (
-        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. domext_ray's code is Apache-2.0."
+        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. The code is Apache-2.0."
         f"\n\n```bibtex\n{entries}\n```"
     )

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -86,39 +87,39 @@ def run_pretraining(config: PretrainConfig) -> Path:
     read_probe(config.train.general_probe)
     identity = {**identity_of(config), "base_sha256": base.sha256 if base else "none"}
     check_identity(paths.run, identity)
-    counts = count_parameters(_describe_model(config, base), config.method, base is not None and base.has_mlm_head)
     if config.dry_run:
         resolve_sources(config.corpus, config.prepare)
-        print(describe_plan(config, paths, counts))
-        return paths.run
-    if _is_finished(paths.run, config):
+        print(describe_plan(config, paths, _count_parameters(config, base, config.vocab.size)))
+    elif _is_finished(paths.run, config):
         print(
             f"the run in {paths.run} has its {config.train.max_steps:,} steps; nothing is left to do "
             "(a larger --train.max_steps goes on, another --run.name starts anew)."
         )
-        return paths.run
-    print(f"run directory: {paths.run}", flush=True)
-    paths.run.mkdir(parents=True, exist_ok=True)
-    with hold_run(paths.run):
-        start_ray(config.scale.num_workers)
-        tokenizer_dir = _provide_tokenizer(config, base, paths)
-        manifest = prepare_corpus(config.corpus, config.prepare, tokenizer_dir, config.train.seq_length, paths.corpora)
-        verify_shards(manifest)
-        _print_corpus(config, manifest)
-        check_identity(paths.run, {**identity, "corpus_fingerprint": manifest.fingerprint})
-        write_text(paths.run / "config.yaml", dump_yaml(config))
-        write_text(
-            paths.run / "identity.json",
-            json.dumps({**identity, "corpus_fingerprint": manifest.fingerprint}, indent=2) + "\n",
-        )
-        sha256 = base.sha256 if base else "none"
-        pretrain(PretrainTask(config, paths.run, manifest.folder, tokenizer_dir, sha256))
-        summary = write_summary(paths.run, config, counts, manifest)
-        export_run(paths.run, paths.run / "export")
-        page = write_report(paths.run)
+    else:
+        print(f"run directory: {paths.run}", flush=True)
+        with hold_run(paths.run):
+            _train(config, base, paths, identity)
+    return paths.run
+
+
+def _train(config: PretrainConfig, base: Base | None, paths: RunPaths, identity: dict[str, Any]) -> None:
+    """Prepare, train, export and report, in a run's directory that this job holds."""
+    start_ray()
+    tokenizer_dir = _provide_tokenizer(config, base, paths)
+    manifest = prepare_corpus(config.corpus, config.prepare, tokenizer_dir, config.train.seq_length, paths.corpora)
+    verify_shards(manifest)
+    _print_corpus(config, manifest)
+    identity = {**identity, "corpus_fingerprint": manifest.fingerprint}
+    check_identity(paths.run, identity)
+    write_text(paths.run / "config.yaml", dump_yaml(config))
+    write_text(paths.run / "identity.json", json.dumps(identity, indent=2) + "\n")
+    pretrain(PretrainTask(config, paths.run, manifest.folder, tokenizer_dir, identity["base_sha256"]))
+    counts = _count_parameters(config, base, len(load_tokenizer(tokenizer_dir)))
+    summary = write_summary(paths.run, config, counts, manifest)
+    export_run(paths.run, paths.run / "export")
+    page = write_report(paths.run)
     print(format_summary(summary))
     print(f"export: {paths.run / 'export'}\nreport: {page}")
-    return paths.run
 
 
 def run_preparation(config: PretrainConfig) -> Manifest | None:
@@ -220,19 +221,37 @@ def _read_identity(run_dir: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def hold_run(run_dir: Path) -> Iterator[None]:
-    """Hold a run's directory against a second job; a killed job lets go by itself.
+    """Make a run's directory and hold it against a second job; a killed job lets go by itself.
+
+    A mistake that shows before the run has an identity (an empty corpus, say) leaves no new directory behind.
 
     Raises:
-        RunError: another job holds it.
+        RunError: another job holds it, or it cannot be made.
     """
-    with (run_dir / ".lock").open("a") as lock:
+    made = [each for each in (run_dir, *run_dir.parents) if not each.exists()]
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("a")
+    except OSError as error:
+        raise RunError(
+            f"the run directory {run_dir} cannot be made ({error.strerror}); give another --run.dir."
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise RunError(
                 f"another job is working in {run_dir}; wait for it, stop it, or give another --run.name."
             ) from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if made and not (run_dir / "identity.json").exists():
+                shutil.rmtree(run_dir, ignore_errors=True)
+                for each in made[1:]:
+                    with contextlib.suppress(OSError):  # others may have put something there
+                        each.rmdir()
+            raise
 
 
 def _check_base(config: PretrainConfig, base: Base | None) -> None:
@@ -245,8 +264,9 @@ def _check_base(config: PretrainConfig, base: Base | None) -> None:
         )
 
 
-def _describe_model(config: PretrainConfig, base: Base | None) -> Any:
-    return describe_shape(base, config.shape, config.method, vocab_size=config.vocab.size)
+def _count_parameters(config: PretrainConfig, base: Base | None, vocab_size: int) -> ParameterCounts:
+    shape = describe_shape(base, config.shape, config.method, vocab_size=vocab_size)
+    return count_parameters(shape, config.method, base is not None and base.has_mlm_head)
 
 
 def _is_finished(run_dir: Path, config: PretrainConfig) -> bool:

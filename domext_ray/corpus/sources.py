@@ -326,7 +326,7 @@ def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped:
 def _open_stream(file: SourceFile) -> IO[bytes]:
     source = open(file.path, "rb") if not file.scheme else open_filesystem(file).open_input_file(file.path)  # noqa: SIM115
     if file.path.endswith(".gz"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=source))  # type: ignore[arg-type]
+        return io.BufferedReader(gzip.GzipFile(fileobj=source))
     return source if not file.scheme else io.BufferedReader(source)
 
 
@@ -379,7 +379,8 @@ def _read_paragraphs(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig) 
 
     A document longer than any may be comes in pieces, so that memory stays bounded.
     """
-    owned, lines, size = task.start == 0, [], 0
+    owned, size = task.start == 0, 0
+    lines: list[bytes] = []
     for position, line in _read_lines(stream, task.start, -1, prepare):
         is_blank, is_past = not line.strip(), 0 <= task.end <= position
         if lines and (is_blank or size + len(line) > 4 * prepare.max_document_chars):

@@ -71,7 +71,7 @@ class PretrainTask:
     attempt: str = ""
 
 
-def start_ray(num_workers: int = 1) -> None:
+def start_ray() -> None:
     """Connect to the cluster that RAY_ADDRESS or the job server names, or start a local one on localhost.
 
     The local one has token authentication, no dashboard and a bounded object store.
