@@ -5,6 +5,9 @@ with the same weights, batch and precision that is written as the paper's equati
 concatenated into one matrix, attention without a fused kernel, the vocabulary projection at every position.
 Repetitions alternate between the two, because a shared machine drifts; medians and their ratio are printed and written
 as JSON.
+
+`python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
+PyTorch loop over the same batches of the same corpus, whose losses must agree.
 """
 
 from __future__ import annotations
@@ -14,7 +17,11 @@ import copy
 import json
 import os
 import platform
+import shutil
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,18 +29,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 
-from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.config import MethodConfig, PretrainConfig, ShapeConfig, from_dict
+from domext_ray.corpus.shards import read_manifest
+from domext_ray.corpus.stream import take_rows
+from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, exit_on_user_error
-from domext_ray.model.graft import build_model, trainable_names
+from domext_ray.model.graft import build_model, load_base, trainable_names
 from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.training.engine import compute_learning_rate
+from domext_ray.training.metrics import read_metrics
+from domext_ray.training.objective import Masker
+from domext_ray.training.pretrain import make_plan
 
 VOCAB_SIZE = 30_522
 MASK_PROB = 0.15
 LOSS_TOLERANCE = 1e-3
+OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
 
 
 @dataclass(frozen=True)
@@ -302,6 +320,93 @@ def run_step(options: argparse.Namespace) -> None:
     print(f"written to {path}")
 
 
+def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run jobs/pretrain_af.py at its defaults for some steps; return its training records."""
+    command = [sys.executable, str(Path(__file__).parent / "pretrain_af.py"), "--run.dir", str(run_dir.parent)]
+    command += ["--run.name", run_dir.name, "--train.max_steps", str(options.steps), "--train.eval_rows", "32"]
+    command += ["--train.eval_every", str(options.steps), "--train.checkpoint_every", str(options.steps)]
+    command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir]
+    subprocess.run(command, check=True)
+    return [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
+
+
+def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Train the run's model on the run's batches without Ray or DeepSpeed; return seconds and losses of the steps."""
+    config = from_dict(PretrainConfig, yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
+    fingerprint = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))["corpus_fingerprint"]
+    manifest = read_manifest(Path(options.cache_dir, fingerprint[:16]))
+    tokenizer = load_tokenizer(run_dir / "tokenizer")
+    masker = Masker(tokenizer, config.objective, config.seed)
+    plan, paths = make_plan(config, manifest), [str(manifest.folder / each.path) for each in manifest.train]
+    starts = np.concatenate([[0], np.cumsum(plan.shard_rows)])
+    model = build_model(
+        load_base(config.base),
+        config.shape,
+        config.method,
+        vocab_size=len(tokenizer),
+        dropout=config.train.dropout,
+        seed=config.seed,
+    ).train()
+    params = [each for each in model.parameters() if each.requires_grad]
+    groups = [
+        {"params": [each for each in params if each.ndim >= 2], "weight_decay": config.optim.weight_decay},
+        {"params": [each for each in params if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (config.optim.beta1, config.optim.beta2)
+    optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.optim.eps, fused=True)
+    seconds, losses = [], []
+    for step in range(options.steps):
+        started = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = compute_learning_rate(
+                step, config.optim.lr, config.optim.warmup_steps, config.optim.decay_steps
+            )
+        shards, rows = plan.locate(0, plan.positions(np.array([step]), 0, 1).reshape(-1))
+        table = take_rows(paths, shards, rows).append_column("row_id", pa.array(starts[shards] + rows))
+        (batch,) = masker.collate(masker.mask(table, 0), config.train.global_batch_size)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.engine.precision == "bf16"):
+            logits = model(
+                batch.input_ids, attention_mask=batch.attention_mask, masked_positions=batch.masked_positions
+            ).logits
+        loss = F.cross_entropy(logits.float(), batch.labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(params, config.optim.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - started)
+    return seconds, losses
+
+
+def run_overhead(options: argparse.Namespace) -> None:
+    """Time a job and the bare loop in turn, compare losses, print and write."""
+    folder = Path(tempfile.mkdtemp(prefix="domext-benchmark-"))
+    options.cache_dir = options.cache_dir or str(folder / "corpora")
+    job_medians, bare_medians, waits = [], [], []
+    try:
+        for i in range(options.repeats):
+            records = run_job(folder / f"run-{i}", options)
+            seconds, losses = time_bare_loop(folder / f"run-{i}", options)
+            worst = max(abs(a["train/mlm_loss"] - b) for a, b in zip(records, losses, strict=True))
+            assert worst < OVERHEAD_TOLERANCE, f"the job's losses differ from the bare loop's by {worst}"
+            timed = records[options.steps // 4 :]  # the first steps warm up
+            job_medians.append(statistics.median(each["time/step_seconds"] for each in timed))
+            bare_medians.append(statistics.median(seconds[options.steps // 4 :]))
+            waits.append(
+                sum(each["data/wait_seconds"] for each in records) / sum(each["time/step_seconds"] for each in records)
+            )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    ratios = [a / b for a, b in zip(job_medians, bare_medians, strict=True)]
+    print(f"{'job s':>9} {'bare s':>9} {'ratio':>6} {'waiting':>8}")
+    for row in zip(job_medians, bare_medians, ratios, waits, strict=True):
+        print(f"{row[0]:>9.4f} {row[1]:>9.4f} {row[2]:>6.3f} {row[3]:>8.2%}")
+    print(f"median ratio {statistics.median(ratios):.3f}; largest loss difference of the last run {worst:.1e}")
+    path = Path(options.output or "runs/benchmark/overhead.json")
+    write_json(path, {"job_seconds": job_medians, "bare_seconds": bare_medians, "ratios": ratios, "wait_frac": waits})
+    print(f"written to {path}")
+
+
 def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description="Measure what the library costs.")
@@ -320,9 +425,15 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     step.add_argument("--warmup", type=int, default=1, help="steps before those")
     step.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
     step.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/step-DEVICE-PRECISION.json")
+    overhead = verbs.add_parser("overhead", help="Ray, Ray Data and DeepSpeed against a bare PyTorch loop")
+    overhead.set_defaults(run=run_overhead, device="cpu")
+    overhead.add_argument("--steps", type=int, default=60, help="steps of a job and of the loop")
+    overhead.add_argument("--repeats", type=int, default=2, help="jobs and loops, in turn")
+    overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
+    overhead.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/overhead.json")
     options = parser.parse_args(args)
-    for name in ("layers", "tokens", "heads", "ffn_units", "repeats"):
-        if getattr(options, name) < 1:
+    for name in ("layers", "tokens", "heads", "ffn_units", "repeats", "steps"):
+        if getattr(options, name, 1) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}; it must be 1 or more.")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
