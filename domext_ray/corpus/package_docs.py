@@ -83,13 +83,16 @@ def extract_prose(docstring: str) -> Iterator[str]:
     text = first.strip() + "\n" + textwrap.dedent(rest.expandtabs())
     fenced = False
     for paragraph in re.split(r"\n[ \t]*\n", text):
-        lines = [line for line in paragraph.split("\n") if line.strip()]
-        fenced ^= sum(line.strip().startswith("```") for line in lines) % 2 == 1
-        if not fenced:
-            for block in _split_items(lines):
-                prose = _strip_markup(block)
-                if _reads_as_prose(prose):
-                    yield prose
+        lines = []
+        for line in paragraph.split("\n"):
+            is_fence = line.strip().startswith("```")
+            fenced ^= is_fence
+            if line.strip() and (is_fence or not fenced):
+                lines.append(line)
+        for block in _split_items(lines):
+            prose = _strip_markup(block)
+            if _reads_as_prose(prose):
+                yield prose
 
 
 def _split_items(lines: list[str]) -> Iterator[str]:
@@ -104,12 +107,13 @@ def _split_items(lines: list[str]) -> Iterator[str]:
             if block:
                 yield " ".join(block)
             block = []
-            if parameter:
-                stripped = line[parameter.end() :].strip()
+            if parameter:  # "name: what it is", or "name : type" with what it is on the next line
+                stripped = "" if parameter[0].endswith(" : ") else line[parameter.end() :].strip()
             elif _NOT_PROSE.match(line):
                 continue
             stripped = re.sub(r"^([-*•]|\d+[.)])\s+", "", stripped)
-        block.append(stripped)
+        if stripped:
+            block.append(stripped)
     if block:
         yield " ".join(block)
 

@@ -17,8 +17,8 @@ import os
 import pickle
 import shutil
 import sys
-import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -136,7 +136,8 @@ def prepare_corpus(
     if (folder / "manifest.json").exists():
         return read_manifest(folder)
     cache_dir.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache_dir))
+    temporary = cache_dir / f".{folder.name}-{uuid.uuid4().hex[:8]}"  # not mkdtemp: others may read a corpus
+    temporary.mkdir()
     try:
         record = _build(sources, prepare, settings, temporary)
         record |= {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +92,9 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
     wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab.size,
-        special_tokens=SPECIAL_TOKENS,
-        limit_alphabet=alphabet,
+        special_tokens=[*SPECIAL_TOKENS, *_list_continuations(wordpiece, alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
     wordpiece.train_from_iterator(_sample_documents(sources, prepare), trainer)
@@ -101,7 +102,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
         vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}"
     try:
         tokenizer.save_pretrained(temporary)
         (temporary / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -123,8 +124,21 @@ def _sample_documents(sources: Sources, prepare: PrepareConfig) -> Iterator[str]
                 return
 
 
-def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfig) -> int:
-    """How many characters get an entry: those that make up 99.98 % of the text, in at most half of the entries.
+def _list_continuations(wordpiece: Tokenizer, alphabet: list[str]) -> list[str]:
+    """The entries for characters inside of words.
+
+    Given to the trainer in a fixed order: its own is that of a hash table, and the order decides between equal counts.
+    """
+    joined = [wordpiece.normalizer.normalize_str(f"a{each}") for each in alphabet]
+    return [
+        f"##{character}"
+        for character, text in zip(alphabet, joined, strict=True)
+        if len(wordpiece.pre_tokenizer.pre_tokenize_str(text)) == 1
+    ]
+
+
+def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfig) -> list[str]:
+    """The characters that get an entry: those that make up 99.98 % of the text, in at most half of the entries.
 
     Every character costs two entries (at the start and inside of a word), unless it is always a word of its own.
     """
@@ -137,11 +151,13 @@ def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfi
         if seen > SAMPLE_BYTES // 20:
             break
     del counts[" "]
-    total, covered, kept = sum(counts.values()), 0, 0
-    for _, count in counts.most_common():
+    total, covered, alphabet = sum(counts.values()), 0, []
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= 0.9998 * total:
             break
-        covered, kept = covered + count, kept + 1
+        covered += count
+        alphabet.append(character)
+    kept = len(alphabet)
     if not kept:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable line; give text.")
     if 2 * min(kept, 64) + len(SPECIAL_TOKENS) > vocab.size:
@@ -149,4 +165,4 @@ def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfi
             f"--vocab.size is {vocab.size}; the corpus' alphabet of {kept} characters alone needs "
             f"{2 * min(kept, 64) + len(SPECIAL_TOKENS)} entries."
         )
-    return min(kept, (vocab.size - len(SPECIAL_TOKENS)) // 2)
+    return sorted(alphabet[: (vocab.size - len(SPECIAL_TOKENS)) // 2])
