@@ -21,7 +21,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,13 +30,16 @@ import pyarrow as pa
 import ray.data
 
 from domext_ray.config import PrepareConfig, identity_of
-from domext_ray.corpus.rows import RowSettings, build_rows
+from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
 from domext_ray.corpus.sources import ReadTask, Sources, read_documents, resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError, DomextError
 
 FORMAT_VERSION = 1
 HASH_BYTES = 16
+CHINESE_FRAC = 0.01
+"""Share of Han characters from which on a corpus is Chinese enough to need jieba."""
+
 ROWS_PER_BATCH = 1024
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("word_starts", pa.list_(pa.bool_()))])
 
@@ -239,7 +242,7 @@ def _hash_stream(file: Any) -> str:
 
 def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path) -> dict[str, Any]:
     """Run both passes; return the manifest's record of what was found."""
-    hashes, counts, dropped = _hash_pass(sources, prepare)
+    hashes, counts, dropped, han_frac = _hash_pass(sources, prepare)
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
     del hashes
     num_documents = int(keep.sum())
@@ -249,6 +252,10 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
     use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
     _require_both_splits(sources, num_documents, [(use == code).any() for code in (1, 2)])
+    is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
+    if is_chinese:
+        load_jieba()  # a missing package is reported before the work, not within it
+    settings = replace(settings, chinese_words=is_chinese)
     ends = np.cumsum(counts)
     plans = [use[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
     shards: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
@@ -258,7 +265,13 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
             if result[split]:
                 shards[split].append(asdict(result[split]))
     _require_both_splits(sources, num_documents, [bool(shards[split]) for split in SPLITS])
-    return {**shards, "num_documents": num_documents, "dropped": {name: n for name, n in dropped.items() if n}}
+    return {
+        **shards,
+        "num_documents": num_documents,
+        "dropped": {name: n for name, n in dropped.items() if n},
+        "han_frac": han_frac,
+        "chinese_words": is_chinese,
+    }
 
 
 def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence[bool]) -> None:
@@ -270,22 +283,26 @@ def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence
             )
 
 
-def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[bytearray, list[int], Counter[str]]:
-    """Hashes of all documents, their number by task, and what was dropped."""
+def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[bytearray, list[int], Counter[str], float]:
+    """Hashes of all documents, their number by task, what was dropped, and the share of Han characters."""
     hashes, counts, dropped = bytearray(), [], Counter[str]()
+    num_chars = num_han = 0
     for result in _run(functools.partial(_hash_task, prepare), sources, "reading"):
         hashes += result["hashes"]
         counts.append(len(result["hashes"]) // HASH_BYTES)
         dropped.update(result["dropped"])
-    return hashes, counts, dropped
+        num_chars, num_han = num_chars + result["num_chars"], num_han + result["num_han"]
+    return hashes, counts, dropped, num_han / max(num_chars, 1)
 
 
 def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
     dropped: Counter[str] = Counter()
     hashes = bytearray()
+    num_chars = num_han = 0
     for document in read_documents(task, prepare, dropped):
         hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
-    return {"hashes": bytes(hashes), "dropped": dropped}
+        num_chars, num_han = num_chars + len(document), num_han + count_han(document)
+    return {"hashes": bytes(hashes), "dropped": dropped, "num_chars": num_chars, "num_han": num_han}
 
 
 def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:

@@ -146,8 +146,7 @@ def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
     if info.is_file:
         return [info]
     if info.type == pafs.FileType.Directory:
-        found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-        return _keep_data_files([each for each in found if each.is_file], path)
+        return _list_folder(filesystem, path)
     return _glob(filesystem, path) if any(each in path for each in "*?[") else []
 
 
@@ -184,12 +183,26 @@ def _escape_outside_sets(text: str) -> str:
     return "".join(part.replace("[!", "[^", 1) if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
-def _keep_data_files(infos: list[pafs.FileInfo], folder: str) -> list[pafs.FileInfo]:
-    """Of a folder: hidden files and folders and a saved dataset's own records are left out."""
-    records = {"dataset_info.json", "state.json", "dataset_dict.json"}
-    visible = [each for each in infos if "/." not in each.path[len(folder.rstrip("/")) :]]
-    arrow = [each for each in visible if each.path.endswith(".arrow")]
-    return arrow or [each for each in visible if each.base_name not in records]
+def _list_folder(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
+    """All visible files below a folder; of a folder that `datasets` saved, the training split's data files."""
+    splits = _read_json(filesystem, f"{folder}/dataset_dict.json")
+    if splits is not None:
+        if "train" not in splits["splits"]:
+            raise CorpusError(f"{folder} has no split 'train'; name one of {', '.join(splits['splits'])} below it.")
+        folder = f"{folder}/train"
+    state = _read_json(filesystem, f"{folder}/state.json")
+    if state is not None and "_data_files" in state:
+        return filesystem.get_file_info([f"{folder}/{each['filename']}" for each in state["_data_files"]])
+    infos = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
+    visible = [each for each in infos if "/." not in each.path[len(folder) :]]
+    return [each for each in visible if each.is_file]
+
+
+def _read_json(filesystem: pafs.FileSystem, path: str) -> dict | None:
+    if filesystem.get_file_info(path).type != pafs.FileType.File:
+        return None
+    with filesystem.open_input_file(path) as file:
+        return json.loads(file.read())
 
 
 def _may_be_hub_name(entry: str) -> bool:
@@ -224,8 +237,14 @@ def _fingerprint_file(file: SourceFile) -> str:
     digest = hashlib.sha256()
     try:
         with open(file.path, "rb") as stream:
-            while chunk := stream.read(_HASH_CHUNK_BYTES):
+            chunk = stream.read(_HASH_CHUNK_BYTES)
+            if b"\0" in chunk and file.kind in (TEXT, JSONL) and not file.path.endswith(".gz"):
+                raise CorpusError(
+                    f"{file.path} is not UTF-8 text; give text (also .gz), JSONL, Parquet or a saved dataset."
+                )
+            while chunk:
                 digest.update(chunk)
+                chunk = stream.read(_HASH_CHUNK_BYTES)
     except OSError as error:
         raise CorpusError(f"--corpus names {file.path}, which cannot be read ({error.strerror}).") from error
     return digest.hexdigest()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +17,7 @@ from transformers import BertTokenizer
 
 from domext_ray.config import PrepareConfig
 from domext_ray.corpus import shards
+from domext_ray.corpus.rows import load_jieba
 from domext_ray.corpus.shards import Manifest, Split, prepare_corpus, read_manifest, verify_shards
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import CorpusError
@@ -243,3 +247,59 @@ def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None
         path.write_text(content)
         with pytest.raises(CorpusError, match=message):
             read_manifest(copied.folder)
+
+
+def write_text(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def without_jieba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    original = builtins.__import__
+
+    def refuse(name: str, *args: Any, **options: Any) -> Any:
+        if name == "jieba":
+            raise ModuleNotFoundError("No module named 'jieba'")
+        return original(name, *args, **options)
+
+    load_jieba.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    yield
+    load_jieba.cache_clear()
+
+
+CHINESE_LINES = [f"第{i}号患者口服降压药，血压平稳。高血压病人可以口服党参吗？" for i in range(200)]
+
+
+def test_chinese_text_without_jieba_is_refused(
+    tmp_path: Path, tokenizer_dir: Path, local_ray: None, without_jieba: None
+) -> None:
+    path = write_text(tmp_path / "zh.txt", CHINESE_LINES)
+    with pytest.raises(CorpusError, match=r'pip install "domext_ray\[chinese\]", or set --prepare.chinese_words false'):
+        prepare_corpus(str(path), PREPARE, tokenizer_dir, 32, tmp_path / "cache")
+    plain = replace(PREPARE, chinese_words=False)
+    manifest = prepare_corpus(str(path), plain, tokenizer_dir, 32, tmp_path / "cache")
+    assert json.loads((manifest.folder / "manifest.json").read_text())["chinese_words"] is False
+
+
+def test_a_few_chinese_characters_need_no_jieba(
+    tmp_path: Path, tokenizer_dir: Path, local_ray: None, without_jieba: None
+) -> None:
+    path = write_text(
+        tmp_path / "en.txt",
+        [*(f"line {i} says {i * i}." for i in range(300)), "a house is called 房子 in Chinese text"],
+    )
+    manifest = prepare_corpus(str(path), PREPARE, tokenizer_dir, 32, tmp_path / "cache")
+    record = json.loads((manifest.folder / "manifest.json").read_text())
+    assert record["chinese_words"] is False and 0 < record["han_frac"] < 0.01
+
+
+def test_chinese_words_share_a_start(tmp_path: Path, tokenizer_dir: Path, local_ray: None) -> None:
+    pytest.importorskip("jieba")
+    manifest = prepare_corpus(
+        str(write_text(tmp_path / "zh.txt", CHINESE_LINES)), PREPARE, tokenizer_dir, 32, tmp_path / "cache"
+    )
+    tables = [pa.ipc.open_file(str(manifest.folder / each.path)).read_all() for each in manifest.train]
+    starts = [each for table in tables for row in table.column("word_starts").to_pylist() for each in row]
+    assert 0.4 < np.mean(starts) < 0.8

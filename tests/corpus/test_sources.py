@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import threading
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import pyarrow as pa
@@ -272,3 +276,102 @@ def test_bad_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, m
     with pytest.raises(CorpusError, match=message) as caught:
         resolve_sources(spec, PrepareConfig())
     assert spec.split("/")[0] in str(caught.value)
+
+
+def test_of_a_saved_dataset_only_its_training_data_counts(tmp_path: Path) -> None:
+    texts = [f"document {i} of a saved dataset" for i in range(50)]
+    data = datasets.Dataset.from_dict({"text": texts, "label": list(range(50))})
+    data.save_to_disk(tmp_path / "one")
+    (tmp_path / "one" / "cache-123.arrow").write_bytes(b"left by a map, no part of the dataset")
+    assert read_spec(tmp_path / "one")[0] == texts
+    both = datasets.DatasetDict({"train": data.select(range(40)), "test": data.select(range(40, 50))})
+    both.save_to_disk(tmp_path / "both")
+    assert read_spec(tmp_path / "both")[0] == texts[:40]
+    datasets.DatasetDict({"test": data}).save_to_disk(tmp_path / "test_only")
+    with pytest.raises(CorpusError, match="no split 'train'; name one of test"):
+        read_spec(tmp_path / "test_only")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    with pytest.raises(CorpusError, match=r"picture\.png is not UTF-8 text"):
+        read_spec(tmp_path / "picture.png")
+
+
+class _Bucket(BaseHTTPRequestHandler):
+    """As much of the S3 protocol as reading needs: list, head, ranged get."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, with_body: bool) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        key = urllib.parse.unquote(url.path).removeprefix("/bucket").strip("/")
+        status, body, headers = 200, b"", {"Last-Modified": "Sat, 21 Nov 2026 07:00:00 GMT", "ETag": '"x"'}
+        if "list-type" in query:
+            found = sorted(each for each in self.files if each.startswith(query.get("prefix", "")))
+            items = "".join(
+                f"<Contents><Key>{each}</Key><Size>{len(self.files[each])}</Size>"
+                "<LastModified>2026-11-21T07:00:00.000Z</LastModified></Contents>"
+                for each in found
+            )
+            count = f"<IsTruncated>false</IsTruncated><KeyCount>{len(found)}</KeyCount>"
+            body = f"<ListBucketResult>{count}{items}</ListBucketResult>".encode()
+        elif key in self.files:
+            body = self.files[key]
+            if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+                first, last = int(asked[1]), int(asked[2] or len(body) - 1)
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+                status, body = 206, body[first : last + 1]
+        elif key:
+            status = 404
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """The content of s3://bucket, served on localhost."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Bucket)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    _Bucket.files = {}
+    yield _Bucket.files
+    server.shutdown()
+
+
+def test_s3(bucket: dict[str, bytes]) -> None:
+    text = "".join(f"line {i} of the text\n" for i in range(300)).encode()
+    table = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": ["a document in a Parquet file"]}), table)
+    bucket |= {
+        "notes/a.txt": text,
+        "notes/b.txt.gz": gzip.compress(text),
+        "notes/c.parquet": table.getvalue().to_pybytes(),
+    }
+    prepare = PrepareConfig(min_document_chars=1, shard_bytes=1024)
+    lines = text.decode().splitlines()
+    for spec in ("s3://bucket/notes/a.txt", "s3://bucket/notes/*.gz"):
+        assert read_spec(spec, prepare)[0] == lines
+    assert read_spec("s3://bucket/notes", prepare)[0] == [
+        *lines,
+        *lines,
+        "a document in a Parquet file",
+    ]
+    with pytest.raises(CorpusError, match="names no file"):
+        resolve_sources("s3://bucket/other/a.txt", prepare)
