@@ -1,9 +1,9 @@
 """Held-out loss and accuracy in the domain, and the general probe: the forgetting meter.
 
-Both are fixed sets: the same rows, the same masks, whatever the seed, the objective or the number of workers, so
-that figures of different runs on one corpus compare. In the domain, 15 % of the held-out tokens are predicted one
-by one (80 % [MASK], 10 % random, 10 % kept). In the general probe every word of some plain sentences is masked once,
-over seven passes, and accuracy counts the words that are one token of the base.
+Both are fixed sets: the same rows and the same masks, whatever the seed or the number of workers, so that figures of
+different runs on one corpus compare. In the domain, held-out tokens are masked by the run's own objective (whole words
+and rates included). In the general probe every word of some plain sentences is masked once, over seven passes, and
+accuracy counts the words that are one token of the base.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from domext_ray.training.objective import MaskedBatch, Masker, pad_batch
 GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
 PROBE_PASSES = 7
 _EVALUATION_SEED = 0x0DD_BA11
-_EVALUATION_OBJECTIVE = ObjectiveConfig(whole_word=False)
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,20 @@ class Scores:
 
 
 def build_domain_batches(
-    manifest: Manifest, tokenizer: PreTrainedTokenizerBase, *, num_rows: int, batch_size: int, pad_to: int = 0
+    manifest: Manifest,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: ObjectiveConfig,
+    *,
+    num_rows: int,
+    batch_size: int,
+    pad_to: int = 0,
 ) -> list[MaskedBatch]:
     """Mask a fixed choice of held-out rows.
 
     Args:
         manifest: the prepared corpus.
         tokenizer: the run's tokenizer.
+        objective: the run's masking; the seed of the draws is the evaluation's own.
         num_rows: rows at most; which ones depends on the corpus only.
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
@@ -66,7 +72,7 @@ def build_domain_batches(
     shards = np.searchsorted(ends, chosen, side="right")
     first = np.concatenate([[0], ends])[shards]
     table = take_rows([str(Path(manifest.folder, each.path)) for each in records], shards, chosen - first)
-    masker = Masker(tokenizer, _EVALUATION_OBJECTIVE, _EVALUATION_SEED)
+    masker = Masker(tokenizer, objective, _EVALUATION_SEED)
     masked = masker.mask(table.append_column("row_id", pa.array(chosen)), epoch=0)
     return masker.collate(masked, batch_size, pad_to)
 

@@ -343,7 +343,12 @@ def build_evaluations(
 ) -> tuple[list[MaskedBatch], list[MaskedBatch]]:
     """Return the fixed batches of the domain evaluation and of the general probe (empty if no word is one token)."""
     domain = build_domain_batches(
-        manifest, tokenizer, num_rows=config.train.eval_rows, batch_size=batch_size, pad_to=pad_to
+        manifest,
+        tokenizer,
+        config.objective,
+        num_rows=config.train.eval_rows,
+        batch_size=batch_size,
+        pad_to=pad_to,
     )
     probe = build_probe_batches(
         read_probe(config.train.general_probe),

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.config import EngineConfig, MethodConfig, OptimConfig, ShapeConfig
+from domext_ray.config import EngineConfig, MethodConfig, ObjectiveConfig, OptimConfig, ShapeConfig
 from domext_ray.corpus.shards import SCHEMA, Manifest, ShardRecord
 from domext_ray.errors import CorpusError
 from domext_ray.model.graft import build_model, load_base
@@ -80,17 +80,20 @@ def test_an_unusable_probe_is_an_error(tmp_path: Path, content: bytes) -> None:
 
 def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (30, 3, 41))
-    whole = build_domain_batches(manifest, tokenizer, num_rows=50, batch_size=50)[0]
-    parts = build_domain_batches(manifest, tokenizer, num_rows=50, batch_size=8)
+    whole = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=50)[0]
+    parts = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=8)
     assert torch.equal(torch.cat([each.input_ids for each in parts]), whole.input_ids)
     assert torch.equal(torch.cat([each.labels for each in parts]), whole.labels)
     assert whole.num_masked / (50 * 20) == pytest.approx(0.15, abs=0.04)
-    assert len(build_domain_batches(manifest, tokenizer, num_rows=500, batch_size=500)[0].input_ids) == 74
+    assert (
+        len(build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=500, batch_size=500)[0].input_ids)
+        == 74
+    )
 
 
 def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (25,))
-    batches = build_domain_batches(manifest, tokenizer, num_rows=25, batch_size=4)
+    batches = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4)
     base = load_base(str(tiny_base_folder))
     model = build_model(
         base, ShapeConfig(), MethodConfig(heads=1, ffn_units=8), vocab_size=len(tokenizer), dropout=0.1, seed=0
