@@ -227,6 +227,7 @@ class EngineConfig:
             "bf16",
             "fp32 or auto when --engine.precision is fp32",
         )
+        # ZeRO-3's hooks, which gather parameters, would break the compiled graph at every module.
         _require(not (self.compile and self.zero_stage == 3), "engine.compile", True, "false at --engine.zero_stage 3")
         _require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
 

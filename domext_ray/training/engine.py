@@ -177,7 +177,7 @@ class Engine:
     ) -> None:
         self.device = torch.device(device)
         if engine.compile:
-            _check_compile(engine.zero_stage, self.device)
+            _check_compile(self.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._stage, self._optim, self._seed = engine.zero_stage, optim, seed
         self._warmup_steps, self._accumulation_steps = warmup_steps, accumulation_steps
@@ -348,9 +348,7 @@ class Engine:
         self._num_updates = state.num_updates
 
 
-def _check_compile(stage: int, device: torch.device) -> None:
-    if stage == 3:  # the hooks that gather parameters break the graph at every module
-        raise ConfigError("--engine.compile true does not work at --engine.zero_stage 3; use stage 0, 1 or 2.")
+def _check_compile(device: torch.device) -> None:
     compilers = [os.environ.get("CXX", "g++"), "clang++"]
     if device.type == "cpu" and not any(map(shutil.which, compilers)):
         raise ConfigError(
