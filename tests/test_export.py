@@ -14,7 +14,14 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml
 from domext_ray.corpus.vocab import fingerprint_tokenizer
@@ -297,6 +304,27 @@ def test_a_run_from_random_weights_is_exported(tokenizer: PreTrainedTokenizerBas
     folder = export_run(run_dir, tmp_path / "export")
     assert torch.equal(score(DomextForMaskedLM.from_pretrained(folder).eval(), tokenizer), score(model, tokenizer))
     assert "base_model" not in read_header(folder / "README.md")
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_without_extensions_is_a_plain_checkpoint_again(
+    kind: str, dtype: torch.dtype, tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path: Path
+) -> None:
+    source = tiny_base_folder if kind == "bert" else tiny_roberta_folder
+    config = PretrainConfig(base=str(source), method=MethodConfig(name="full"))
+    model = make_model(load_base(str(source)), config).eval()
+    counts = count_parameters(model.config, config.method, True)
+    card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_steps=1)
+    folder = export_model(model, AutoTokenizer.from_pretrained(source), tmp_path / "export", card, dtype)
+    assert not list(folder.glob("*.py"))
+    loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert loaded.config.model_type == kind and not info["missing_keys"] and not info["unexpected_keys"]
+    ids = torch.randint(10, 200, (2, 9))
+    with torch.no_grad():
+        difference = (loaded.eval()(ids).logits - model(ids).logits).abs().max()
+    assert difference < (1e-5 if dtype == torch.float32 else 0.05)
+    assert load_base(str(folder)).tensors.keys() == load_base(str(source)).tensors.keys()
 
 
 def test_another_base_than_the_checkpoints_is_refused(
