@@ -149,10 +149,12 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+SHAPES = [(1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 2, 4), (4, 0, 2), (4, 3, 1)]
+
+
 @pytest.mark.parametrize(
     ("num_workers", "zero_stage", "micro_batch_size"),
-    [(1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 2, 4), (2, 3, 4), (4, 0, 2), (4, 3, 1)],
+    [(2, 3, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in SHAPES)],
 )
 def test_losses_do_not_depend_on_workers_stage_or_accumulation(
     tiny_base_folder: Path,

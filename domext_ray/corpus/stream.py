@@ -247,9 +247,9 @@ def stream_batches(
 def _read(task: _Task, share: int) -> Iterator[pa.Table]:
     configure_ray_data()
     num_tasks = -(-(task.last_batch - task.first_batch) // task.batches_per_task)
-    dataset = ray.data.range(num_tasks, override_num_blocks=num_tasks).map_batches(
-        task, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True
-    )
+    # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
+    numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
+    dataset = numbers.map_batches(task, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True)
     batches = dataset.iter_batches(batch_size=share, batch_format="pyarrow", prefetch_batches=2)
     yield from batches
 
