@@ -80,13 +80,25 @@ class PrepareConfig:
 
 @dataclass(frozen=True)
 class VocabConfig:
-    """The WordPiece vocabulary that is learned when there is no base (`--base none`)."""
+    """WordPieces that are learned on the corpus: new words beside a base's, or, with `--base none`, all of them."""
 
-    size: int = 0  # entries of a vocabulary learned on the corpus; only with --base none
-    lowercase: bool = True  # the learned vocabulary is uncased
+    size: int = 0  # entries to learn: new words beside the base's (0: none), or the whole vocabulary with --base none
+    lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)
+    min_frequency: int = 5  # new words must occur this often in the corpus
+    whole_words: bool = False  # new entries are whole words only, no pieces of words
+    protected: str = ""  # file of words, one a line, that get an entry whatever their frequency
+    words: str = ""  # new words of one's own: a file, one a line, or a folder that jobs/build_vocab.py made
+    extend: str = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:
-        _require(self.size == 0 or self.size >= 64, "vocab.size", self.size, "0 (the base's own) or 64 and more")
+        _require(self.size >= 0, "vocab.size", self.size, "0 or more")
+        _require(self.min_frequency >= 1, "vocab.min_frequency", self.min_frequency, "1 or more")
+        _require(not (self.size and self.words), "vocab.size", self.size, "0 when --vocab.words brings the words")
+
+    @property
+    def extends_base(self) -> bool:
+        """Whether a base gets new words."""
+        return bool(self.size or self.words)
 
 
 @dataclass(frozen=True)
@@ -117,32 +129,50 @@ class ShapeConfig:
 class MethodConfig:
     """Which extensions the model carries and which parameters train."""
 
-    name: Literal["af", "full"] = "af"  # af: only the domain's heads and FFN units train; full: every parameter trains
-    domain: str = "domain"  # name of the domain that the extensions belong to
+    name: str = "af"  # what the method is called: names the run, unless --run.name does
+    trains: Literal["extensions", "all"] = "extensions"  # extensions: the base is frozen; all: every parameter trains
+    domain: str = "domain"  # name of the domain that heads and FFN units belong to
     heads: int = 1  # extra attention heads a layer (AF Adapter's i)
     ffn_units: int = 1024  # extra FFN units a layer (AF Adapter's a)
-    init: Literal["zero", "paper"] = "zero"  # zero: step 0 is the base exactly; paper: default initialisation
+    init: Literal["zero", "paper"] = "zero"  # heads and units; zero: step 0 is the base; paper: default initialisation
+    module_hidden_size: int = 0  # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
+    module_ffn_size: int = 0  # FFN units f' of such a module (exBERT: 1024)
+    gate_bias: float = 0.0  # start of the gates' bias; the base's share of a layer starts near sigmoid(gate_bias)
+    word_init: Literal["random", "subword_mean"] = "random"  # new words' embeddings; or the mean of the base's pieces
+    train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
     def __post_init__(self) -> None:
-        _require_one_of(self.name, "method.name", ("af", "full"))
+        _require(self.name.strip() != "" and "/" not in self.name, "method.name", self.name, "a plain name")
+        _require_one_of(self.trains, "method.trains", ("extensions", "all"))
         _require_one_of(self.init, "method.init", ("zero", "paper"))
+        _require_one_of(self.word_init, "method.word_init", ("random", "subword_mean"))
         _require(self.heads >= 0, "method.heads", self.heads, "0 or more")
         _require(self.ffn_units >= 0, "method.ffn_units", self.ffn_units, "0 or more")
         _require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
-        if self.name == "af":
-            _require(
-                self.heads + self.ffn_units > 0, "method.ffn_units", self.ffn_units, "above 0 when --method.heads is 0"
-            )
+        _require(self.module_hidden_size >= 0, "method.module_hidden_size", self.module_hidden_size, "0 or more")
+        _require(
+            (self.module_ffn_size > 0) == (self.module_hidden_size > 0) and self.module_ffn_size >= 0,
+            "method.module_ffn_size",
+            self.module_ffn_size,
+            f"{'above 0' if self.module_hidden_size else '0'} when --method.module_hidden_size is "
+            f"{self.module_hidden_size}",
+        )
+
+    @property
+    def has_domain(self) -> bool:
+        """Whether layers get extra heads or FFN units."""
+        return self.heads + self.ffn_units > 0
 
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Masked-language-model objective (BERT section 3.1; AF Adapter masks whole words)."""
+    """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words)."""
 
     mask_prob: float = 0.15  # share of tokens that are predicted
     mask_token_frac: float = 0.8  # of these: replaced by [MASK]
     random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
     whole_word: bool = True  # all tokens of a word are predicted together
+    next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
 
     def __post_init__(self) -> None:
         _require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
@@ -160,10 +190,15 @@ class ObjectiveConfig:
 class TrainConfig:
     """How long to train, on what batches, and how often to look."""
 
-    max_steps: int = free(1000)  # optimiser steps
+    max_steps: int = free(1000)  # optimiser steps, at most
+    max_tokens: int = free(0)  # tokens read, at most; 0: no limit
+    max_seconds: float = free(0.0)  # seconds spent in training steps, at most; 0: no limit
     global_batch_size: int = 32  # rows of one optimiser step, over all workers
     micro_batch_size: int = free(0)  # rows of one forward pass; 0: the largest divisor of a worker's share up to 32
     seq_length: int = 128  # tokens of a row, [CLS] and [SEP] included
+    long_seq_length: int = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
+    long_frac: float = 0.1  # share of --optim.decay_steps that the second phase takes
+    long_micro_batch_size: int = free(0)  # rows of a forward pass there; 0: as many tokens as in the first phase
     dropout: float = 0.1  # dropout of hidden states and attention
     checkpoint_every: int = free(200)  # steps between checkpoints (one more at the end)
     eval_every: int = free(200)  # steps between evaluations (also at the start and at the end)
@@ -176,6 +211,15 @@ class TrainConfig:
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "1 or more")
         _require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
         _require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
+        for name in ("max_tokens", "max_seconds", "long_micro_batch_size"):
+            _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        _require(
+            self.long_seq_length == 0 or self.long_seq_length > self.seq_length,
+            "train.long_seq_length",
+            self.long_seq_length,
+            f"0, or above --train.seq_length ({self.seq_length})",
+        )
+        _require(0.0 < self.long_frac < 1.0, "train.long_frac", self.long_frac, "between 0 and 1")
         _require(0.0 <= self.dropout < 1.0, "train.dropout", self.dropout, "from 0 to below 1")
         _require(self.max_failures >= 0, "train.max_failures", self.max_failures, "0 or more")
 
@@ -253,6 +297,7 @@ class PretrainConfig:
 
     base: str = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
     corpus: str = "package-docs"  # package-docs, or comma-separated files, globs, folders, hub names, s3:// addresses
+    init_from: str = ""  # directory of a finished run whose parameters this run starts from (exBERT's second stage)
     seed: int = 0  # seed of initialisation, data order, masks and dropout
     dry_run: bool = free(False)  # validate, print the resolved configuration and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
@@ -272,15 +317,28 @@ class PretrainConfig:
         _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         if self.base == "none":
             _require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
-            _require(self.method.name == "full", "method.name", self.method.name, "full when --base is none")
+            _require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
+            for option in ("words", "extend", "protected"):
+                value = getattr(self.vocab, option)
+                _require(not value, f"vocab.{option}", value, "empty when --base is none")
+            _require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
+            _require(not self.method.has_domain, "method.heads", self.method.heads, "0, and no units, without a base")
+            _require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
+            longest = max(self.train.seq_length, self.train.long_seq_length)
             _require(
-                self.train.seq_length <= self.shape.max_position_embeddings,
-                "train.seq_length",
-                self.train.seq_length,
+                longest <= self.shape.max_position_embeddings,
+                "train.seq_length" if longest == self.train.seq_length else "train.long_seq_length",
+                longest,
                 f"at most --shape.max_position_embeddings ({self.shape.max_position_embeddings})",
             )
-        else:
-            _require(self.vocab.size == 0, "vocab.size", self.vocab.size, "0 unless --base is none")
+        elif self.method.trains == "extensions":
+            _require(
+                self.method.has_domain or self.method.module_hidden_size > 0 or self.vocab.extends_base,
+                "method.trains",
+                self.method.trains,
+                "all when there is no extension; or give one (--method.heads, --method.ffn_units, "
+                "--method.module_hidden_size, --vocab.size)",
+            )
         _require(
             not self.optim.decay_steps or self.optim.warmup_steps < self.optim.decay_steps,
             "optim.warmup_steps",
@@ -306,6 +364,12 @@ def _check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
         f"a divisor of {rows_per_rank}, a worker's share of --train.global_batch_size "
         f"({train.global_batch_size} rows over {scale.num_workers} workers)",
     )
+    _require(
+        train.long_micro_batch_size == 0 or rows_per_rank % train.long_micro_batch_size == 0,
+        "train.long_micro_batch_size",
+        train.long_micro_batch_size,
+        f"a divisor of {rows_per_rank}, a worker's share of --train.global_batch_size",
+    )
 
 
 def largest_divisor(number: int, at_most: int) -> int:
@@ -322,6 +386,18 @@ def resolve_micro_batch_size(config: PretrainConfig) -> int:
     """Return the rows of one forward pass on one worker."""
     share = config.train.global_batch_size // config.scale.num_workers
     return config.train.micro_batch_size or largest_divisor(share, 32)
+
+
+def resolve_long_micro_batch_size(config: PretrainConfig) -> int:
+    """Return the rows of one forward pass in the second phase: by default as many tokens as in the first, at most."""
+    share = config.train.global_batch_size // config.scale.num_workers
+    rows = resolve_micro_batch_size(config) * config.train.seq_length // max(config.train.long_seq_length, 1)
+    return config.train.long_micro_batch_size or largest_divisor(share, max(rows, 1))
+
+
+def resolve_first_long_step(config: PretrainConfig) -> int:
+    """Return the first step of the second phase, given a configuration whose `optim.decay_steps` is resolved."""
+    return config.optim.decay_steps - round(config.optim.decay_steps * config.train.long_frac)
 
 
 def resolve_warmup_steps(config: PretrainConfig) -> int:

@@ -60,6 +60,7 @@ class RowSettings:
         seq_length: tokens of a full row, [CLS] and [SEP] included.
         cross_documents: a row may go on with the next document, [SEP] between them.
         chinese_words: words of Han text are jieba's; else every Han character is a word.
+        pairs: rows are chunks for next-sentence prediction (see `pairs`).
     """
 
     tokenizer_json: str
@@ -68,6 +69,7 @@ class RowSettings:
     seq_length: int
     cross_documents: bool
     chinese_words: bool
+    pairs: bool = False
 
 
 @functools.cache
@@ -227,7 +229,7 @@ class RowBuilder:
             if self._size:
                 yield self._finish()
                 continue
-            cut = _find_cut(starts, capacity)
+            cut = find_cut(starts, capacity)
             self._append(ids[:cut], starts[:cut])
             ids, starts = ids[cut:], starts[cut:]
 
@@ -260,12 +262,35 @@ class RowBuilder:
         return row, starts
 
 
-def _find_cut(starts: np.ndarray, capacity: int) -> int:
-    """Where to cut a sentence that fills more than a row: before its last word that begins in the row's second half."""
+def find_cut(starts: np.ndarray, capacity: int) -> int:
+    """Say where to cut a sentence that is too long: before its last word that begins in the second half of the room.
+
+    Args:
+        starts: bool, whether a word starts at a token; more than `capacity` of them.
+        capacity: tokens that there is room for.
+    """
     if starts[capacity]:
         return capacity
     before = np.flatnonzero(starts[:capacity])
     return int(before[-1]) if len(before) and before[-1] > capacity // 2 else capacity
+
+
+def tokenize_documents(
+    documents: Iterable[str], settings: RowSettings
+) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
+    """Yield every document as its sentences: ids (int32) and word starts (bool) of each, without special tokens."""
+    sentences: list[str] = []
+    counts: list[int] = []
+    for document in documents:
+        found = split_sentences(document)
+        sentences += found
+        counts.append(len(found))
+        if len(sentences) >= SENTENCES_PER_CALL:
+            tokenized = tokenize_sentences(sentences, settings)
+            yield from (list(itertools.islice(tokenized, count)) for count in counts)
+            sentences, counts = [], []
+    tokenized = tokenize_sentences(sentences, settings)
+    yield from (list(itertools.islice(tokenized, count)) for count in counts)
 
 
 def build_rows(documents: Iterable[str], settings: RowSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -279,26 +304,8 @@ def build_rows(documents: Iterable[str], settings: RowSettings) -> Iterator[tupl
         Token ids int32 [≤ seq_length] and word starts bool of the same length.
     """
     builder = RowBuilder(settings)
-    sentences: list[str] = []
-    ends: list[int] = []  # number of sentences before each document's end
-
-    def flush() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        last = iter([*ends, -1])
-        end = next(last)
-        for i, (ids, starts) in enumerate(tokenize_sentences(sentences, settings)):
+    for sentences in tokenize_documents(documents, settings):
+        for ids, starts in sentences:
             yield from builder.add(ids, starts)
-            while i + 1 == end:
-                yield from builder.end_document()
-                end = next(last)
-
-    for document in documents:
-        found = split_sentences(document)
-        if found:
-            sentences += found
-            ends.append(len(sentences))
-        if len(sentences) >= SENTENCES_PER_CALL:
-            yield from flush()
-            sentences, ends = [], []
-    if sentences:
-        yield from flush()
+        yield from builder.end_document()
     yield from builder.end()

@@ -12,98 +12,50 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import os
-import pickle
 import shutil
-import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import ray.data
 
 from domext_ray.config import PrepareConfig, identity_of
+from domext_ray.corpus.manifest import (
+    FORMAT_VERSION,
+    SPLITS,
+    Manifest,
+    ShardRecord,
+    Split,
+    TextRecord,
+    hash_file,
+    read_manifest,
+)
+from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
 from domext_ray.corpus.sources import ReadTask, Sources, read_documents, resolve_sources
+from domext_ray.corpus.tasks import run_tasks
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.errors import CorpusError, DomextError
+from domext_ray.errors import CorpusError
 
-FORMAT_VERSION = 1
 HASH_BYTES = 16
 CHINESE_FRAC = 0.01
 """Share of Han characters from which on a corpus is Chinese enough to need jieba."""
 
+TEXT_BYTES = 64 * 2**10
+"""Held-out documents that a task keeps as text, at most: what bits per character are measured on."""
+
 ROWS_PER_BATCH = 1024
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("word_starts", pa.list_(pa.bool_()))])
 
-Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = ("train", "held_out")
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    """One Arrow IPC file.
-
-    Args:
-        path: relative to the manifest's folder.
-        num_rows: rows.
-        num_tokens: tokens, special ones included.
-        sha256: of the file.
-    """
-
-    path: str
-    num_rows: int
-    num_tokens: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a prepared corpus is.
-
-    Args:
-        folder: where the shards are.
-        fingerprint: hash of content, settings and tokenizer.
-        seq_length: longest row, tokens.
-        tokenizer_fingerprint: see `vocab.fingerprint_tokenizer`.
-        settings: the `prepare` options that decide the rows.
-        train, held_out: shards, in canonical order.
-        num_documents: documents that stayed.
-        dropped: documents that did not, by reason.
-    """
-
-    folder: Path
-    fingerprint: str
-    seq_length: int
-    tokenizer_fingerprint: str
-    settings: dict[str, Any]
-    train: tuple[ShardRecord, ...]
-    held_out: tuple[ShardRecord, ...]
-    num_documents: int
-    dropped: dict[str, int]
-
-    def records(self, split: Split) -> tuple[ShardRecord, ...]:
-        """Return the shards of a split."""
-        return self.train if split == "train" else self.held_out
-
-    def num_rows(self, split: Split) -> int:
-        """Return the rows of a split."""
-        return sum(each.num_rows for each in self.records(split))
-
-    def num_tokens(self, split: Split) -> int:
-        """Return the tokens of a split."""
-        return sum(each.num_tokens for each in self.records(split))
-
 
 def prepare_corpus(
-    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Path
+    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Path, pairs: bool = False
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
@@ -113,9 +65,11 @@ def prepare_corpus(
         tokenizer_folder: the tokenizer's folder.
         seq_length: tokens of a full row.
         cache_dir: folder of prepared corpora, one folder a fingerprint.
+        pairs: make chunks for next-sentence prediction; `prepare.cross_documents` has no say in these.
 
     Raises:
-        CorpusError: nothing to read, nothing usable in it, or an empty split.
+        CorpusError: nothing to read, nothing usable in it, or an empty split; with `pairs` also a split without two
+            documents of several sentences.
     """
     sources = resolve_sources(spec, prepare)
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -126,6 +80,7 @@ def prepare_corpus(
         seq_length,
         prepare.cross_documents,
         prepare.chinese_words,
+        pairs,
     )
     identity = {
         "format": FORMAT_VERSION,
@@ -133,6 +88,7 @@ def prepare_corpus(
         "prepare": identity_of(prepare),
         "tokenizer": fingerprint_tokenizer(tokenizer),
         "seq_length": seq_length,
+        "pairs": pairs,
     }
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = cache_dir / fingerprint[:16]
@@ -150,6 +106,9 @@ def prepare_corpus(
             "tokenizer_fingerprint": identity["tokenizer"],
             "settings": identity["prepare"],
             "corpus": spec,
+            "pairs": pairs,
+            "cls_id": settings.cls_id,
+            "sep_id": settings.sep_id,
         }
         with (temporary / "manifest.json").open("w", encoding="utf-8") as file:
             json.dump(record, file, indent=2)
@@ -181,65 +140,6 @@ def _remove(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a prepared corpus.
-
-    Raises:
-        CorpusError: it is missing, damaged, or of another format.
-    """
-    path = Path(folder) / "manifest.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["format"] != FORMAT_VERSION:
-            raise CorpusError(
-                f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again."
-            )
-        shards = {split: tuple(ShardRecord(**each) for each in record[split]) for split in SPLITS}
-        return Manifest(
-            Path(folder),
-            record["fingerprint"],
-            record["seq_length"],
-            record["tokenizer_fingerprint"],
-            record["settings"],
-            shards["train"],
-            shards["held_out"],
-            record["num_documents"],
-            record["dropped"],
-        )
-    except FileNotFoundError as error:
-        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with jobs/prepare_corpus.py.") from error
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorpusError(f"{path} is damaged ({error}); delete its folder and prepare the corpus again.") from error
-
-
-def verify_shards(manifest: Manifest) -> None:
-    """Compare every shard with its record.
-
-    Raises:
-        CorpusError: a shard is missing or differs; names it.
-    """
-    for split in SPLITS:
-        for record in manifest.records(split):
-            path = manifest.folder / record.path
-            if not path.exists() or _hash_file(path) != record.sha256:
-                raise CorpusError(
-                    f"the shard {path} is {'not what its manifest says' if path.exists() else 'missing'}; "
-                    f"delete {manifest.folder} and prepare the corpus again."
-                )
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if sys.version_info >= (3, 11) else _hash_stream(file)
-
-
-def _hash_stream(file: Any) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(2**20):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
 def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path) -> dict[str, Any]:
     """Run both passes; return the manifest's record of what was found."""
     hashes, counts, dropped, han_frac = _hash_pass(sources, prepare)
@@ -258,15 +158,22 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
     settings = replace(settings, chinese_words=is_chinese)
     ends = np.cumsum(counts)
     plans = [use[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
-    shards: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    written: dict[str, list[dict[str, Any]]] = {name: [] for name in (*SPLITS, "texts")}
+    num_used: Counter[Split] = Counter()
     write = functools.partial(_write_task, prepare, settings, str(folder))
-    for result in _run(write, sources, "tokenising", plans):
+    for result in run_tasks(write, sources, "tokenising", plans):
+        for name, records in written.items():
+            if result[name]:
+                records.append(asdict(result[name]))
         for split in SPLITS:
-            if result[split]:
-                shards[split].append(asdict(result[split]))
-    _require_both_splits(sources, num_documents, [bool(shards[split]) for split in SPLITS])
+            num_used[split] += result["counts"][split]["used"]
+            dropped[NO_NEXT_SENTENCE] += result["counts"][split][NO_NEXT_SENTENCE]
+    if settings.pairs:
+        _require_partners(sources, prepare, num_used)
+        num_documents -= dropped[NO_NEXT_SENTENCE]
+    _require_both_splits(sources, num_documents, [bool(written[split]) for split in SPLITS])
     return {
-        **shards,
+        **written,
         "num_documents": num_documents,
         "dropped": {name: n for name, n in dropped.items() if n},
         "han_frac": han_frac,
@@ -283,11 +190,21 @@ def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence
             )
 
 
+def _require_partners(sources: Sources, prepare: PrepareConfig, num_used: Counter[Split]) -> None:
+    for split in SPLITS:
+        if num_used[split] < 2:
+            raise CorpusError(
+                f"--corpus {sources.spec!r} has {num_used[split]} documents of two or more sentences in the "
+                f"{'training' if split == 'train' else 'held-out'} split, and next-sentence prediction needs two or "
+                f"more; set --prepare.document blank_line or file (it is {prepare.document}), or give more text."
+            )
+
+
 def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[bytearray, list[int], Counter[str], float]:
     """Hashes of all documents, their number by task, what was dropped, and the share of Han characters."""
     hashes, counts, dropped = bytearray(), [], Counter[str]()
     num_chars = num_han = 0
-    for result in _run(functools.partial(_hash_task, prepare), sources, "reading"):
+    for result in run_tasks(functools.partial(_hash_task, prepare), sources, "reading"):
         hashes += result["hashes"]
         counts.append(len(result["hashes"]) // HASH_BYTES)
         dropped.update(result["dropped"])
@@ -327,14 +244,25 @@ def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[
 def _write_task(
     prepare: PrepareConfig, settings: RowSettings, folder: str, number: int, task: ReadTask, plan: bytes
 ) -> dict[str, Any]:
-    """Write the shards of one task; a split without a document of this task gets none."""
+    """Write the files of one task; a split without a row of this task gets no shard."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Ray runs one such task a core
     held_out: list[str] = []
-    train = build_rows(_divide(task, prepare, plan, held_out), settings)
-    records: dict[str, ShardRecord | None] = {}
-    records["train"] = _write_shard(Path(folder, f"train-{number:06d}.arrow"), train)
-    records["held_out"] = _write_shard(Path(folder, f"held_out-{number:06d}.arrow"), build_rows(held_out, settings))
-    return records
+    counts: dict[Split, Counter[str]] = {split: Counter() for split in SPLITS}
+    result: dict[str, Any] = {"counts": counts}
+    sources: tuple[tuple[Split, Iterable[str]], ...] = (
+        ("train", _divide(task, prepare, plan, held_out)),
+        ("held_out", held_out),
+    )
+    for i, (split, documents) in enumerate(sources):
+        path = Path(folder, f"{split}-{number:06d}.arrow")
+        if settings.pairs:
+            first_document = (number << 32) + (i << 31)
+            chunks = build_chunks(documents, settings, first_document, counts[split])
+            result[split] = _write_shard(path, chunks, CHUNK_SCHEMA, NUM_SPECIAL_TOKENS)
+        else:
+            result[split] = _write_shard(path, build_rows(documents, settings), SCHEMA)
+    result["texts"] = _write_texts(Path(folder, f"text-{number:06d}.jsonl"), held_out)
+    return result
 
 
 def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[str]) -> Iterator[str]:
@@ -351,102 +279,55 @@ def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[
         raise CorpusError(f"{task.files[0].path} changed while it was read; start again when nothing writes to it.")
 
 
-def _write_shard(path: Path, rows: Iterator[tuple[np.ndarray, np.ndarray]]) -> ShardRecord | None:
+def _write_texts(path: Path, documents: Sequence[str]) -> TextRecord | None:
+    """Write the first documents as they are, while they fit; of a first one that does not, the beginning."""
+    lines: list[bytes] = []
+    size = 0
+    for document in documents:
+        line = _to_line(document)
+        if len(line) > TEXT_BYTES and not lines:
+            line = _to_line(document[: TEXT_BYTES // 8])  # a character takes four bytes at most
+        if size + len(line) > TEXT_BYTES:
+            break
+        lines.append(line)
+        size += len(line)
+    if not lines:
+        return None
+    path.write_bytes(b"".join(lines))
+    return TextRecord(path.name, len(lines), size, hash_file(path))
+
+
+def _to_line(document: str) -> bytes:
+    return json.dumps({"text": document}, ensure_ascii=False).encode() + b"\n"
+
+
+def _write_shard(
+    path: Path, rows: Iterator[tuple[Any, ...]], schema: pa.Schema, num_added_tokens: int = 0
+) -> ShardRecord | None:
+    """Write rows whose first column is their tokens; `num_added_tokens` come to every row when it is read."""
     num_rows = num_tokens = 0
-    pending: list[tuple[np.ndarray, np.ndarray]] = []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
+    pending: list[tuple[Any, ...]] = []
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for row in rows:
             pending.append(row)
-            num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0])
+            num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0]) + num_added_tokens
             if len(pending) == ROWS_PER_BATCH:
-                writer.write_batch(_to_batch(pending))
+                writer.write_batch(_to_batch(pending, schema))
                 pending = []
         if pending:
-            writer.write_batch(_to_batch(pending))
+            writer.write_batch(_to_batch(pending, schema))
     if not num_rows:
         path.unlink()
         return None
-    return ShardRecord(path.name, num_rows, num_tokens, _hash_file(path))
+    return ShardRecord(path.name, num_rows, num_tokens, hash_file(path))
 
 
-def _to_batch(rows: list[tuple[np.ndarray, np.ndarray]]) -> pa.RecordBatch:
-    offsets = pa.array(np.concatenate([[0], np.cumsum([len(ids) for ids, _ in rows])]).astype(np.int32))
-    ids = pa.array(np.concatenate([ids for ids, _ in rows]))
-    starts = pa.array(np.concatenate([starts for _, starts in rows]))
-    return pa.RecordBatch.from_arrays(
-        [pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, starts)], schema=SCHEMA
-    )
-
-
-def _run(
-    function: Callable[[int, ReadTask, bytes], dict[str, Any]],
-    sources: Sources,
-    verb: str,
-    plans: Sequence[bytes] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Run a function over (number, read task, plan) of all tasks on Ray Data, in order, showing progress."""
-    configure_ray_data()
-
-    def call(items: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
-        result: dict[str, Any] | DomextError
-        try:
-            result = function(int(items["number"][0]), pickle.loads(items["task"][0]), items["plan"][0])
-        except DomextError as error:  # a value: Ray Data drops the cause of an exception on its way to the driver
-            result = error
-        return {"result": [pickle.dumps(result)]}
-
-    items = [
-        {"number": number, "task": pickle.dumps(task), "plan": plans[number] if plans else b""}
-        for number, task in enumerate(sources.tasks)
-    ]
-    dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(call, batch_size=1, num_cpus=1)
-    del items
-    progress = _Progress(sources, verb)
-    rows = iter(dataset.iter_rows())
-    try:
-        for number, row in enumerate(rows):
-            result = pickle.loads(row["result"])
-            if isinstance(result, DomextError):
-                raise result
-            progress.show(number + 1)
-            yield result
-    finally:
-        del rows, dataset  # ends the tasks that are still running
-    progress.finish()
-
-
-def configure_ray_data() -> None:
-    """Make Ray Data keep the order of its blocks, and leave progress and logs to us."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.execution_options.preserve_order = True
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-
-
-class _Progress:
-    """One line on standard error: share, MB, MB/s, time left."""
-
-    def __init__(self, sources: Sources, verb: str) -> None:
-        self.sizes = np.cumsum([each.num_bytes for each in sources.tasks]) / 1e6
-        self.verb, self.started, self.shown = verb, time.monotonic(), 0.0
-
-    def show(self, num_done: int) -> None:
-        now = time.monotonic()
-        if now - self.shown < (0.5 if sys.stderr.isatty() else 10.0):
-            return
-        self.shown = now
-        done, total = self.sizes[num_done - 1], self.sizes[-1]
-        rate = max(done, 1e-6) / max(now - self.started, 1e-6)
-        line = f"{self.verb}: {done:,.0f} of {total:,.0f} MB, {rate:.1f} MB/s, {(total - done) / rate:,.0f} s left"
-        print(
-            f"\r\033[K{line}" if sys.stderr.isatty() else line,
-            end="" if sys.stderr.isatty() else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def finish(self) -> None:
-        seconds = time.monotonic() - self.started
-        line = f"{self.verb}: {self.sizes[-1]:,.0f} MB in {seconds:.1f} s"
-        print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    offsets = pa.array(np.cumsum([0, *(len(row[0]) for row in rows)]).astype(np.int32))
+    columns = []
+    for column, values in zip(schema, zip(*rows, strict=True), strict=True):
+        if pa.types.is_list(column.type):
+            columns.append(pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values))))
+        else:
+            columns.append(pa.array(values, type=column.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -15,9 +15,8 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
@@ -26,7 +25,10 @@ import ray
 import ray.data
 
 from domext_ray.config import count_lanes
-from domext_ray.corpus.shards import Manifest, configure_ray_data
+from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.manifest import Manifest, take_rows
+from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
+from domext_ray.corpus.tasks import configure_ray_data
 from domext_ray.errors import CorpusError
 
 BLOCK_ROWS = 4096
@@ -38,24 +40,6 @@ PREFETCHED_BATCHES = 4
 READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
 _SHARDS, _ROWS = 1, 2  # purposes of a hash: no two draws share their counters
-
-
-def hash_counters(*counters: int | np.ndarray) -> np.ndarray:
-    """Hash integer counters to uniform 64-bit integers (SplitMix64's finaliser, chained over the counters).
-
-    Args:
-        counters: integers or integer arrays that broadcast against each other.
-
-    Returns:
-        uint64 array of the broadcast shape (at least one-dimensional).
-    """
-    state = np.zeros(1, dtype=np.uint64)
-    for counter in counters:
-        mixed = state + np.atleast_1d(np.asarray(counter)).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = mixed ^ (mixed >> np.uint64(31))
-    return state
 
 
 @dataclass(frozen=True)
@@ -148,31 +132,6 @@ def _permute_block(seed: int, epoch: int, shard: int, block: int, size: int) -> 
     return np.argsort(hash_counters(seed, _ROWS, epoch, shard, block, np.arange(size)), kind="stable")
 
 
-@functools.lru_cache(maxsize=512)
-def _open_shard(path: str) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(path)).read_all()
-
-
-def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-    """Read rows of several shards, in the order asked for.
-
-    Args:
-        paths: files of the shards.
-        shards: int64 [R], index into `paths`.
-        rows: int64 [R], row within the shard.
-
-    Returns:
-        Table with R rows and the shards' columns.
-    """
-    by_shard = np.argsort(shards, kind="stable")
-    pieces = [
-        _open_shard(paths[shard]).take(pa.array(rows[by_shard][shards[by_shard] == shard]))
-        for shard in np.unique(shards)
-    ]
-    inverse = np.argsort(by_shard, kind="stable")
-    return pa.concat_tables(pieces).combine_chunks().take(pa.array(inverse))
-
-
 @dataclass(frozen=True)
 class _Task:
     """What a reading task needs to fill `batches_per_task` batches of one rank."""
@@ -185,6 +144,7 @@ class _Task:
     first_batch: int
     last_batch: int
     batches_per_task: int
+    pair_drawer: PairDrawer | None
 
     def __call__(self, numbers: pa.Table) -> pa.Table:
         tables = []
@@ -195,7 +155,8 @@ class _Task:
             shards, rows = self.plan.locate(self.epoch, positions)
             starts = np.concatenate([[0], np.cumsum(self.plan.shard_rows)])
             table = take_rows(self.paths, shards, rows)
-            tables.append(table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64())))
+            table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
+            tables.append(table if self.pair_drawer is None else self.pair_drawer.draw(table, self.epoch))
         return pa.concat_tables(tables)
 
 
@@ -206,7 +167,8 @@ class RankBatch:
     Args:
         epoch: from 0.
         batch: number of the global batch within the epoch, from 0.
-        rows: columns input_ids, word_starts and row_id (int64, the row's place in the manifest).
+        rows: columns input_ids, word_starts and row_id (int64, the row's place in the manifest); of a corpus prepared
+            for pairs also second_start and next_sentence (see `PairDrawer.draw`).
     """
 
     epoch: int
@@ -227,14 +189,15 @@ def stream_batches(
         epoch: epoch to start in.
         batch: global batch of that epoch to start at.
     """
-    paths = tuple(str(Path(manifest.folder, each.path)) for each in manifest.records("train"))
+    paths = manifest.paths("train")
+    drawer = make_pair_drawer(manifest, "train", plan.seed) if manifest.pairs else None
     share = plan.global_batch_size // world_size
     batches_per_task = max(1, ROWS_PER_TASK // share)
     while True:
         if batch >= plan.batches_per_epoch:
             epoch, batch = epoch + 1, 0
         last = min(plan.batches_per_epoch, batch + batches_per_task * TASKS_PER_DATASET)
-        task = _Task(plan, paths, epoch, rank, world_size, batch, last, batches_per_task)
+        task = _Task(plan, paths, epoch, rank, world_size, batch, last, batches_per_task, drawer)
         for rows in _read(task, share):
             yield RankBatch(epoch, batch, rows)
             batch += 1

@@ -17,8 +17,9 @@ from transformers import BertTokenizer
 
 from domext_ray.config import PrepareConfig
 from domext_ray.corpus import shards
+from domext_ray.corpus.manifest import Manifest, Split, read_manifest, take_numbered, verify_shards
 from domext_ray.corpus.rows import load_jieba
-from domext_ray.corpus.shards import Manifest, Split, prepare_corpus, read_manifest, verify_shards
+from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import CorpusError
 
@@ -229,8 +230,64 @@ def test_a_damaged_shard_is_named(copied: Manifest, damage: str) -> None:
     else:
         content[len(content) // 2] ^= 1
         path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
-    with pytest.raises(CorpusError, match=record.path):
+    with pytest.raises(CorpusError, match=f"the shard .*{record.path} is"):
         verify_shards(copied)
+
+
+def test_a_damaged_text_is_named(copied: Manifest) -> None:
+    path = copied.folder / copied.texts[0].path
+    path.write_bytes(path.read_bytes().replace(b"line", b"lime", 1))
+    with pytest.raises(CorpusError, match=f"the text .*{path.name} is not what its manifest says"):
+        verify_shards(copied)
+
+
+def read_texts(manifest: Manifest) -> list[str]:
+    paths = [manifest.folder / each.path for each in manifest.texts]
+    return [json.loads(line)["text"] for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_held_out_documents_are_kept_as_text(prepared: tuple[Path, Path, Manifest]) -> None:
+    manifest = prepared[2]
+    texts = read_texts(manifest)
+    assert [int(each.split()[1]) for each in texts] == read_numbers(manifest, "held_out")
+    assert texts[0].startswith("line ") and texts[0].endswith(".")
+    for record in manifest.texts:
+        content = (manifest.folder / record.path).read_bytes()
+        assert (record.num_bytes, record.num_documents) == (len(content), content.count(b"\n"))
+
+
+def test_kept_texts_do_not_depend_on_tokenizer_or_rows(
+    prepared: tuple[Path, Path, Manifest], tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    path, _, manifest = prepared
+    other_dir = tmp_path / "tokenizer"
+    BertTokenizer(vocab={each: i for i, each in enumerate([*VOCABULARY, "extra"])}).save_pretrained(other_dir)
+    for folder, seq_length in ((other_dir, 32), (tokenizer_dir, 48)):
+        other = prepare_corpus(str(path), PREPARE, folder, seq_length, tmp_path / "cache")
+        assert other.fingerprint != manifest.fingerprint and other.texts == manifest.texts
+
+
+@pytest.mark.parametrize("character", ["a", '"', "山", "\U0001f600"])
+def test_kept_text_is_bounded(tmp_path: Path, character: str) -> None:
+    whole = [character * 1000 + str(i) for i in range(200)]
+    record = shards._write_texts(tmp_path / "text.jsonl", whole)
+    assert record is not None and record.num_bytes == (tmp_path / "text.jsonl").stat().st_size
+    assert shards.TEXT_BYTES - 5000 < record.num_bytes <= shards.TEXT_BYTES
+    lines = (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == whole[: record.num_documents]
+    record = shards._write_texts(tmp_path / "text.jsonl", [character * 100_000, "rest"])
+    assert record is not None and 8000 < record.num_bytes <= shards.TEXT_BYTES
+    assert shards._write_texts(tmp_path / "none.jsonl", []) is None and not (tmp_path / "none.jsonl").exists()
+
+
+def test_rows_are_read_by_number(prepared: tuple[Path, Path, Manifest]) -> None:
+    """Rows of several shards and batches, repeated ones too, in the order asked for."""
+    manifest = prepared[2]
+    rows, sizes = read_rows(manifest, "train"), [each.num_rows for each in manifest.train]
+    numbers = np.random.default_rng(0).integers(0, len(rows), 300)
+    table = take_numbered(manifest.paths("train"), sizes, numbers)
+    assert table.column("input_ids").to_pylist() == [rows[i] for i in numbers]
+    assert table.column("row_id").to_pylist() == numbers.tolist()
 
 
 def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None:
@@ -241,6 +298,7 @@ def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None
     for content, message in [
         (json.dumps({**record, "format": 99}), "has format 99"),
         (json.dumps({name: value for name, value in record.items() if name != "train"}), "is damaged"),
+        (json.dumps({name: value for name, value in record.items() if name != "texts"}), "is damaged"),
         (path.read_text()[:-30], "is damaged"),
         ("[]", "is damaged"),
     ]:

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from domext_ray.corpus.shards import Manifest, ShardRecord
-from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan, Prefetch, hash_counters, stream_batches
+from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.manifest import Manifest, ShardRecord
+from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan, Prefetch, stream_batches
 from domext_ray.errors import CorpusError
 
 SHARD_ROWS = (137, 5, 9001, 64)
@@ -71,7 +72,7 @@ def test_too_few_rows_is_an_error() -> None:
 
 
 def test_hash_is_uniform() -> None:
-    draws = (hash_counters(7, 1, 0, np.arange(200_000)) >> np.uint64(11)).astype(float) * 2.0**-53
+    draws = to_uniform(hash_counters(7, 1, 0, np.arange(200_000)))
     counts, _ = np.histogram(draws, bins=20, range=(0, 1))
     assert np.abs(counts / 10_000 - 1).max() < 0.05
 

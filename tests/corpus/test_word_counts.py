@@ -1,0 +1,121 @@
+"""Word counts: those of the text itself, whatever the number of tasks, in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, BertTokenizer
+
+from domext_ray.config import PrepareConfig
+from domext_ray.corpus import word_counts
+from domext_ray.corpus.sources import read_documents, resolve_sources
+from domext_ray.corpus.word_counts import WordCounts, count_words, forget_rarest, require_bert_words
+from domext_ray.errors import CorpusError
+
+PREPARE = PrepareConfig(min_document_chars=5)
+FRAGMENTS = (
+    "The THE the Zoë zoe\u0308 thalamus Thalamus's co-operate 3.14 10µg α-synuclein naïve≠x ￥5 end. (x) [SEP] [UNK] "
+    "##us 丘脑是大脑 a丘b İstanbul ſtraße ﬁbre e\u0301\u0323x 한국어 … “quoted” — x\u200dy \u00a0 ±5 °C fi\u00adbre "
+    "\u0301lone"
+).split(" ")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    draw = random.Random(3)
+    lines = [" ".join(draw.choices(FRAGMENTS, k=draw.randrange(3, 30))) for _ in range(600)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def serialise(**options: bool) -> str:
+    vocabulary = {each: i for i, each in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
+    return BertTokenizer(vocab=vocabulary, **options).backend_tokenizer.to_str()
+
+
+def count(spec: Path | str, tokenizer_json: str, prepare: PrepareConfig = PREPARE) -> WordCounts:
+    return count_words(resolve_sources(str(spec), prepare), prepare, tokenizer_json)
+
+
+@pytest.mark.parametrize("options", [{}, {"do_lower_case": False}, {"tokenize_chinese_chars": False}])
+def test_counts_are_those_of_the_text(local_ray: None, text: Path, options: dict[str, bool]) -> None:
+    tokenizer_json = serialise(**options)
+    tokenizer = word_counts.Tokenizer.from_str(tokenizer_json)
+    expected: Counter[str] = Counter()
+    documents = [
+        each for task in resolve_sources(str(text), PREPARE).tasks for each in read_documents(task, PREPARE, Counter())
+    ]
+    for document in documents:
+        words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(document))
+        expected.update(word for word, _ in words)
+    found = count(text, tokenizer_json)
+    assert dict(zip(found.words, found.counts.tolist(), strict=True)) == dict(expected)
+    assert list(found.words) == sorted(expected, key=lambda word: (-expected[word], word))
+    assert (found.num_documents, found.num_text_bytes) == (
+        len(documents),
+        sum(len(each.encode()) for each in documents),
+    )
+    assert found.num_words == expected.total() and found.num_too_long == found.num_forgotten == 0
+    assert expected["丘脑是大脑"] if options == {"tokenize_chinese_chars": False} else expected["丘"]
+
+
+def test_counts_do_not_depend_on_the_tasks(local_ray: None, text: Path) -> None:
+    small = PrepareConfig(min_document_chars=5, shard_bytes=4096)
+    assert len(resolve_sources(str(text), small).tasks) > 5
+    one, many = count(text, serialise()), count(text, serialise(), small)
+    assert (one.words, one.counts.tolist(), one.num_documents) == (many.words, many.counts.tolist(), many.num_documents)
+
+
+def test_words_beyond_the_limit_are_counted_apart(local_ray: None, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(f"short {'x' * 100} {'y' * 101} {'y' * 101} {'z' * 300}.\n")
+    found = count(path, serialise())
+    assert set(found.words) == {"short", "x" * 100, "."}
+    assert (found.num_too_long, found.num_words) == (3, 6)
+
+
+def test_the_rarest_words_are_forgotten() -> None:
+    totals = Counter({"a": 9, "b": 5, "c": 2, "d": 2, "e": 1})
+    assert forget_rarest(totals, 5) == 0 and len(totals) == 5
+    assert forget_rarest(totals, 4) == 5
+    assert totals == {"a": 9, "b": 5}
+
+
+def test_the_driver_keeps_a_bounded_number_of_words(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "text.txt"
+    lines = [f"often seldom{i} once{i}{' twice' * 2}{' often' * (i % 3)}" for i in range(400)]
+    path.write_text("\n".join(lines))
+    small = PrepareConfig(min_document_chars=5, shard_bytes=1024)
+    monkeypatch.setattr(word_counts, "MAX_WORDS", 100)
+    found = count(path, serialise(), small)
+    assert len(found.words) <= 100 and found.words[:2] == ("twice", "often")
+    assert found.counts[:2].tolist() == [800, 400 + 399]
+    assert found.num_words == sum(len(each.split()) for each in lines)
+    assert f"{found.num_forgotten:,} occurrences of rare words were forgotten" in capsys.readouterr().err
+
+
+def test_corpora_that_cannot_be_counted(local_ray: None, tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n \n\n")
+    with pytest.raises(CorpusError, match="has no usable word"):
+        count(tmp_path / "blank.txt", serialise())
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"some words of text\n" * 500)[:-30])
+    with pytest.raises(CorpusError, match="cannot be read to its end"):
+        count(tmp_path / "cut.txt.gz", serialise())
+
+
+def test_tokenizers_that_take_no_new_words(tiny_roberta_folder: Path) -> None:
+    with pytest.raises(CorpusError, match="--base robby is a BPE model; new words need a WordPiece one"):
+        require_bert_words(AutoTokenizer.from_pretrained(tiny_roberta_folder).backend_tokenizer.to_str(), "robby")
+    with pytest.raises(CorpusError, match="has the pre-tokenizer Whitespace; new words need BertPreTokenizer"):
+        require_bert_words(serialise().replace("BertPreTokenizer", "Whitespace"), "base")
+    added = word_counts.Tokenizer.from_str(serialise())
+    added.add_tokens(["thalamus"])
+    with pytest.raises(CorpusError, match="has 1 added tokens .* the first is 'thalamus'"):
+        require_bert_words(added.to_str(), "base")
