@@ -1,7 +1,8 @@
 """Configuration of the augmented BERT: a BERT-layout encoder and the extensions that it carries.
 
 This file is exported as it is: it imports transformers only. One configuration describes a plain BERT or RoBERTa
-(`domains` empty) and the same encoder with extra attention heads and FFN units per named domain (AF Adapter).
+(no extension) and the same encoder with extra attention heads and FFN units per named domain (AF Adapter), with new
+words in a table of their own, and with a gated extension module beside every layer (exBERT).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ class DomextConfig(PreTrainedConfig):
     """Shape of an augmented BERT.
 
     Args:
-        vocab_size: rows of the word embedding table.
+        vocab_size: words, those of the extension included.
+        extension_vocab_size: new words; their ids come after the base's.
         hidden_size: width d, a multiple of `num_attention_heads`.
         num_hidden_layers: layers L.
         num_attention_heads: the base's heads h; an extra head has the same size, d / h.
@@ -33,6 +35,9 @@ class DomextConfig(PreTrainedConfig):
         has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
         domains: extensions by domain name, each {"heads": extra heads a layer, "ffn_units": extra FFN units a layer}.
         active_domains: domains that take part in the forward pass; None: all.
+        module_hidden_size: width h' of the extension modules' attention, a multiple of `num_attention_heads`; 0: none.
+        module_ffn_size: FFN units f' of the extension modules.
+        gate_bias: start of the gates' bias; a positive one favours the base.
         domain_init: "zero" starts every extension's output at exactly 0, so that step 0 is the base; "paper" uses the
             default initialisation, as AF Adapter's public code does.
         classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
@@ -43,6 +48,7 @@ class DomextConfig(PreTrainedConfig):
     def __init__(
         self,
         vocab_size: int = 30522,
+        extension_vocab_size: int = 0,
         hidden_size: int = 768,
         num_hidden_layers: int = 12,
         num_attention_heads: int = 12,
@@ -60,12 +66,16 @@ class DomextConfig(PreTrainedConfig):
         has_pooler: bool = False,
         domains: dict[str, dict[str, int]] | None = None,
         active_domains: list[str] | None = None,
+        module_hidden_size: int = 0,
+        module_ffn_size: int = 0,
+        gate_bias: float = 0.0,
         domain_init: str = "zero",
         classifier_dropout: float | None = None,
         tie_word_embeddings: bool = True,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
+        self.extension_vocab_size = extension_vocab_size
         self.hidden_size = hidden_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
@@ -83,6 +93,9 @@ class DomextConfig(PreTrainedConfig):
         # Sorted, as JSON keeps it: the order in which domains are summed must survive saving.
         self.domains = dict(sorted((domains or {}).items()))
         self.active_domains = active_domains
+        self.module_hidden_size = module_hidden_size
+        self.module_ffn_size = module_ffn_size
+        self.gate_bias = gate_bias
         self.domain_init = domain_init
         self.classifier_dropout = classifier_dropout
         self.pad_token_id = pad_token_id
@@ -96,6 +109,21 @@ class DomextConfig(PreTrainedConfig):
                 f"hidden_size is {self.hidden_size}; it must be a multiple of num_attention_heads, "
                 f"{self.num_attention_heads}."
             )
+        if not 0 <= self.extension_vocab_size < self.vocab_size:
+            raise ValueError(
+                f"extension_vocab_size is {self.extension_vocab_size}; it must be from 0 to below vocab_size, "
+                f"{self.vocab_size}."
+            )
+        if self.module_hidden_size < 0 or self.module_hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"module_hidden_size is {self.module_hidden_size}; it must be 0 or a multiple of num_attention_heads, "
+                f"{self.num_attention_heads}."
+            )
+        if (self.module_ffn_size > 0) != (self.module_hidden_size > 0):
+            raise ValueError(
+                f"module_ffn_size is {self.module_ffn_size} and module_hidden_size {self.module_hidden_size}; "
+                "both or neither must be above 0."
+            )
         if self.position_rule not in ("absolute", "roberta"):
             raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute or roberta.")
         if self.domain_init not in ("zero", "paper"):
@@ -108,6 +136,16 @@ class DomextConfig(PreTrainedConfig):
         for name in self.active_domains or []:
             if name not in self.domains:
                 raise ValueError(f"active_domains names {name!r}; the model has {sorted(self.domains) or 'no domain'}.")
+
+    @property
+    def base_vocab_size(self) -> int:
+        """Rows of the base's word embedding table, which is also the first new word's id."""
+        return self.vocab_size - self.extension_vocab_size
+
+    @property
+    def has_extension(self) -> bool:
+        """Whether this is more than a plain BERT or RoBERTa."""
+        return bool(self.domains or self.extension_vocab_size or self.module_hidden_size)
 
     @property
     def max_row_length(self) -> int:

@@ -2,10 +2,14 @@
 
 This file is exported as it is: it imports torch and transformers only. The base is frozen while extensions train, so
 the two never share a matmul: joining their weights would compute the base's weight gradients only to throw them away.
-Shapes: B rows, N tokens, d hidden size, h heads of size d_k = d / h, i extra heads, a extra FFN units.
+Shapes: B rows, N tokens, d hidden size, h heads of size d_k = d / h, i extra heads, a extra FFN units, V words of the
+base, E new words, h' and f' width and FFN units of an extension module.
 
 AF Adapter section 3.2: extra heads are attended on their own, and `concat(base, extra) [W_O ⊥ W'_O]` is the sum of
-two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Every extension below returns its term of that sum.
+two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Domain heads and units return their term of that sum.
+
+exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
+transformer layer of the same kind, w a d -> 1 layer. New words have embeddings of their own, tied to their output.
 """
 
 from __future__ import annotations
@@ -77,15 +81,16 @@ class HeadGroup(nn.Module):
 
     Args:
         config: the model's configuration.
-        num_heads: heads of this group, each of the base's size.
+        num_heads: heads of this group.
+        head_size: their size; 0: that of the base's heads.
     """
 
     is_causal = False
 
-    def __init__(self, config: DomextConfig, num_heads: int) -> None:
+    def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.head_size = config.hidden_size // config.num_attention_heads
+        self.head_size = head_size or config.hidden_size // config.num_attention_heads
         self.query = Linear(config.hidden_size, num_heads * self.head_size)
         self.key = Linear(config.hidden_size, num_heads * self.head_size)
         self.value = Linear(config.hidden_size, num_heads * self.head_size)
@@ -226,8 +231,56 @@ class Intermediate(nn.Module):
         return self.activation(self.dense(hidden_states))
 
 
+class Gate(nn.Linear):
+    """`σ(w(H))`, the base's share of a layer's output, one number a token; [..., d] -> [..., 1] in 0 to 1."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config.hidden_size, 1)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Weigh the base's branch."""
+        return torch.sigmoid(super().forward(hidden_states))
+
+
+class ExtensionModule(nn.Module):
+    """A smaller transformer layer beside the base's, and the gate that mixes the two (exBERT).
+
+    Attention projects d -> h' -> d with the base's number of heads, the FFN d -> f' -> d; both LayerNorms have size d.
+    The heads' size differs from the base's, so the two branches share the mask but not a kernel call.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        width, num_heads = config.module_hidden_size, config.num_attention_heads
+        self.heads = HeadGroup(config, num_heads, width // num_heads)
+        self.attention_output = SublayerOutput(config, width)
+        self.intermediate = Linear(config.hidden_size, config.module_ffn_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.output = SublayerOutput(config, config.module_ffn_size)
+        self.gate = Gate(config)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, base_output: Tensor, **kwargs: Any
+    ) -> Tensor:
+        """Mix the base's branch and this one.
+
+        Args:
+            hidden_states: [B, N, d], the layer's input.
+            attention_mask: as in `HeadGroup.attend`.
+            base_output: [B, N, d], what the base's layer made of `hidden_states`.
+            **kwargs: for the attention implementation.
+
+        Returns:
+            [B, N, d].
+        """
+        context, _ = self.heads.attend(hidden_states, attention_mask, **kwargs)
+        attended = self.attention_output(context, hidden_states, [])
+        own_output = self.output(self.activation(self.intermediate(attended)), attended, [])
+        return torch.lerp(own_output, base_output, self.gate(hidden_states).to(own_output.dtype))
+
+
 class Layer(GradientCheckpointingLayer):
-    """One encoder layer: attention, then FFN, each with the domains' terms."""
+    """One encoder layer: attention, then FFN, each with the domains' terms; then the extension module, if any."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
@@ -239,6 +292,7 @@ class Layer(GradientCheckpointingLayer):
             name: DomainUnits(config, each["ffn_units"]) for name, each in config.domains.items() if each["ffn_units"]
         }
         self.domains = nn.ModuleDict(units)
+        self.extension = ExtensionModule(config) if config.module_hidden_size else None
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -246,7 +300,10 @@ class Layer(GradientCheckpointingLayer):
         """Return hidden states [B, N, d] and the base heads' attention weights, if any."""
         attended, weights = self.attention(hidden_states, attention_mask, **kwargs)
         terms = [each(attended) for each in select_domains(self.config, self.domains)]
-        return self.output(self.intermediate(attended), attended, terms), weights
+        output = self.output(self.intermediate(attended), attended, terms)
+        if self.extension is not None:
+            output = self.extension(hidden_states, attention_mask, output, **kwargs)
+        return output, weights
 
 
 class Embeddings(nn.Module):
@@ -255,7 +312,9 @@ class Embeddings(nn.Module):
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
         self.config = config
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        num_words, num_new = config.base_vocab_size, config.extension_vocab_size
+        self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
+        self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -269,7 +328,7 @@ class Embeddings(nn.Module):
         inputs_embeds: Tensor | None,
     ) -> Tensor:
         """Return [B, N, d]; every argument is int64 [B, N] or None, `inputs_embeds` [B, N, d] or None."""
-        words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        words = self.embed_words(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             longest = self.config.max_row_length
             if words.shape[1] > longest:
@@ -281,6 +340,17 @@ class Embeddings(nn.Module):
         embedded = words.to(self.LayerNorm.weight.dtype) + self.token_type_embeddings(token_type_ids)
         embedded = embedded + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
+
+    def embed_words(self, input_ids: Tensor | None) -> Tensor:
+        """Look words up in the base's table and in the new words'; int64 [B, N] -> [B, N, d]."""
+        if self.extension is None:
+            return self.word_embeddings(input_ids)
+        assert input_ids is not None
+        new_ids = input_ids - self.config.base_vocab_size
+        is_new = new_ids >= 0
+        known = self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id))
+        new = self.extension(new_ids.clamp_min(0))
+        return torch.where(is_new[..., None], new, known.to(new.dtype))
 
     def _count_positions(self, input_ids: Tensor | None, words: Tensor) -> Tensor:
         if self.config.position_rule == "absolute":
@@ -346,26 +416,38 @@ class PredictionTransform(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """MLM head: transform, then the projection that is tied to the word embeddings; [..., d] -> [..., V]."""
+    """MLM head: transform, then projections that are tied to the word embeddings; [..., d] -> [..., V + E]."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
+        num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.transform = PredictionTransform(config)
-        self.decoder = Linear(config.hidden_size, config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder = Linear(config.hidden_size, num_words)
+        self.bias = nn.Parameter(torch.zeros(num_words))
+        self.extension = Linear(config.hidden_size, num_new) if num_new else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Score the vocabulary."""
-        return self.decoder(self.transform(hidden_states))
+        """Score the base's words, then the new ones."""
+        transformed = self.transform(hidden_states)
+        logits = self.decoder(transformed)
+        if self.extension is None:
+            return logits
+        return torch.cat([logits, self.extension(transformed)], dim=-1)
 
 
-class MaskedLanguageModelHead(nn.Module):
-    """Holder that gives the MLM head its Hugging Face name, `cls.predictions`."""
+class PreTrainingHeads(nn.Module):
+    """Holder that gives BERT's heads their Hugging Face names: `cls.predictions`, and `cls.seq_relationship` (NSP).
 
-    def __init__(self, config: DomextConfig) -> None:
+    Args:
+        config: the model's configuration.
+        next_sentence: with the next-sentence head.
+    """
+
+    def __init__(self, config: DomextConfig, *, next_sentence: bool) -> None:
         super().__init__()
         self.predictions = PredictionHead(config)
+        self.seq_relationship = Linear(config.hidden_size, 2) if next_sentence else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Score the vocabulary; [..., d] -> [..., V]."""
+        """Score the vocabulary; [..., d] -> [..., V + E]."""
         return self.predictions(hidden_states)

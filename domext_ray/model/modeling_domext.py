@@ -1,8 +1,8 @@
-"""The augmented BERT as transformers models: encoder, masked LM, token and sequence classification.
+"""The augmented BERT as transformers models: encoder, masked LM, pre-training, token and sequence classification.
 
 This file is exported as it is: it imports torch and transformers only. Base parameters keep Hugging Face BERT's names;
-extensions stand under `domains.<name>`. In masked-LM training the vocabulary projection runs on the predicted
-positions only (`masked_positions`).
+extensions stand under `domains.<name>` (heads and units) and `extension` (modules and new words). In masked-LM training
+the vocabulary projection runs on the predicted positions only (`masked_positions`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig
@@ -27,9 +28,10 @@ from .layers_domext import (
     Embeddings,
     Encoder,
     ExtensionOutput,
-    MaskedLanguageModelHead,
+    Gate,
     Pooler,
     PredictionHead,
+    PreTrainingHeads,
 )
 
 
@@ -52,6 +54,8 @@ class DomextPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, PredictionHead):
             init.zeros_(module.bias)
+        elif isinstance(module, Gate):
+            init.constant_(module.bias, self.config.gate_bias)
         elif isinstance(module, ExtensionOutput) and self.config.domain_init == "zero":
             init.zeros_(module.weight)
             init.zeros_(module.bias)
@@ -68,7 +72,7 @@ class DomextModel(DomextPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the word embedding table."""
+        """Return the base's word embedding table."""
         return self.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -135,19 +139,24 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
+    _keys_to_ignore_on_load_unexpected = [r"cls\.seq_relationship\."]  # an export that was pre-trained with NSP
+    predicts_next_sentence = False
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
+        if config.extension_vocab_size:
+            new_words = {"cls.predictions.extension.weight": "bert.embeddings.extension.weight"}
+            self._tied_weights_keys = {**self._tied_weights_keys, **new_words}
         self.bert = DomextModel(config)
-        self.cls = MaskedLanguageModelHead(config)
+        self.cls = PreTrainingHeads(config, next_sentence=self.predicts_next_sentence)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:
-        """Return the vocabulary projection."""
+        """Return the projection to the base's vocabulary."""
         return self.cls.predictions.decoder
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the vocabulary projection."""
+        """Replace the projection to the base's vocabulary."""
         self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 
@@ -172,11 +181,11 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             position_ids: as in `DomextModel`.
             inputs_embeds: as in `DomextModel`.
             labels: int64 [B, N], or [P] with `masked_positions`; -100 is ignored. Gives the mean loss.
-            masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V] for these only.
+            masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V + E] for these only.
             **kwargs: as in `DomextModel`.
 
         Returns:
-            Logits [B, N, V] or [P, V], the loss with `labels`, and what was asked of the encoder.
+            Logits [B, N, V + E] or [P, V + E], the loss with `labels`, and what was asked of the encoder.
         """
         encoded = self.bert(
             input_ids,
@@ -196,6 +205,54 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             loss = nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+class DomextForPreTraining(DomextForMaskedLM):
+    """The encoder with BERT's two pre-training heads: masked words, and whether the second text follows the first."""
+
+    predicts_next_sentence = True
+
+    def __init__(self, config: DomextConfig) -> None:
+        if not config.has_pooler:
+            raise ValueError("has_pooler is False; next-sentence prediction reads the pooled first token.")
+        super().__init__(config)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BertForPreTrainingOutput:
+        """Score the vocabulary and the order of two texts.
+
+        Args:
+            input_ids: as in `DomextModel`.
+            labels: as in `DomextForMaskedLM`.
+            next_sentence_label: int64 [B]; 0: the second text follows the first, 1: it is from elsewhere.
+            masked_positions: as in `DomextForMaskedLM`.
+            **kwargs: as in `DomextModel`.
+        """
+        encoded = self.bert(input_ids, **kwargs)
+        hidden_states = encoded.last_hidden_state
+        if masked_positions is not None:
+            hidden_states = hidden_states.flatten(0, 1).index_select(0, masked_positions)
+        logits = self.cls(hidden_states)
+        assert self.cls.seq_relationship is not None
+        order = self.cls.seq_relationship(encoded.pooler_output)
+        loss = None
+        if labels is not None and next_sentence_label is not None:
+            loss = nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
+            loss = loss + nn.functional.cross_entropy(order.float(), next_sentence_label.view(-1))
+        return BertForPreTrainingOutput(
+            loss=loss,
+            prediction_logits=logits,
+            seq_relationship_logits=order,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
         )
 
 

@@ -33,12 +33,15 @@ from transformers import (
 
 from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.errors import BaseModelError
+from domext_ray.model import base as base_module
 from domext_ray.model import graft
+from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
 from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.graft import Base, build_model, count_parameters, describe_shape, detach, load_base, store_base
+from domext_ray.model.graft import build_model, count_parameters, describe_shape, detach, store_base
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 
 AF = MethodConfig(heads=1, ffn_units=6)
+FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 SHAPE = ShapeConfig(
     num_hidden_layers=2, hidden_size=32, num_attention_heads=4, intermediate_size=48, max_position_embeddings=40
 )
@@ -206,13 +209,13 @@ def test_half_precision_is_cast_before_it_is_hashed(tiny_base_folder: Path, tmp_
 
 def test_the_hash_sees_every_bit_and_name(bert: Base) -> None:
     tensors = {name: each.clone() for name, each in bert.tensors.items()}
-    assert graft.hash_tensors(dict(reversed(tensors.items()))) == bert.sha256
+    assert hash_tensors(dict(reversed(tensors.items()))) == bert.sha256
     name = "bert.encoder.layer.1.output.LayerNorm.bias"
     tensors[name][3] = torch.nextafter(tensors[name][3], torch.tensor(9.0))
-    assert graft.hash_tensors(tensors) != bert.sha256
+    assert hash_tensors(tensors) != bert.sha256
     renamed = {**bert.tensors, "other": bert.tensors[name]}
     del renamed[name]
-    assert graft.hash_tensors(renamed) != bert.sha256
+    assert hash_tensors(renamed) != bert.sha256
 
 
 def test_the_pooler_of_a_pretraining_checkpoint_is_kept(tmp_path: Path) -> None:
@@ -221,9 +224,7 @@ def test_the_pooler_of_a_pretraining_checkpoint_is_kept(tmp_path: Path) -> None:
     model, theirs = augment(base), BertModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids, _ = make_inputs(70, 0)
     torch.testing.assert_close(model.bert(ids).pooler_output, theirs(ids).pooler_output, atol=1e-5, rtol=0)
-    trainable = {
-        name for name, each in augment(base, MethodConfig(name="full")).named_parameters() if each.requires_grad
-    }
+    trainable = {name for name, each in augment(base, FULL).named_parameters() if each.requires_grad}
     assert not any("pooler" in name for name in trainable), "masked-LM training gives the pooler no gradient"
 
 
@@ -252,7 +253,7 @@ def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path, model_class:
 def test_af_trains_the_extensions_only(bert: Base) -> None:
     model = augment(bert)
     assert all(each.requires_grad == (".domains." in name) for name, each in model.named_parameters())
-    assert all(each.requires_grad for each in augment(bert, MethodConfig(name="full")).parameters())
+    assert all(each.requires_grad for each in augment(bert, FULL).parameters())
 
 
 def run_steps(model: DomextForMaskedLM, num_steps: int = 3) -> None:
@@ -279,11 +280,11 @@ def test_the_base_comes_back_bit_for_bit(folder: str, request: pytest.FixtureReq
     found, original = detach(model, base.original_names), load_file(path / "model.safetensors")
     assert set(found) == set(original)
     assert all(torch.equal(found[name], original[name]) for name in original)
-    assert graft.hash_tensors(detach(model)) == base.sha256
+    assert hash_tensors(detach(model)) == base.sha256
 
 
 def test_random_weights_without_a_base() -> None:
-    model = augment(None, MethodConfig(name="full"), pad_token_id=2)
+    model = augment(None, FULL, pad_token_id=2)
     assert model.config.domains == {} and model.config.pad_token_id == 2
     assert all(each.requires_grad for each in model.parameters())
     table = model.bert.embeddings.position_embeddings.weight
@@ -292,9 +293,9 @@ def test_random_weights_without_a_base() -> None:
     assert torch.allclose(inner.diagonal(1), inner[0, 1].expand(39), atol=1e-5), "depends on the distance alone"
 
 
-@pytest.mark.parametrize("method", [AF, MethodConfig(init="paper", ffn_units=6), MethodConfig(name="full")])
+@pytest.mark.parametrize("method", [AF, MethodConfig(init="paper", ffn_units=6), FULL])
 def test_the_seed_decides_and_torch_is_left_alone(bert: Base, method: MethodConfig) -> None:
-    base = None if method.name == "full" else bert
+    base = None if method is FULL else bert
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -306,7 +307,7 @@ def test_the_seed_decides_and_torch_is_left_alone(bert: Base, method: MethodConf
 
 
 COUNTED = [
-    (None, MethodConfig(name="full"), True),
+    (None, FULL, True),
     ({"heads": 1, "ffn_units": 6}, AF, True),
     ({"heads": 2, "ffn_units": 0}, AF, True),
     ({"heads": 0, "ffn_units": 9}, AF, False),
@@ -323,9 +324,10 @@ def test_closed_form_counts_equal_the_tensors(
     config = DomextConfig(**SIZES, has_pooler=has_pooler, type_vocab_size=3, domains=domains)
     with torch.device("meta"):
         model = DomextForMaskedLM(config)
-    names = graft.trainable_names(model, method, has_head)
+    heads = HEADS if has_head else HEADS[1:]
+    names = graft.trainable_names(model, method, heads)
     params = dict(model.named_parameters())
-    counts = count_parameters(config, method, has_head)
+    counts = count_parameters(config, method, heads)
     assert counts.total == sum(each.numel() for each in params.values())
     assert counts.trainable == sum(params[name].numel() for name in names)
     assert counts.encoder == sum(each.numel() for each in model.bert.parameters())
@@ -337,7 +339,7 @@ def test_counts_of_the_paper() -> None:
     config = DomextConfig(
         vocab_size=21128, has_pooler=True, domains={"medicine": {"heads": method.heads, "ffn_units": method.ffn_units}}
     )
-    counts = count_parameters(config, method, has_mlm_head=True)
+    counts = count_parameters(config, method, HEADS)
     with torch.device("meta"):
         model = DomextForMaskedLM(config)
     assert counts.trainable == 21_266_688
@@ -349,7 +351,7 @@ def test_counts_of_the_paper() -> None:
 def test_describe_shape_equals_the_built_model(bert: Base) -> None:
     config = describe_shape(bert, SHAPE, AF, vocab_size=bert.config.vocab_size)
     assert config.domains == augment(bert).config.domains
-    assert count_parameters(config, AF, True).total == sum(each.numel() for each in augment(bert).parameters())
+    assert count_parameters(config, AF, HEADS).total == sum(each.numel() for each in augment(bert).parameters())
     assert bert.config.domains == {}, "the base's own configuration is left as it was"
 
 
@@ -455,7 +457,7 @@ def test_a_hub_id_from_the_cache_in_silence(tiny_base_folder: Path, tmp_path: Pa
     copy_base(tiny_base_folder, cache / "snapshots" / ("0" * 40))
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("0" * 40)
-    script = "from domext_ray.model.graft import load_base; print(load_base('someone/tiny').sha256)"
+    script = "from domext_ray.model.base import load_base; print(load_base('someone/tiny').sha256)"
     result = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
@@ -466,5 +468,5 @@ def test_a_hub_id_from_the_cache_in_silence(tiny_base_folder: Path, tmp_path: Pa
 
 
 def test_the_shipped_base_names_itself_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graft, "ASSETS", tmp_path)
+    monkeypatch.setattr(base_module, "ASSETS", tmp_path)
     assert_refused("general-mini", "is missing from this installation")

@@ -1,0 +1,268 @@
+"""A base checkpoint -> its tensors in memory, under Hugging Face BERT's names.
+
+A base is any BERT, RoBERTa or XLM-R checkpoint, as a folder or a hub id. RoBERTa's names map to BERT's one to one, and
+`graft.detach` maps them back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.activations import ACT2FN
+
+from domext_ray.errors import BaseModelError
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+
+SHIPPED_BASE = "general-mini"
+ASSETS = Path(__file__).parent.parent / "assets"
+POSITION_RULES = {"bert": "absolute", "roberta": "roberta", "xlm-roberta": "roberta"}
+SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+ROBERTA_HEAD = {
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.decoder.": "cls.predictions.decoder.",
+    "lm_head.bias": "cls.predictions.bias",
+}
+SHARED_FIELDS = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
+    "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
+).split()
+_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_relationship.", "bert.pooler."
+"""What stands above the encoder, by the start of its tensors' names: MLM head, next-sentence head, pooler."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base checkpoint in memory.
+
+    Args:
+        id: what the user called it.
+        folder: where its files are.
+        config: shape, without extensions.
+        tensors: fp32 tensors by internal name; tied copies are left out.
+        original_names: name in the checkpoint by internal name.
+        sha256: `hash_tensors` of `tensors`.
+        has_mlm_head: the checkpoint has a masked-LM head.
+        tokenizer_folder: where its tokenizer is.
+    """
+
+    id: str
+    folder: Path
+    config: DomextConfig
+    tensors: dict[str, Tensor]
+    original_names: dict[str, str]
+    sha256: str
+    has_mlm_head: bool
+    tokenizer_folder: Path
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Those of `HEADS` that the checkpoint brings; a model gets the others fresh."""
+        return tuple(head for head in HEADS if any(name.startswith(head) for name in self.tensors))
+
+
+def load_base(base: str, *, next_sentence: bool = False) -> Base:
+    """Read a base checkpoint.
+
+    Args:
+        base: "general-mini" (ships with the package), a folder, or a hub id such as bert-base-uncased.
+        next_sentence: also read its next-sentence head, if it has one.
+
+    Raises:
+        BaseModelError: it does not exist, is of another architecture, or its files are not what its config says.
+    """
+    folder = _find_folder(base)
+    config, prefix = _read_config(folder, base)
+    original = _read_tensors(_list_weight_files(folder, base))
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    for name, tensor in sorted(original.items()):
+        internal = _to_internal_name(name, prefix)
+        if internal is not None and (next_sentence or not internal.startswith(NEXT_SENTENCE_HEAD)):
+            tensors[internal], names[internal] = tensor.to(torch.float32).contiguous(), name
+    has_head = f"{MLM_HEAD}transform.dense.weight" in tensors
+    _untie(tensors, names, base)
+    if not has_head:
+        warnings.warn(f"The base {base!r} has no masked-LM head, so a fresh one is made and trains.", stacklevel=2)
+        tensors = {name: each for name, each in tensors.items() if not name.startswith(MLM_HEAD)}
+    config.has_pooler = f"{POOLER}dense.weight" in tensors
+    absent = tuple(
+        part for part in (MLM_HEAD, NEXT_SENTENCE_HEAD) if not any(name.startswith(part) for name in tensors)
+    )
+    _check_tensors(tensors, config, base, absent)
+    names = {name: names[name] for name in tensors}
+    return Base(base, folder, config, tensors, names, hash_tensors(tensors), has_head, folder)
+
+
+def hash_tensors(tensors: dict[str, Tensor]) -> str:
+    """Return the sha256 (hex) of fp32 tensors on the CPU, over sorted names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _find_folder(base: str) -> Path:
+    """Return the folder of a base; of a hub id, with its small files only, so that a wrong one costs no download."""
+    folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
+    if base == SHIPPED_BASE and not folder.is_dir():
+        raise BaseModelError(
+            f"--base {base!r} is missing from this installation ({folder}); install the package again."
+        )
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
+        return folder
+    if folder.exists():
+        raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", base):
+        raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
+    folder = _fetch(base, SMALL_FILES)
+    if not (folder / "config.json").is_file():
+        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a BERT or RoBERTa model.")
+    return folder
+
+
+def _fetch(hub_id: str, patterns: list[str]) -> Path:
+    """Fetch files of a hub repository, or find them in the hub's cache, and return their folder."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no disk …
+        raise BaseModelError(
+            f"--base {hub_id!r} is no folder here and could not be fetched from the hub ({type(error).__name__}); "
+            "give an existing folder, or the id of an existing model and a network."
+        ) from error
+
+
+def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
+    """Return the shape that config.json describes and the prefix of the encoder's tensor names."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BaseModelError(f"{path} is not valid JSON ({error}).") from error
+    if not isinstance(values, dict):
+        raise BaseModelError(f"{path} holds no JSON object; give a folder that save_pretrained wrote.")
+    kind = values.get("model_type")
+    if kind == DomextConfig.model_type:
+        raise BaseModelError(f"--base {base!r} is an export of this library; give the base that it was made from.")
+    if kind not in POSITION_RULES:
+        raise BaseModelError(
+            f"--base {base!r} has model_type {kind!r} in its config.json; give a base of "
+            f"{', '.join(list(POSITION_RULES)[:-1])} or {list(POSITION_RULES)[-1]}."
+        )
+    try:  # transformers knows what a field that config.json leaves out means for this architecture
+        found = CONFIG_MAPPING[kind].from_dict(values)
+        config = _convert_config(found.to_dict(), kind)
+    except Exception as error:  # its checks raise several kinds
+        raise BaseModelError(f"{path} describes no {kind} model ({' '.join(str(error).split())}).") from error
+    if values.get("is_decoder") or values.get("position_embedding_type", "absolute") != "absolute":
+        raise BaseModelError(f"--base {base!r} is a decoder or has relative positions; give a plain encoder.")
+    if config.hidden_act not in ACT2FN:
+        raise BaseModelError(f"{path} names the activation {config.hidden_act!r}, which transformers does not have.")
+    return config, "bert." if kind == "bert" else "roberta."
+
+
+def _convert_config(values: dict[str, Any], kind: str) -> DomextConfig:
+    kept = {name: values[name] for name in SHARED_FIELDS if values.get(name) is not None}
+    head_act = None if kind == "bert" else "gelu"  # RoBERTa's masked-LM head does not read hidden_act
+    return DomextConfig(**kept, position_rule=POSITION_RULES[kind], mlm_head_act=head_act)
+
+
+def _list_weight_files(folder: Path, base: str) -> list[Path]:
+    """Return the files that hold a base's tensors: safetensors if there are any, whole or in shards."""
+    is_local = base == SHIPPED_BASE or Path(base).expanduser().is_dir()
+    for name in WEIGHT_FILES:
+        if not is_local:
+            stem, suffix = name.rsplit(".", 1)
+            _fetch(base, [name, f"{stem}-*-of-*.{suffix}"])
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            try:
+                shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise BaseModelError(f"{index} is no index of weight files; save the checkpoint again.") from error
+            return [folder / Path(each).name for each in sorted(shards)]
+    raise BaseModelError(
+        f"--base {base!r} has neither model.safetensors nor pytorch_model.bin; save its weights there."
+    )
+
+
+def _read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """Read the tensors of weight files; .bin files through torch's weights-only loader, which runs no code."""
+    tensors: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            if path.suffix == ".safetensors":
+                tensors.update(load_file(path))
+            else:
+                tensors.update(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:  # damaged, missing or unsafe, whatever its reader calls that
+            reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            raise BaseModelError(f"{path} cannot be read as weights ({type(error).__name__}: {reason}).") from error
+    return tensors
+
+
+def _to_internal_name(name: str, prefix: str) -> str | None:
+    """Return BERT's name of a checkpoint's tensor; None for those that no masked LM uses."""
+    internal = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # TensorFlow's names, in old checkpoints
+    internal = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", internal)
+    for old, new in ROBERTA_HEAD.items():
+        if internal.startswith(old):
+            return new + internal[len(old) :]
+    if internal.startswith(("embeddings.", "encoder.", "pooler.")):  # saved without a head
+        internal = "bert." + internal
+    elif internal.startswith(prefix):
+        internal = "bert." + internal[len(prefix) :]
+    known = internal.startswith(("bert.embeddings.", "bert.encoder.", POOLER, MLM_HEAD, NEXT_SENTENCE_HEAD))
+    return internal if known and not internal.endswith(("position_ids", "token_type_ids")) else None
+
+
+def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None:
+    """Leave out copies of tied tensors, after checking that they are copies."""
+    words = tensors.get("bert.embeddings.word_embeddings.weight")
+    weight, bias = (tensors.pop(name, None) for name in _TIED)
+    if weight is not None and words is not None and not torch.equal(weight, words):
+        raise BaseModelError(f"--base {base!r} has an output projection that is not tied to its word embeddings.")
+    if bias is not None and f"{MLM_HEAD}bias" not in tensors:
+        tensors[f"{MLM_HEAD}bias"], names[f"{MLM_HEAD}bias"] = bias, names[_TIED[1]]
+
+
+def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, absent: tuple[str, ...]) -> None:
+    expected = _describe_tensors(config, absent)
+    found = {name: tuple(each.shape) for name, each in tensors.items()}
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise BaseModelError(
+            f"--base {base!r} does not hold what its config.json says: {name} has shape {found.get(name, 'none')} "
+            f"instead of {expected.get(name, 'none')} ({len(wrong)} tensors differ)."
+        )
+
+
+def _describe_tensors(config: DomextConfig, absent: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    return {name: each for name, each in shapes.items() if not name.startswith(absent)}
