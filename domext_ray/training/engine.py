@@ -65,12 +65,14 @@ class StepFigures:
 
     Args:
         loss: mean negative log-likelihood over the masked tokens of the global batch, nats.
+        next_sentence_loss: the same over the pairs of the global batch, nats; 0 without pairs.
         grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
         learning_rate: rate of this step.
         finite: loss and gradient were finite; else the step was skipped on all ranks.
     """
 
     loss: float
+    next_sentence_loss: float
     grad_norm: float
     learning_rate: float
     finite: bool
@@ -125,19 +127,27 @@ class _MaskedLoss(nn.Module):
         masked_positions: Tensor,
         labels: Tensor,
         weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the cross entropies (fp32) and, in eval mode, the number of exact predictions."""
+        next_sentence_labels: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return sums of cross entropies (fp32), masked words' and pairs', and in eval mode the exact predictions."""
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            logits = self.model(
+            outputs = self.model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 token_type_ids=token_type_ids,
                 masked_positions=masked_positions,
-            ).logits
+            )
+        logits = outputs[0]
         loss_sum = (F.cross_entropy(logits.float(), labels, reduction="none") * weights).sum()
+        nothing = torch.zeros_like(labels[0])
+        order_loss_sum, num_in_order = torch.zeros_like(loss_sum), nothing
+        if next_sentence_labels is not None:
+            order = outputs.seq_relationship_logits
+            order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
+            num_in_order = (order.argmax(-1) == next_sentence_labels).sum()
         if self.training:  # nobody looks at the predictions, and they cost a pass over [P, V]
-            return loss_sum, torch.zeros_like(labels[0])
-        return loss_sum, ((logits.argmax(-1) == labels) & (weights > 0)).sum()
+            return loss_sum, order_loss_sum, nothing, nothing
+        return loss_sum, order_loss_sum, ((logits.argmax(-1) == labels) & (weights > 0)).sum(), num_in_order
 
 
 class Engine:
@@ -180,7 +190,7 @@ class Engine:
             _check_compile(self.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._stage, self._optim, self._seed = engine.zero_stage, optim, seed
-        self._warmup_steps, self._accumulation_steps = warmup_steps, accumulation_steps
+        self._warmup_steps = warmup_steps
         self._trainables = {name: each for name, each in model.named_parameters() if each.requires_grad}
         assert self._trainables, "no parameter trains"
         assert all(each.dtype == torch.float32 for each in self._trainables.values()), "trainables are fp32"
@@ -191,6 +201,7 @@ class Engine:
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable()  # type: ignore[operator]
         self._compiled = engine.compile
+        self._has_pairs = bool(getattr(model, "predicts_next_sentence", False))
         objective = _MaskedLoss(model, self.device, bf16=engine.precision == "bf16")
         if engine.compile:
             objective.compile()
@@ -206,43 +217,46 @@ class Engine:
         if state is not None and state.num_updates:
             self._load_moments(state)
 
-    def train_step(self, micro_batches: Sequence[MaskedBatch], num_masked: int, step: int) -> StepFigures:
-        """Make one optimiser step.
+    def train_step(
+        self, micro_batches: Sequence[MaskedBatch], num_masked: int, step: int, num_pairs: int = 0
+    ) -> StepFigures:
+        """Make one optimiser step on the sum of the mean masked-word loss and, with pairs, the mean pair loss.
 
         Args:
-            micro_batches: this rank's share of the global batch, `accumulation_steps` of them.
+            micro_batches: this rank's share of the global batch, equally many on all ranks.
             num_masked: masked tokens of the global batch, over all ranks.
             step: 0-based; sets the learning rate and the dropout.
+            num_pairs: pairs of the global batch, over all ranks.
 
         Returns:
             The step's figures. If they are not finite, nothing was changed on any rank.
         """
-        assert len(micro_batches) == self._accumulation_steps, (len(micro_batches), self._accumulation_steps)
         rate = compute_learning_rate(step, self._optim.lr, self._warmup_steps, self._optim.decay_steps)
         self._set_learning_rate(rate)
         seed_step(self._seed, step, self.rank)
-        loss_sum = self._accumulate_gradients(micro_batches, max(num_masked, 1))
-        dist.all_reduce(loss_sum)
-        loss = loss_sum.item() / max(num_masked, 1)
+        counts = torch.tensor([max(num_masked, 1), max(num_pairs, 1)], dtype=torch.float64, device=self.device)
+        sums = self._accumulate_gradients(micro_batches, counts)
+        dist.all_reduce(sums)
+        loss, next_sentence_loss = (sums / counts).tolist()
         grad_norm, applied = self._apply_gradients()
         self._num_updates += applied
-        return StepFigures(loss, grad_norm, rate, finite=applied)
+        return StepFigures(loss, next_sentence_loss, grad_norm, rate, finite=applied)
 
-    def evaluate(self, batch: MaskedBatch) -> tuple[float, int, int]:
+    def evaluate(self, batch: MaskedBatch) -> tuple[float, int, int, int]:
         """Score one batch without dropout.
 
         Args:
             batch: this rank's batch; positions of weight 0 do not count.
 
         Returns:
-            Sum of the negative log-likelihoods in nats, number of exact predictions, number of predicted tokens; all
-            of this rank.
+            Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
+            predicted tokens, number of pairs whose label was predicted; all of this rank.
         """
         self._deepspeed.eval()
         try:
             with torch.no_grad():
-                loss_sum, num_correct = self._forward(batch)
-                return loss_sum.item(), int(num_correct.item()), batch.num_masked
+                loss_sum, _, num_correct, num_in_order = self._forward(batch)
+                return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
         finally:
             self._deepspeed.train()
 
@@ -256,7 +270,7 @@ class Engine:
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
         return TrainState(tensors, self._num_updates) if self.rank == 0 else None
 
-    def _forward(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
+    def _forward(self, batch: MaskedBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if self._compiled:
             batch = _widen(batch)
         tensors = {
@@ -268,21 +282,24 @@ class Engine:
                 torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
         return self._deepspeed(**tensors)
 
-    def _accumulate_gradients(self, micro_batches: Sequence[MaskedBatch], num_masked: int) -> Tensor:
-        """Run forward and backward over this rank's share; return its loss sum, float64 [1]."""
-        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+    def _accumulate_gradients(self, micro_batches: Sequence[MaskedBatch], counts: Tensor) -> Tensor:
+        """Run forward and backward over this rank's share; return its loss sums (words, pairs), float64 [2].
+
+        `counts`, float64 [2], are the global batch's masked tokens and pairs, by which the sums will be divided.
+        """
+        totals = torch.zeros_like(counts)
         # DeepSpeed averages over ranks, so a local sum times world size / global count becomes the global mean.
-        scale = torch.tensor(self.world_size / num_masked, device=self.device)
+        scales = (self.world_size / counts).float()
         for i, batch in enumerate(micro_batches):
             self._deepspeed.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             with self._without_reduction():
-                loss_sum, _ = self._forward(batch)
-                total += loss_sum.detach()
+                loss_sums = torch.stack(self._forward(batch)[:2])
+                totals += loss_sums.detach()
                 # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
                 # gradient's norm, the one figure on which all ranks agree whether to make the step.
-                poisoned = torch.where(loss_sum.detach().isfinite(), scale, torch.nan)
-                self._deepspeed.backward(loss_sum * poisoned, scale_wrt_gas=False)
-        return total
+                poisoned = torch.where(loss_sums.detach().isfinite(), scales, torch.nan)
+                self._deepspeed.backward((loss_sums * poisoned).sum(), scale_wrt_gas=False)
+        return totals
 
     def _without_reduction(self) -> contextlib.AbstractContextManager[None]:
         """One worker at ZeRO-0 has nothing to reduce; DeepSpeed would still copy all gradients twice."""
@@ -327,25 +344,34 @@ class Engine:
 
     def _load_moments(self, state: TrainState) -> None:
         """Set AdamW's moments and step count; the parameters were loaded before DeepSpeed was initialised."""
-        from deepspeed.utils import safe_set_full_optimizer_state
-
         if self._stage > 0:
             # DeepSpeed links optimizer state in a step, so one is made that changes nothing: gradient 0 at rate 0.
             self._set_learning_rate(0.0)
             empty = pad_batch([np.zeros(8)], [np.zeros(8)], [np.zeros(8, dtype=bool)], pad_id=0)
-            self._accumulate_gradients([empty], num_masked=1)
+            if self._has_pairs:
+                empty = replace(empty, next_sentence_labels=torch.full((1,), -100))
+            self._accumulate_gradients([empty], torch.ones(2, dtype=torch.float64, device=self.device))
             _, applied = self._apply_gradients()
             assert applied, "the empty step was refused"
         for name, param in self._trainables.items():
             for moment in _MOMENTS:
-                value = getattr(state.tensors[name], moment).to(self.device)
-                if self._stage == 0:
-                    self._optimizer.state[param][moment].copy_(value)
-                else:
-                    safe_set_full_optimizer_state(param, value, moment)
+                self._set_moment(param, moment, getattr(state.tensors[name], moment).to(self.device))
         for each in self._optimizer.state.values():
             each["step"].fill_(state.num_updates)
         self._num_updates = state.num_updates
+
+    def _set_moment(self, param: nn.Parameter, moment: str, value: Tensor) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+        if self._stage == 0:
+            self._optimizer.state[param][moment].copy_(value)
+        elif self._stage < 3:
+            safe_set_full_optimizer_state(param, value, moment)
+        else:
+            # Its own division of a whole tensor fails where the number of elements is no multiple of the world size.
+            size = param.ds_tensor.numel()  # type: ignore[attr-defined]
+            padded = F.pad(value.flatten(), (0, size * self.world_size - value.numel()))
+            safe_set_local_optimizer_state(param, padded.narrow(0, self.rank * size, size), moment)
 
 
 def _check_compile(device: torch.device) -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from domext_ray.config import TrainConfig
 from domext_ray.errors import RunError
 
 REFRESH_SECONDS = 0.5
@@ -106,8 +107,8 @@ class RunProgress:
     line of their own.
     """
 
-    def __init__(self, path: Path, max_steps: int) -> None:
-        self.path, self.max_steps = path, max_steps
+    def __init__(self, path: Path, limits: TrainConfig) -> None:
+        self.path, self.limits = path, limits
         self.is_terminal = sys.stderr.isatty()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="progress", daemon=True)
@@ -157,9 +158,18 @@ class RunProgress:
         rate = sum(each["throughput/tokens_per_second"] for each in records) / len(records)
         loss = sum(losses) / len(losses) if losses else math.nan
         return (
-            f"step {step:,}/{self.max_steps:,}  loss {loss:.3f}  {rate:,.0f} tokens/s  "
-            f"{_describe_seconds((self.max_steps - step) * seconds)} left"
+            f"step {step:,}/{self.limits.max_steps:,}  loss {loss:.3f}  {rate:,.0f} tokens/s  "
+            f"{_describe_seconds(self._estimate_seconds(records[-1], seconds, rate))} left"
         )
+
+    def _estimate_seconds(self, record: dict[str, Any], seconds_per_step: float, tokens_per_second: float) -> float:
+        """Seconds until the first limit."""
+        left = [(self.limits.max_steps - record["step"]) * seconds_per_step]
+        if self.limits.max_tokens:
+            left.append((self.limits.max_tokens - record["train/tokens"]) / tokens_per_second)
+        if self.limits.max_seconds:
+            left.append(self.limits.max_seconds - record["time/seconds"])
+        return max(0.0, min(left))
 
 
 def _describe_evaluation(record: dict[str, Any]) -> str:
@@ -167,7 +177,8 @@ def _describe_evaluation(record: dict[str, Any]) -> str:
     shown = "no one-token word" if general is None else f"{general:.1%}"
     return (
         f"step {record['step']:,}  held-out loss {record['eval/domain_mlm_loss']:.3f}, accuracy "
-        f"{record['eval/domain_mlm_accuracy']:.1%}; general accuracy {shown}"
+        f"{record['eval/domain_mlm_accuracy']:.1%}, {record['eval/domain_bits_per_character']:.3f} bits a character; "
+        f"general accuracy {shown}"
     )
 
 

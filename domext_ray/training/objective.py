@@ -1,5 +1,7 @@
 """Rows -> masked batches for masked-language modelling; pure, every draw a hash of (seed, epoch, row, position).
 
+Rows that are pairs (see `corpus.pairs`) keep their segments and their next-sentence labels.
+
 BERT section 3.1: 15 % of the tokens are predicted; of these 80 % are replaced by [MASK], 10 % by a random ordinary
 token, 10 % stay. With whole-word masking (AF Adapter's setting) one draw decides for all tokens of a word. Because
 a draw depends on the row and on nothing around it, masks move with the row, whatever worker reads it.
@@ -16,10 +18,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config import ObjectiveConfig
-from domext_ray.corpus.stream import hash_counters
+from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.manifest import flatten_lists
 
 _SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
 PADDING_MULTIPLE = 8
+NO_LABEL = -100
+"""Next-sentence label of a row that does not count; cross entropy leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class MaskedBatch:
         masked_positions: int64 [P], P ≥ 1, places in the flattened [B·N].
         labels: int64 [P], the original tokens.
         weights: float32 [P], 1 for a predicted token, 0 for filler.
+        next_sentence_labels: int64 [B], 0: the second text follows the first, 1: it is from another document,
+            NO_LABEL: the row does not count; None for rows that are no pairs.
     """
 
     input_ids: torch.Tensor
@@ -41,11 +48,17 @@ class MaskedBatch:
     masked_positions: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
+    next_sentence_labels: torch.Tensor | None = None
 
     @property
     def num_masked(self) -> int:
         """Predicted tokens, filler left out."""
         return int(self.weights.sum().item())
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs whose next-sentence label counts."""
+        return 0 if self.next_sentence_labels is None else int((self.next_sentence_labels != NO_LABEL).sum().item())
 
 
 @dataclass(frozen=True)
@@ -57,12 +70,16 @@ class MaskedRows:
         labels: int64 [S], tokens as they were.
         selected: bool [S], tokens to predict.
         lengths: int64 [R], tokens a row.
+        second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
+        next_sentence: int64 [R], next-sentence labels; None likewise.
     """
 
     inputs: np.ndarray
     labels: np.ndarray
     selected: np.ndarray
     lengths: np.ndarray
+    second_starts: np.ndarray | None = None
+    next_sentence: np.ndarray | None = None
 
 
 class Masker:
@@ -91,11 +108,12 @@ class Masker:
         """Mask a table of rows.
 
         Args:
-            rows: columns input_ids, word_starts (lists of equal lengths) and row_id.
+            rows: columns input_ids, word_starts (lists of equal lengths) and row_id; pairs have second_start and
+                next_sentence, too.
             epoch: masks differ from epoch to epoch.
         """
-        tokens, lengths = _flatten(rows, "input_ids")
-        starts, _ = _flatten(rows, "word_starts")
+        tokens, lengths = flatten_lists(rows, "input_ids")
+        starts, _ = flatten_lists(rows, "word_starts")
         tokens = tokens.astype(np.int64)
         row_ids = np.repeat(rows.column("row_id").to_numpy(), lengths)
         positions = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -115,11 +133,14 @@ class Masker:
         random = chosen[replaced]
         draws = hash_counters(self.seed, _REPLACEMENT, epoch, row_ids[random], positions[random])
         inputs[random] = self.ordinary_ids[(draws % np.uint64(len(self.ordinary_ids))).astype(np.int64)]
-        return MaskedRows(inputs, tokens, selected, lengths)
+        pair_columns = [
+            rows.column(name).to_numpy().astype(np.int64) if name in rows.column_names else None
+            for name in ("second_start", "next_sentence")
+        ]
+        return MaskedRows(inputs, tokens, selected, lengths, *pair_columns)
 
     def _uniform(self, purpose: int, epoch: int, row_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        draws = hash_counters(self.seed, purpose, epoch, row_ids, positions)
-        return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return to_uniform(hash_counters(self.seed, purpose, epoch, row_ids, positions))
 
     def collate(self, rows: MaskedRows, micro_batch_size: int, pad_to: int = 0) -> list[MaskedBatch]:
         """Cut masked rows into padded micro batches.
@@ -134,7 +155,7 @@ class Masker:
         for first in range(0, len(rows.lengths), micro_batch_size):
             lengths = rows.lengths[first : first + micro_batch_size]
             begin = int(ends[first] - lengths[0])
-            span = slice(begin, begin + int(lengths.sum()))
+            span, own = slice(begin, begin + int(lengths.sum())), slice(first, first + len(lengths))
             batches.append(
                 pad_batch(
                     np.split(rows.inputs[span], np.cumsum(lengths)[:-1]),
@@ -142,6 +163,8 @@ class Masker:
                     np.split(rows.selected[span], np.cumsum(lengths)[:-1]),
                     self.pad_id,
                     pad_to,
+                    second_starts=None if rows.second_starts is None else rows.second_starts[own],
+                    next_sentence=None if rows.next_sentence is None else rows.next_sentence[own],
                 )
             )
         return batches
@@ -153,6 +176,9 @@ def pad_batch(
     selected: Sequence[np.ndarray],
     pad_id: int,
     pad_to: int = 0,
+    *,
+    second_starts: np.ndarray | None = None,
+    next_sentence: np.ndarray | None = None,
 ) -> MaskedBatch:
     """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
 
@@ -162,6 +188,8 @@ def pad_batch(
         selected: B boolean arrays, what to predict.
         pad_id: id of [PAD].
         pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
+        second_starts: int64 [B], where the second text of a pair starts; None: no pairs.
+        next_sentence: int64 [B], next-sentence labels; None: there are none.
     """
     lengths = np.array([len(each) for each in inputs])
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
@@ -174,22 +202,18 @@ def pad_batch(
     weights = np.ones(len(masked_positions), dtype=np.float32)
     if not len(masked_positions):
         masked_positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
-    mask = None
+    places, mask, segments = np.arange(length), None, None
     if (lengths < length).any():
-        mask = torch.from_numpy((np.arange(length) < lengths[:, None]).astype(np.int64))
+        mask = torch.from_numpy((places < lengths[:, None]).astype(np.int64))
+    if second_starts is not None:
+        is_second = (places >= second_starts[:, None]) & (places < lengths[:, None])
+        segments = torch.from_numpy(is_second.astype(np.int64))
     return MaskedBatch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=mask,
-        token_type_ids=None,
+        token_type_ids=segments,
         masked_positions=torch.from_numpy(masked_positions),
         labels=torch.from_numpy(original.reshape(-1)[masked_positions]),
         weights=torch.from_numpy(weights),
+        next_sentence_labels=None if next_sentence is None else torch.from_numpy(next_sentence),
     )
-
-
-def _flatten(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
-    lists = rows.column(column).combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.chunk(0) if lists.num_chunks else pa.array([], type=lists.type)
-    lengths = np.diff(lists.offsets.to_numpy())
-    return lists.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)

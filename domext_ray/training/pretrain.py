@@ -11,9 +11,10 @@ import json
 import logging
 import math
 import os
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -28,23 +29,33 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import PretrainConfig, resolve_micro_batch_size, resolve_warmup_steps
-from domext_ray.corpus.shards import Manifest, read_manifest
+from domext_ray.config import (
+    PretrainConfig,
+    resolve_first_long_step,
+    resolve_long_micro_batch_size,
+    resolve_micro_batch_size,
+    resolve_warmup_steps,
+)
+from domext_ray.corpus.manifest import Manifest, read_manifest
 from domext_ray.corpus.stream import BatchPlan, Prefetch, stream_batches
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
-from domext_ray.model.graft import Base, build_model, load_base, store_base
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.graft import store_base
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
 from domext_ray.training.engine import Engine, StepFigures
 from domext_ray.training.evaluate import (
-    Scores,
+    CharacterSet,
+    build_character_batches,
     build_domain_batches,
     build_probe_batches,
     evaluate,
+    evaluate_characters,
     read_probe,
 )
 from domext_ray.training.metrics import MetricsLog, RunProgress, check_attempt, write_text
 from domext_ray.training.objective import MaskedBatch, Masker
+from domext_ray.training.start import apply_start, build_run_model, load_start, pick_fixed
 
 OBJECT_STORE_BYTES = 512 * 2**20
 COLLECTIVE_TIMEOUT_SECONDS = 300
@@ -57,17 +68,19 @@ class PretrainTask:
     Args:
         config: configuration with `optim.decay_steps` resolved.
         run_dir: the run's directory, on storage that all workers see.
-        corpus_dir: folder of the prepared corpus' manifest.
+        corpus_dirs: folders of the prepared corpora's manifests, one a length phase.
         tokenizer_dir: the run's tokenizer.
         base_sha256: hash of the base's tensors, or "none".
+        init_from: directory of the run whose parameters this one starts from, if any.
         attempt: this attempt's id; a worker of an older attempt stops before it writes.
     """
 
     config: PretrainConfig
     run_dir: Path
-    corpus_dir: Path
+    corpus_dirs: tuple[Path, ...]
     tokenizer_dir: Path
     base_sha256: str
+    init_from: Path | None = None
     attempt: str = ""
 
 
@@ -94,7 +107,9 @@ def start_ray() -> None:
 
 
 def pretrain(task: PretrainTask) -> None:
-    """Train until `train.max_steps`, going on from the newest checkpoint; Ray is initialised.
+    """Train until a limit (`train.max_steps`, `max_tokens`, `max_seconds`), going on from the newest checkpoint.
+
+    Ray is initialised.
 
     Args:
         task: what to train; its attempt id is set here.
@@ -124,7 +139,7 @@ def pretrain(task: PretrainTask) -> None:
             backend="nccl" if config.scale.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
         ),
     )
-    with RunProgress(task.run_dir / "metrics.jsonl", config.train.max_steps):
+    with RunProgress(task.run_dir / "metrics.jsonl", config.train):
         try:
             trainer.fit()
         except Exception as error:
@@ -195,36 +210,32 @@ class _Worker:
         if not self.config.scale.use_gpu:
             fair = (os.cpu_count() or 1) // context.get_local_world_size()
             torch.set_num_threads(max(1, int(self.config.scale.cpus_per_worker or fair)))
-        self.manifest = read_manifest(task.corpus_dir)
+        self.manifest = read_manifest(task.corpus_dirs[0])
         self.tokenizer = load_tokenizer(task.tokenizer_dir)
         latest = find_latest(task.run_dir / "checkpoints")
         self.checkpoint = None if latest is None else load_checkpoint(latest)
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
-        self.plan = make_plan(self.config, self.manifest)
-        self.micro_batch_size = resolve_micro_batch_size(self.config)
-        self.pad_to = self.config.train.seq_length if self.config.engine.compile else 0
+        self.phases = make_phases(self.config, [self.manifest, *map(read_manifest, task.corpus_dirs[1:])])
         self.masker = Masker(self.tokenizer, self.config.objective, self.config.seed)
         # Reading starts now: its first batches are there when the model is.
-        self.batches = Prefetch(self._masked_batches(*divmod(self.step, self.plan.batches_per_epoch)))
+        self.batches = Prefetch(self._masked_batches(self.step))
         self.base = None if self.config.base == "none" else _load_checked_base(task)
         self.engine = self._build_engine()
-        self.domain_batches, self.probe_batches = build_evaluations(
-            self.config, self.manifest, self.tokenizer, self.micro_batch_size, self.pad_to
-        )
+        self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer)
 
     def _build_engine(self) -> Engine:
-        config, base = self.config, self.base
-        model = build_model(
-            base,
-            config.shape,
-            config.method,
-            vocab_size=max(self.tokenizer.get_vocab().values()) + 1,
-            pad_token_id=self.tokenizer.pad_token_id,
-            dropout=config.train.dropout,
-            seed=config.seed,
-        )
+        config = self.config
+        model = build_run_model(config, self.base, self.task.tokenizer_dir, config.train.dropout)
+        self.fixed: dict[str, torch.Tensor] = {}
+        if self.checkpoint is not None:
+            self.fixed = self.checkpoint.fixed
+            model.load_state_dict(self.fixed, strict=False)
+        elif self.task.init_from is not None:
+            start = load_start(self.task.init_from)
+            apply_start(model, start, self.task.init_from)
+            self.fixed = pick_fixed(model, start)
         dtype = config.engine.base_dtype
         if dtype == "bf16" or (dtype == "auto" and config.scale.use_gpu and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
@@ -234,24 +245,25 @@ class _Worker:
             engine=config.engine,
             optim=config.optim,
             warmup_steps=resolve_warmup_steps(config),
-            micro_batch_size=self.micro_batch_size,
-            accumulation_steps=config.train.global_batch_size // self.world_size // self.micro_batch_size,
+            micro_batch_size=self.phases[0].micro_batch_size,
+            accumulation_steps=config.train.global_batch_size // self.world_size // self.phases[0].micro_batch_size,
             seed=config.seed,
             device=device,
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
 
     def run(self) -> None:
-        """Train from the current step to the last one."""
+        """Train from the current step to the first limit."""
         train = self.config.train
         log = None
         if self.rank == 0:
             log = MetricsLog(self.task.run_dir, self.task.attempt, self.step, tensorboard=self.config.run.tensorboard)
         if self.step == 0:
             self._record(log, {"step": 0, **self._evaluate()})
-        while self.step < train.max_steps:
+        done = self._is_done()
+        while not done:
             record = self._train_step()
-            done = self.step == train.max_steps
+            done = self._is_done()
             if done or self.step % train.eval_every == 0:
                 record |= self._evaluate()
             self._record(log, record)
@@ -263,29 +275,43 @@ class _Worker:
         if log is not None:
             log.close()
 
-    def _masked_batches(self, epoch: int, batch: int) -> Iterator[tuple[list[MaskedBatch], int]]:
-        """Micro batches of this rank's share, and the tokens in them, from a position on."""
-        stream = stream_batches(
-            self.manifest,
-            self.plan,
-            rank=self.rank,
-            world_size=self.world_size,
-            epoch=epoch,
-            batch=batch,
+    def _is_done(self) -> bool:
+        """Whether a limit is reached; rank 0's clock decides for all."""
+        train = self.config.train
+        if train.max_seconds:
+            seconds = torch.tensor([self.seconds], dtype=torch.float64, device=self.engine.device)
+            dist.broadcast(seconds, src=0)
+            self.seconds = seconds.item()
+        return (
+            self.step >= train.max_steps or 0 < train.max_tokens <= self.tokens or 0 < train.max_seconds <= self.seconds
         )
-        for each in stream:
-            masked = self.masker.mask(each.rows, each.epoch)
-            yield self.masker.collate(masked, self.micro_batch_size, self.pad_to), int(masked.lengths.sum())
+
+    def _masked_batches(self, step: int) -> Iterator[tuple[list[MaskedBatch], int]]:
+        """Micro batches of this rank's share, and the tokens in them, from a step on."""
+        for phase in self.phases:
+            if step >= phase.end_step:
+                continue
+            epoch, batch = divmod(step - phase.first_step, phase.plan.batches_per_epoch)
+            stream = stream_batches(
+                phase.manifest, phase.plan, rank=self.rank, world_size=self.world_size, epoch=epoch, batch=batch
+            )
+            for each in stream:
+                masked = self.masker.mask(each.rows, each.epoch)
+                yield self.masker.collate(masked, phase.micro_batch_size, phase.pad_to), int(masked.lengths.sum())
+                step += 1
+                if step >= phase.end_step:
+                    break
 
     def _train_step(self) -> dict[str, Any]:
         started = time.perf_counter()
         micro_batches, num_tokens = next(self.batches)
         waited = time.perf_counter() - started
-        counts = torch.tensor([sum(each.num_masked for each in micro_batches), num_tokens], dtype=torch.int64)
-        counts = counts.to(self.engine.device)
+        num_masked = sum(each.num_masked for each in micro_batches)
+        num_pairs = sum(each.num_pairs for each in micro_batches)
+        counts = torch.tensor([num_masked, num_tokens, num_pairs], dtype=torch.int64, device=self.engine.device)
         dist.all_reduce(counts)
-        num_masked, num_tokens = counts.tolist()
-        figures = self.engine.train_step(micro_batches, num_masked, self.step)
+        num_masked, num_tokens, num_pairs = counts.tolist()
+        figures = self.engine.train_step(micro_batches, num_masked, self.step, num_pairs)
         if not figures.finite and self.config.optim.on_non_finite == "stop":
             raise TrainingError(
                 f"step {self.step + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}; lower "
@@ -293,18 +319,24 @@ class _Worker:
             )
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
-        return _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
+        record = _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
+        return record | ({"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {})
 
     def _evaluate(self) -> dict[str, Any]:
-        domain = evaluate(self.engine, self.domain_batches)
-        general = evaluate(self.engine, self.probe_batches) if self.probe_batches else Scores(math.nan, math.nan, 0)
-        return {
+        domain = evaluate(self.engine, self.evaluations.domain)
+        general = evaluate(self.engine, self.evaluations.general)
+        record = {
             "eval/domain_mlm_loss": domain.loss,
             "eval/domain_mlm_accuracy": domain.accuracy,
             "eval/domain_tokens": domain.num_tokens,
+            "eval/domain_bits_per_character": evaluate_characters(self.engine, self.evaluations.characters),
+            "eval/domain_characters": self.evaluations.characters.num_chars,
             "eval/general_mlm_accuracy": general.accuracy if general.num_tokens else None,
             "eval/general_words": general.num_tokens,
         }
+        if domain.num_pairs:
+            record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
+        return record
 
     def _record(self, log: MetricsLog | None, record: dict[str, Any]) -> None:
         if log is not None:
@@ -315,13 +347,12 @@ class _Worker:
         if self.rank != 0 or state is None:
             return
         check_attempt(self.task.run_dir, self.task.attempt)
-        epoch, batch = divmod(self.step, self.plan.batches_per_epoch)
         save_checkpoint(
             self.task.run_dir / "checkpoints",
             self.step,
             state,
-            {},
-            cursor={"epoch": epoch, "batch": batch, "seconds": self.seconds, "tokens": self.tokens},
+            self.fixed,
+            cursor={"seconds": self.seconds, "tokens": self.tokens},
             record={
                 "base": self.config.base,
                 "base_sha256": self.task.base_sha256,
@@ -332,16 +363,68 @@ class _Worker:
         )
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Some steps of a run whose rows have one length.
+
+    Args:
+        manifest: the corpus, prepared for that length.
+        plan: the canonical order of its rows.
+        first_step, end_step: 0-based, the end not included.
+        micro_batch_size: rows of a forward pass.
+        pad_to: length of every micro batch; 0: its longest row.
+    """
+
+    manifest: Manifest
+    plan: BatchPlan
+    first_step: int
+    end_step: int
+    micro_batch_size: int
+    pad_to: int
+
+
+def make_phases(config: PretrainConfig, manifests: Sequence[Manifest]) -> list[Phase]:
+    """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
+
+    Args:
+        config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
+        manifests: the corpus prepared for each phase's length, in order.
+    """
+    sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
+    lengths = [config.train.seq_length, config.train.long_seq_length]
+    starts = [0, resolve_first_long_step(config)] if len(manifests) > 1 else [0]
+    ends: list[int] = [*starts[1:], sys.maxsize]
+    return [
+        Phase(manifest, make_plan(config, manifest), start, end, size, length if config.engine.compile else 0)
+        for manifest, start, end, size, length in zip(manifests, starts, ends, sizes, lengths, strict=False)
+    ]
+
+
 def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
     """Return the canonical order of a prepared corpus for this run."""
     rows = tuple(each.num_rows for each in manifest.records("train"))
     return BatchPlan(rows, config.seed, config.train.global_batch_size)
 
 
-def build_evaluations(
-    config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase, batch_size: int, pad_to: int = 0
-) -> tuple[list[MaskedBatch], list[MaskedBatch]]:
-    """Return the fixed batches of the domain evaluation and of the general probe (empty if no word is one token)."""
+@dataclass(frozen=True)
+class Evaluations:
+    """The fixed batches of a run's evaluations.
+
+    Args:
+        domain: held-out rows, masked by the run's objective.
+        general: the general probe; empty if no word of it is one token.
+        characters: held-out text, the same words masked for every vocabulary.
+    """
+
+    domain: list[MaskedBatch]
+    general: list[MaskedBatch]
+    characters: CharacterSet
+
+
+def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase) -> Evaluations:
+    """Build what `Evaluations` holds, for a corpus and a tokenizer."""
+    batch_size = resolve_micro_batch_size(config)
+    pad_to = config.train.seq_length if config.engine.compile else 0
     domain = build_domain_batches(
         manifest,
         tokenizer,
@@ -357,11 +440,19 @@ def build_evaluations(
         max_length=config.train.seq_length,
         pad_to=pad_to,
     )
-    return domain, probe
+    characters = build_character_batches(
+        manifest,
+        tokenizer,
+        num_passages=config.train.eval_rows,
+        max_length=config.train.seq_length,
+        batch_size=batch_size,
+        pad_to=pad_to,
+    )
+    return Evaluations(domain, probe, characters)
 
 
 def _load_checked_base(task: PretrainTask) -> Base:
-    base = load_base(task.config.base)
+    base = load_base(task.config.base, next_sentence=task.config.objective.next_sentence)
     if base.sha256 != task.base_sha256:
         raise RunError(
             f"the base {task.config.base!r} on this node has sha256 {base.sha256[:12]}, the run was made with "

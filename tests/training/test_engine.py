@@ -22,6 +22,7 @@ from torch import nn
 
 from domext_ray.config import EngineConfig, MethodConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.base import HEADS
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import store_base, trainable_names
 from domext_ray.model.modeling_domext import DomextForMaskedLM
@@ -63,7 +64,7 @@ def build_model(dropout: float = 0.0, method: str = "af") -> DomextForMaskedLM:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = DomextForMaskedLM(config)
-    names = trainable_names(model, MethodConfig(name=method), has_mlm_head=True)  # type: ignore[arg-type]
+    names = trainable_names(model, MethodConfig(trains="all" if method == "full" else "extensions"), HEADS)
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)
     return model
@@ -450,7 +451,7 @@ def test_uneven_evaluation(two_ranks: list[Any], stage: int) -> None:
     expected = nn.functional.cross_entropy(logits, batch.labels, reduction="sum").item()
     num_correct = int((logits.argmax(-1) == batch.labels).sum())
     for rank, result in enumerate(two_ranks):
-        for loss_sum, correct, count in result["evaluation"][str(stage)][0]:
+        for loss_sum, correct, count, _ in result["evaluation"][str(stage)][0]:
             if rank == 0:
                 assert loss_sum == pytest.approx(expected, rel=1e-4)
                 assert (correct, count) == (num_correct, batch.num_masked)

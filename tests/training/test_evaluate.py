@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +15,28 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config import EngineConfig, MethodConfig, ObjectiveConfig, OptimConfig, ShapeConfig
-from domext_ray.corpus.shards import SCHEMA, Manifest, ShardRecord
+from domext_ray.corpus import shards
+from domext_ray.corpus.manifest import Manifest, ShardRecord
+from domext_ray.corpus.pairs import CHUNK_SCHEMA, build_chunks
+from domext_ray.corpus.rows import RowSettings
+from domext_ray.corpus.shards import SCHEMA
 from domext_ray.errors import CorpusError
-from domext_ray.model.graft import build_model, load_base
+from domext_ray.model.base import load_base
+from domext_ray.model.graft import build_model
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     PROBE_PASSES,
+    CharacterSet,
+    _split_passages,
+    build_character_batches,
     build_domain_batches,
     build_probe_batches,
     evaluate,
+    evaluate_characters,
     read_probe,
 )
 
@@ -91,28 +105,46 @@ def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: Pre
     )
 
 
-def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, tiny_base_folder: Path) -> None:
+@pytest.fixture(scope="module")
+def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[nn.Module], Engine]]:
+    """Gives engines of one rank over a model; one group for all, because DeepSpeed keeps the first that it sees."""
+    path = tmp_path_factory.mktemp("process") / "group"
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
+    yield lambda model: Engine(
+        model,
+        engine=EngineConfig(precision="fp32"),
+        optim=OptimConfig(decay_steps=10),
+        warmup_steps=1,
+        micro_batch_size=4,
+        accumulation_steps=1,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    dist.destroy_process_group()
+
+
+def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) -> nn.Module:
+    return build_model(
+        load_base(str(base_folder)),
+        ShapeConfig(),
+        MethodConfig(heads=1, ffn_units=8),
+        vocab_size=vocab_size,
+        next_sentence=next_sentence,
+        dropout=0.1,
+        seed=0,
+    )
+
+
+def test_scores_are_the_models(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    tiny_base_folder: Path,
+    make_engine: Callable[[nn.Module], Engine],
+) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (25,))
     batches = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4)
-    base = load_base(str(tiny_base_folder))
-    model = build_model(
-        base, ShapeConfig(), MethodConfig(heads=1, ffn_units=8), vocab_size=len(tokenizer), dropout=0.1, seed=0
-    )
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
-    try:
-        engine = Engine(
-            model,
-            engine=EngineConfig(precision="fp32"),
-            optim=OptimConfig(decay_steps=10),
-            warmup_steps=1,
-            micro_batch_size=4,
-            accumulation_steps=1,
-            seed=0,
-            device=torch.device("cpu"),
-        )
-        scores = evaluate(engine, batches)
-    finally:
-        dist.destroy_process_group()
+    model = make_model(tiny_base_folder, len(tokenizer))
+    scores = evaluate(make_engine(model), batches)
     loss, correct, count = 0.0, 0, 0
     model.eval()
     with torch.no_grad():
@@ -125,3 +157,191 @@ def test_scores_are_the_models(tmp_path: Path, tokenizer: PreTrainedTokenizerBas
     assert scores.num_tokens == count
     assert scores.loss == pytest.approx(loss / count, abs=1e-5)
     assert scores.accuracy == pytest.approx(correct / count)
+
+
+PASSAGES_WORDS = (
+    "patient disease protein heart gene drug study treat house water garden bread thalamus brain 1998".split()
+)
+
+
+def write_texts(folder: Path, num_documents: int = 60, num_files: int = 3) -> Manifest:
+    """A manifest with held-out text only: documents of a few sentences."""
+    random, records = np.random.default_rng(0), []
+    for i in range(num_files):
+        documents = []
+        for _ in range(num_documents):
+            sentences = [" ".join(random.choice(PASSAGES_WORDS, random.integers(3, 25))) for _ in range(8)]
+            documents.append(". ".join(sentences) + ".")
+        record = shards._write_texts(folder / f"text-{i}.jsonl", documents)
+        assert record is not None
+        records.append(record)
+    return Manifest(folder, "f", 32, "t", {}, (), (), 1, {}, texts=tuple(records))
+
+
+@pytest.fixture(scope="module")
+def extended(tokenizer: PreTrainedTokenizerBase) -> BertTokenizer:
+    """The base's tokenizer and four words more, of which it has pieces only."""
+    words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    return BertTokenizer(vocab={each: i for i, each in enumerate([*words, "thalamus", "##amus", "brain", "1998"])})
+
+
+def read_words(characters: CharacterSet, tokenizer: PreTrainedTokenizerBase) -> Counter[tuple[str, str]]:
+    """The (passage, chosen words in their places) of every row."""
+    found: Counter[tuple[str, str]] = Counter()
+    for batch in characters.batches:
+        labels = batch.input_ids.clone().reshape(-1)
+        chosen = torch.zeros_like(labels, dtype=torch.bool)
+        labels[batch.masked_positions], chosen[batch.masked_positions] = batch.labels, True
+        for ids, is_chosen in zip(labels.view_as(batch.input_ids), chosen.view_as(batch.input_ids), strict=True):
+            length = int((ids != tokenizer.pad_token_id).sum())
+            tokens, text, words, inside = tokenizer.convert_ids_to_tokens(ids[:length].tolist()), "", "", False
+            for token, is_masked in list(zip(tokens, is_chosen.tolist(), strict=False))[1:-1]:
+                continues = token.startswith("##")
+                assert not continues or is_masked == inside, "a word is masked as a whole"
+                text += token[2:] if continues else f" {token}"
+                words += "" if not is_masked else token[2:] if continues else f" {len(text.split())}:{token}"
+                inside = is_masked
+            found[text, words] += 1
+    return found
+
+
+def test_characters_are_chosen_whatever_the_vocabulary(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, extended: BertTokenizer
+) -> None:
+    manifest = write_texts(tmp_path)
+    sets = [
+        build_character_batches(manifest, each, num_passages=150, max_length=64, batch_size=7)
+        for each in (tokenizer, extended)
+    ]
+    rows = [read_words(each, used) for each, used in zip(sets, (tokenizer, extended), strict=True)]
+    assert rows[0] == rows[1]
+    assert 120 < sum(rows[0].values()) <= 150
+    assert sets[0].num_chars == sets[1].num_chars and sets[0].num_words == sets[1].num_words
+    words = [each.split(":")[1] for _, chosen in rows[0] for each in chosen.split()]
+    assert {"thalamus", "brain"} <= set(words)
+    assert sets[0].num_chars == sum(map(len, words)) and sets[0].num_words == len(words)
+    total = sum(sum(each not in "." for each in text.split()) for text, _ in rows[0])
+    assert len(words) / total == pytest.approx(0.15, abs=0.03)
+    pieces = [sum(each.num_masked for each in characters.batches) for characters in sets]
+    assert pieces[0] > pieces[1] >= len(words)
+    for batch in sets[0].batches:
+        assert (batch.input_ids.reshape(-1)[batch.masked_positions] == tokenizer.mask_token_id).all()
+        assert batch.input_ids.shape[1] <= 64
+
+
+def test_passages_are_the_same_every_time_and_nested(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    manifest = write_texts(tmp_path)
+    rows = [
+        read_words(build_character_batches(manifest, tokenizer, num_passages=n, max_length=64, batch_size=b), tokenizer)
+        for n, b in ((40, 3), (40, 40), (100, 8))
+    ]
+    assert rows[0] == rows[1] and rows[0] <= rows[2] and rows[0] != rows[2]
+    for text, _ in rows[2]:
+        assert len(text.replace(" .", ".").strip()) <= 2 * 62
+
+
+def test_words_that_fall_off_or_are_unknown_are_not_scored(tmp_path: Path, extended: BertTokenizer) -> None:
+    """Letters only: passages of twice as many characters as there is room for tokens overflow by half."""
+    characters = {*string.ascii_lowercase, *string.digits, "."}
+    kept = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(each for each in sorted(extended.get_vocab()) if each.strip("#") in characters),
+    ]
+    letters = BertTokenizer(vocab={each: i for i, each in enumerate(kept)})
+    kept.remove("##e")
+    blind = BertTokenizer(vocab={each: i for i, each in enumerate(kept)})
+    manifest = write_texts(tmp_path)
+    whole, cut, unknown = (
+        build_character_batches(manifest, each, num_passages=100, max_length=40, batch_size=8)
+        for each in (extended, letters, blind)
+    )
+    assert all(each.input_ids.shape[1] <= 40 for each in cut.batches)
+    assert 0.4 * whole.num_chars < cut.num_chars < 0.75 * whole.num_chars
+    assert sum(each.num_masked for each in cut.batches) == cut.num_chars  # a piece a letter, and whole words only
+    assert unknown.num_chars < cut.num_chars
+    assert all((each.labels != blind.unk_token_id).all() for each in unknown.batches)
+
+
+@pytest.mark.parametrize(
+    ("document", "passages"),
+    [
+        ("One two. Three four. Five.", ["One two.", "Three four.", "Five."]),
+        ("A b. C d. Efghijk lm.", ["A b. C d.", "Efghijk lm."]),
+        ("abc defg hijk lmno pq", ["abc defg", "hijk lmno", "pq"]),
+        ("abcdefghijklmnopq", ["abcdefghijk", "lmnopq"]),
+        ("天地人。你我。山水火日月口手", ["天地人。", "你我。", "山水火日月", "口手"]),
+    ],
+)
+def test_passages(document: str, passages: list[str]) -> None:
+    assert list(_split_passages(document, 11)) == passages
+
+
+def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    tiny_base_folder: Path,
+    make_engine: Callable[[nn.Module], Engine],
+) -> None:
+    characters = build_character_batches(write_texts(tmp_path), tokenizer, num_passages=20, max_length=64, batch_size=4)
+    model = make_model(tiny_base_folder, len(tokenizer))
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if each.shape[:1] == (len(tokenizer),):  # the word embeddings, tied to the output, and its bias
+                each.zero_()
+                assert "word_embeddings" in name or "bias" in name
+    pieces = sum(each.num_masked for each in characters.batches)
+    expected = math.log2(len(tokenizer)) * pieces / characters.num_chars
+    engine = make_engine(model)
+    assert evaluate_characters(engine, characters) == pytest.approx(expected, rel=1e-6)
+    assert math.isnan(evaluate_characters(engine, CharacterSet([], 0, 0)))
+
+
+def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
+    """A manifest with held-out chunks for pairs."""
+    texts = [folder / each.path for each in write_texts(folder).texts]
+    documents = [json.loads(line)["text"] for path in texts for line in path.read_text(encoding="utf-8").splitlines()]
+    settings = RowSettings(tokenizer.backend_tokenizer.to_str(), 2, 3, 64, True, False, True)
+    chunks = build_chunks(documents, settings, 0, Counter())
+    record = shards._write_shard(folder / "held_out.arrow", chunks, CHUNK_SCHEMA, 3)
+    assert record is not None
+    return Manifest(folder, "f", 64, "t", {}, (), (record,), 1, {}, True, 2, 3)
+
+
+def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Pairs are drawn as they are for training, from held-out rows, always alike."""
+    manifest = write_pairs(tmp_path, tokenizer)
+    whole = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=400)[0]
+    assert whole.next_sentence_labels is not None and whole.token_type_ids is not None
+    assert 0.4 < whole.next_sentence_labels.float().mean() < 0.6
+    separators = (whole.input_ids == tokenizer.sep_token_id).sum(1)
+    assert (separators == 2).all() and (whole.token_type_ids.sum(1) > 1).all()
+    parts = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=64)
+    labels = torch.cat([each.next_sentence_labels for each in parts if each.next_sentence_labels is not None])
+    assert torch.equal(labels, whole.next_sentence_labels)
+
+
+def test_scores_of_pairs_are_the_models(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    tiny_base_folder: Path,
+    make_engine: Callable[[nn.Module], Engine],
+) -> None:
+    manifest = write_pairs(tmp_path, tokenizer)
+    batches = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8)
+    model = make_model(tiny_base_folder, len(tokenizer), next_sentence=True)
+    scores = evaluate(make_engine(model), batches)
+    model.eval()
+    with torch.no_grad():
+        right = [
+            model(each.input_ids, attention_mask=each.attention_mask, token_type_ids=each.token_type_ids)
+            .seq_relationship_logits.argmax(-1)
+            .eq(each.next_sentence_labels)
+            for each in batches
+        ]
+    assert scores.num_pairs == 60 and 0 < torch.cat(right).sum() < 60
+    assert scores.next_sentence_accuracy == pytest.approx(torch.cat(right).float().mean().item())
+    assert scores.num_tokens == sum(each.num_masked for each in batches)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from transformers import BertTokenizer
 
 from domext_ray.config import ObjectiveConfig
-from domext_ray.training.objective import Masker, pad_batch
+from domext_ray.training.objective import NO_LABEL, Masker, pad_batch
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
 NUM_WORDS = 500
@@ -108,3 +111,51 @@ def test_a_batch_without_a_masked_token_has_one_filler() -> None:
     row = np.array([2, 7, 3])
     batch = pad_batch([row], [row], [np.zeros(3, dtype=bool)], pad_id=0)
     assert batch.weights.tolist() == [0.0] and batch.num_masked == 0 and len(batch.labels) == 1
+
+
+def make_pairs(num_rows: int) -> pa.Table:
+    """Rows [CLS] A [SEP] B [SEP] of different lengths, A of 10 tokens in the even rows and of 20 in the odd ones."""
+    rows = pa.concat_tables([make_rows(1, length=30 + i % 7, seed=i) for i in range(num_rows)]).combine_chunks()
+    splits = [10 + 10 * (i % 2) for i in range(num_rows)]
+    ids = rows.column("input_ids").to_pylist()
+    for each, split in zip(ids, splits, strict=True):
+        each[split + 1] = 3
+    return pa.table(
+        {
+            "input_ids": pa.array(ids, type=pa.list_(pa.int32())),
+            "word_starts": rows.column("word_starts"),
+            "row_id": pa.array(np.arange(num_rows)),
+            "second_start": pa.array([each + 2 for each in splits], type=pa.int32()),
+            "next_sentence": pa.array([int(i % 3 == 0) for i in range(num_rows)], type=pa.int8()),
+        }
+    )
+
+
+def test_pairs_keep_segments_and_labels(tokenizer: BertTokenizer) -> None:
+    rows = make_pairs(7)
+    masker = Masker(tokenizer, ObjectiveConfig(next_sentence=True), seed=1)
+    batches = masker.collate(masker.mask(rows, epoch=0), micro_batch_size=3)
+    labels = [label for each in batches for label in each.next_sentence_labels.tolist()]  # type: ignore[union-attr]
+    assert labels == [1, 0, 0, 1, 0, 0, 1] and [each.num_pairs for each in batches] == [3, 3, 1]
+    filler = replace(batches[0], next_sentence_labels=torch.tensor([NO_LABEL, 1, NO_LABEL]))
+    assert filler.num_pairs == 1 and pad_batch([np.zeros(3)], [np.zeros(3)], [np.zeros(3, bool)], 0).num_pairs == 0
+    lengths = [len(each) for each in rows.column("input_ids").to_pylist()]
+    starts = rows.column("second_start").to_pylist()
+    segments = [row for each in batches for row in each.token_type_ids.tolist()]  # type: ignore[union-attr]
+    for row, length, start in zip(segments, lengths, starts, strict=True):
+        assert row == [0] * start + [1] * (length - start) + [0] * (len(row) - length)
+    assert all(each.token_type_ids.shape == each.input_ids.shape for each in batches)  # type: ignore[union-attr]
+
+
+def test_pairs_are_masked_as_any_row(tokenizer: BertTokenizer) -> None:
+    rows = make_pairs(900)
+    masker = Masker(tokenizer, ObjectiveConfig(next_sentence=True), seed=1)
+    masked = masker.mask(rows, epoch=0)
+    plain = masker.mask(rows.select(["input_ids", "word_starts", "row_id"]), epoch=0)
+    np.testing.assert_array_equal(masked.inputs, plain.inputs)
+    assert plain.second_starts is None and masker.collate(plain, 900)[0].next_sentence_labels is None
+    assert not masked.selected[masked.labels < len(SPECIALS)].any()
+    assert masked.selected.mean() == pytest.approx(0.15 * 30 / 33, abs=0.01)
+    turned = masker.mask(rows.take(pa.array([5, 2])), epoch=0)
+    assert turned.next_sentence is not None and turned.next_sentence.tolist() == [0, 0]
+    assert turned.second_starts is not None and turned.second_starts.tolist() == [22, 12]

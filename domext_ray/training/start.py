@@ -1,0 +1,158 @@
+"""What a run's model starts from: the base, the tokenizer's new words and, for a second stage, an earlier run.
+
+exBERT's second stage trains every parameter, going on from a first stage that trained the extension alone (section
+3.3); BERT's second phase goes on with longer rows. Either is a run of its own with `--init_from RUN`: it starts from
+the newest checkpoint of RUN, with fresh moments and a schedule of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from domext_ray.config import PretrainConfig, from_dict
+from domext_ray.corpus.extension import check_appended, decompose, load_extension
+from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.errors import RunError
+from domext_ray.model.base import Base
+from domext_ray.model.graft import build_model
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
+
+_NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
+
+
+def read_run_config(run_dir: Path) -> PretrainConfig:
+    """Return the configuration of a run.
+
+    Raises:
+        RunError: `run_dir` is no run directory.
+    """
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise RunError(f"{run_dir} is no run directory: it has no config.yaml; give one that a training job made.")
+    return from_dict(PretrainConfig, yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def build_run_model(
+    config: PretrainConfig, base: Base | None, tokenizer_dir: Path, dropout: float
+) -> DomextForMaskedLM:
+    """Make the model of a run as it is before its first step, an earlier run (`init_from`) not counted.
+
+    Args:
+        config: the run's configuration.
+        base: its base; None for random weights.
+        tokenizer_dir: the run's tokenizer, with its extension words.
+        dropout: of hidden states and attention weights.
+    """
+    tokenizer, extension = load_tokenizer(tokenizer_dir), load_extension(tokenizer_dir)
+    new_words: list[list[int]] = []
+    if extension is not None:
+        assert base is not None, "extension words stand beside a base"
+        new_words = decompose(load_tokenizer(base.tokenizer_folder), extension.words)
+    return build_model(
+        base,
+        config.shape,
+        config.method,
+        vocab_size=max(tokenizer.get_vocab().values()) + 1 - len(new_words),
+        new_words=new_words,
+        next_sentence=config.objective.next_sentence,
+        pad_token_id=tokenizer.pad_token_id,
+        dropout=dropout,
+        seed=config.seed,
+    )
+
+
+def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> str:
+    """Check that a run can start from another one; return the hash of the tensors that it starts from.
+
+    Args:
+        run_dir: the earlier run.
+        base_sha256: hash of the new run's base.
+        tokenizer_dir: the new run's tokenizer; None: not known yet, so not compared.
+
+    Raises:
+        RunError: it is no run, has no usable checkpoint, or is of another base or vocabulary.
+    """
+    read_run_config(run_dir)
+    latest = find_latest(run_dir / "checkpoints")
+    if latest is None:
+        raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
+    record = json.loads((latest / "record.json").read_text(encoding="utf-8"))
+    if record["base_sha256"] != base_sha256:
+        raise RunError(
+            f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
+            f"{base_sha256[:12]}; give the base of that run ({record['base']!r})."
+        )
+    if tokenizer_dir is not None:
+        _check_vocabulary(run_dir, tokenizer_dir)
+    return str(
+        json.loads((latest / "manifest.json").read_text(encoding="utf-8"))["files"]["tensors.safetensors"]["sha256"]
+    )
+
+
+def _check_vocabulary(run_dir: Path, tokenizer_dir: Path) -> None:
+    """Words may only be appended between stages: an id must mean the same word in both."""
+    old, new = load_extension(run_dir / "tokenizer"), load_extension(tokenizer_dir)
+    if old is not None and new is None:
+        raise RunError(
+            f"--init_from {str(run_dir)!r} has {len(old.words):,} new words and this run has none; give its vocabulary "
+            f"as --vocab.words {str(run_dir / 'tokenizer')!r}."
+        )
+    if old is not None and new is not None:
+        check_appended(old, new)
+    elif new is None and fingerprint_tokenizer(load_tokenizer(run_dir / "tokenizer")) != fingerprint_tokenizer(
+        load_tokenizer(tokenizer_dir)
+    ):
+        raise RunError(f"--init_from {str(run_dir)!r} was made with another tokenizer; give the base of that run.")
+
+
+def load_start(run_dir: Path) -> Checkpoint:
+    """Read the checkpoint that `check_start` approved.
+
+    Raises:
+        RunError: it has gone since.
+    """
+    latest = find_latest(run_dir / "checkpoints")
+    if latest is None:
+        raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
+    return load_checkpoint(latest)
+
+
+def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:
+    """Put an earlier run's parameters into a model; rows of new words that were appended since keep their start.
+
+    Raises:
+        RunError: the model has no place for a tensor of the run.
+    """
+    own = dict(cast(nn.Module, model).named_parameters())
+    with torch.no_grad():
+        for name, value in changed_tensors(start).items():
+            param = own.get(name)
+            if param is not None and name in _NEW_WORD_TENSORS and param.shape[0] > value.shape[0]:
+                param[: value.shape[0]].copy_(value)
+            elif param is None or param.shape != value.shape:
+                raise RunError(
+                    f"--init_from {str(run_dir)!r} has a trained tensor {name} of shape {tuple(value.shape)}, and the "
+                    f"model here has {tuple(param.shape) if param is not None else 'none'}; give the extensions of "
+                    "that run (--method.*, --vocab.*)."
+                )
+            else:
+                param.copy_(value)
+
+
+def changed_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return every tensor of a checkpoint that may differ from the base, trained in its run or before."""
+    return {name: each.param for name, each in checkpoint.state.tensors.items()} | checkpoint.fixed
+
+
+def pick_fixed(model: DomextForMaskedLM, start: Checkpoint) -> dict[str, Tensor]:
+    """Return those of an earlier run's tensors that do not train now: checkpoints must carry them on."""
+    params = dict(cast(nn.Module, model).named_parameters())
+    names = [name for name in changed_tensors(start) if not params[name].requires_grad]
+    return {name: params[name].detach().cpu().clone() for name in names}
