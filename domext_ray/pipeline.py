@@ -25,17 +25,29 @@ from domext_ray.config import (
     resolve_micro_batch_size,
     resolve_warmup_steps,
 )
-from domext_ray.corpus.shards import SPLITS, Manifest, prepare_corpus, verify_shards
+from domext_ray.corpus.extension import (
+    ExtensionVocabulary,
+    count_brought_words,
+    format_statistics,
+    import_words,
+    learn_extension,
+    load_extension,
+    measure_extension,
+)
+from domext_ray.corpus.manifest import SPLITS, Manifest, verify_shards
+from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.sources import Sources, resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.export import export_run
-from domext_ray.model.graft import Base, ParameterCounts, count_parameters, describe_shape, load_base
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.graft import ParameterCounts, count_parameters, describe_shape
 from domext_ray.report import format_summary, write_report
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.metrics import read_metrics, write_text
-from domext_ray.training.pretrain import PretrainTask, make_plan, pretrain, start_ray
+from domext_ray.training.pretrain import PretrainTask, make_phases, pretrain, start_ray
+from domext_ray.training.start import check_start
 
 SUBMITTED_RUNS = Path("~/domext_runs")
 LISTED_FILES = 20
@@ -82,14 +94,16 @@ def run_pretraining(config: PretrainConfig) -> Path:
     """
     paths = resolve_paths(config)
     config = resolve_schedule(config, paths.run)
-    base = None if config.base == "none" else load_base(config.base)
-    _check_base(config, base)
+    base = _load_base(config)
     read_probe(config.train.general_probe)
     identity = {**identity_of(config), "base_sha256": base.sha256 if base else "none"}
+    if config.init_from:
+        identity["init_sha256"] = _resolve_start(config, identity["base_sha256"], paths)
     check_identity(paths.run, identity)
     if config.dry_run:
         resolve_sources(config.corpus, config.prepare)
-        print(describe_plan(config, paths, _count_parameters(config, base, config.vocab.size)))
+        num_new_words = _count_planned_words(config, base)
+        print(describe_plan(config, paths, _count_parameters(config, base, config.vocab.size, num_new_words)))
     elif _is_finished(paths.run, config):
         print(
             f"the run in {paths.run} has its {config.train.max_steps:,} steps; nothing is left to do "
@@ -106,20 +120,94 @@ def _train(config: PretrainConfig, base: Base | None, paths: RunPaths, identity:
     """Prepare, train, export and report, in a run's directory that this job holds."""
     start_ray()
     tokenizer_dir = _provide_tokenizer(config, base, paths)
-    manifest = prepare_corpus(config.corpus, config.prepare, tokenizer_dir, config.train.seq_length, paths.corpora)
-    verify_shards(manifest)
-    _print_corpus(config, manifest)
-    identity = {**identity, "corpus_fingerprint": manifest.fingerprint}
+    start = Path(config.init_from).expanduser().resolve() if config.init_from else None
+    if start is not None and find_latest(paths.run / "checkpoints") is None:
+        check_start(start, identity["base_sha256"], tokenizer_dir)
+    manifests = _prepare(config, tokenizer_dir, paths)
+    for manifest in manifests:
+        verify_shards(manifest)
+    _print_corpus(config, manifests)
+    identity = {**identity, "corpus_fingerprint": manifests[0].fingerprint}
     check_identity(paths.run, identity)
     write_text(paths.run / "config.yaml", dump_yaml(config))
     write_text(paths.run / "identity.json", json.dumps(identity, indent=2) + "\n")
-    pretrain(PretrainTask(config, paths.run, manifest.folder, tokenizer_dir, identity["base_sha256"]))
-    counts = _count_parameters(config, base, len(load_tokenizer(tokenizer_dir)))
-    summary = write_summary(paths.run, config, counts, manifest)
+    folders = tuple(manifest.folder for manifest in manifests)
+    pretrain(PretrainTask(config, paths.run, folders, tokenizer_dir, identity["base_sha256"], start))
+    vocab_size, num_new_words = _count_words(tokenizer_dir)
+    counts = _count_parameters(config, base, vocab_size, num_new_words)
+    summary = write_summary(paths.run, config, counts, manifests[0])
     export_run(paths.run, paths.run / "export")
     page = write_report(paths.run)
     print(format_summary(summary))
     print(f"export: {paths.run / 'export'}\nreport: {page}")
+
+
+def _prepare(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
+    """Prepare the corpus for every length phase."""
+    lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
+    return [
+        prepare_corpus(
+            config.corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=config.objective.next_sentence
+        )
+        for length in lengths
+    ]
+
+
+def _resolve_start(config: PretrainConfig, base_sha256: str, paths: RunPaths) -> str:
+    """The hash of the tensors that a run starts from: the stored one once it has checkpoints of its own."""
+    stored = _read_identity(paths.run)
+    if stored is not None and "init_sha256" in stored and find_latest(paths.run / "checkpoints") is not None:
+        return str(stored["init_sha256"])
+    return check_start(Path(config.init_from).expanduser().resolve(), base_sha256)
+
+
+def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
+    """Learn an extension vocabulary, or take one's own words, into RUN.DIR/RUN.NAME.
+
+    Args:
+        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
+
+    Returns:
+        The vocabulary; None after a dry run.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    paths = resolve_paths(config)
+    base = _load_base(config)
+    if base is None or not config.vocab.extends_base:
+        raise ConfigError(
+            f"--vocab.size is {config.vocab.size}; give the number of new words (for example 5000), or --vocab.words, "
+            "and a --base that they stand beside."
+        )
+    if config.dry_run:
+        _count_planned_words(config, base)  # brought words are checked
+        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        return None
+    vocabulary = _provide_extension(config, base, paths.run)
+    if config.vocab.words:
+        start_ray()
+        measure_extension(config.corpus, config.prepare, vocabulary.folder)
+    print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {vocabulary.folder}")
+    return vocabulary
+
+
+def _provide_extension(config: PretrainConfig, base: Base, folder: Path) -> ExtensionVocabulary:
+    """The tokenizer over base and new words, in `folder`."""
+    known = _describe_known(config, base)
+    if config.vocab.words:
+        return import_words(config.vocab, folder=folder, **known)
+    start_ray()
+    return learn_extension(config.corpus, config.prepare, config.vocab, folder=folder, **known)
+
+
+def _describe_known(config: PretrainConfig, base: Base) -> dict[str, Any]:
+    """What an extension vocabulary must know of its base."""
+    return {
+        "base": config.base,
+        "tokenizer_folder": base.tokenizer_folder,
+        "num_base_rows": base.config.vocab_size,
+    }
 
 
 def run_preparation(config: PretrainConfig) -> Manifest | None:
@@ -135,16 +223,24 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
         DomextError: any mistake of the user's.
     """
     paths = resolve_paths(config)
-    base = None if config.base == "none" else load_base(config.base)
-    _check_base(config, base)
+    base = _load_base(config)
     if config.dry_run:
         print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
         return None
     start_ray()
-    tokenizer_dir = base.tokenizer_folder if base else _provide_tokenizer(config, None, paths)
-    manifest = prepare_corpus(config.corpus, config.prepare, tokenizer_dir, config.train.seq_length, paths.corpora)
-    print(describe_manifest(manifest))
-    return manifest
+    is_own = base is not None and not config.vocab.extends_base
+    tokenizer_dir = base.tokenizer_folder if base and is_own else _provide_tokenizer(config, base, paths)
+    manifests = _prepare(config, tokenizer_dir, paths)
+    for manifest in manifests:
+        print(describe_manifest(manifest))
+    return manifests[0]
+
+
+def _count_planned_words(config: PretrainConfig, base: Base | None) -> int:
+    """New words that a run will have, as far as options tell: a learned vocabulary may find fewer."""
+    if base is None or not config.vocab.words:
+        return 0 if base is None else config.vocab.size
+    return count_brought_words(config.vocab, **_describe_known(config, base))
 
 
 def describe_sources(sources: Sources, paths: RunPaths) -> str:
@@ -254,35 +350,63 @@ def hold_run(run_dir: Path) -> Iterator[None]:
             raise
 
 
-def _check_base(config: PretrainConfig, base: Base | None) -> None:
-    if base is None:
-        return
+def _load_base(config: PretrainConfig) -> Base | None:
+    """Load the base, and refuse options that do not fit it."""
+    if config.base == "none":
+        return None
+    base = load_base(config.base, next_sentence=config.objective.next_sentence)
     longest = base.config.max_row_length
-    if config.train.seq_length > longest:
-        raise ConfigError(
-            f"--train.seq_length is {config.train.seq_length}; the base {config.base!r} has positions for {longest}."
-        )
+    for name in ("seq_length", "long_seq_length"):
+        length = getattr(config.train, name)
+        if length > longest:
+            raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
+    _count_parameters(config, base, base.config.vocab_size, 0)  # the method fits the shape
+    return base
 
 
-def _count_parameters(config: PretrainConfig, base: Base | None, vocab_size: int) -> ParameterCounts:
-    shape = describe_shape(base, config.shape, config.method, vocab_size=vocab_size)
-    return count_parameters(shape, config.method, base is not None and base.has_mlm_head)
+def _count_words(tokenizer_dir: Path) -> tuple[int, int]:
+    """Words of the base, and new ones, in a run's tokenizer."""
+    extension = load_extension(tokenizer_dir)
+    num_new = 0 if extension is None else len(extension.words)
+    return len(load_tokenizer(tokenizer_dir)) - num_new, num_new
+
+
+def _count_parameters(
+    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int
+) -> ParameterCounts:
+    next_sentence = config.objective.next_sentence
+    shape = describe_shape(
+        base,
+        config.shape,
+        config.method,
+        vocab_size=vocab_size,
+        num_new_words=num_new_words,
+        next_sentence=next_sentence,
+    )
+    return count_parameters(shape, config.method, base.heads if base else (), next_sentence=next_sentence)
 
 
 def _is_finished(run_dir: Path, config: PretrainConfig) -> bool:
     summary = run_dir / "summary.json"
     if not (summary.exists() and (run_dir / "report.html").exists() and (run_dir / "export").exists()):
         return False
-    return json.loads(summary.read_text(encoding="utf-8"))["train"]["steps"] >= config.train.max_steps
+    done, limits = json.loads(summary.read_text(encoding="utf-8"))["train"], config.train
+    return (
+        done["steps"] >= limits.max_steps
+        or 0 < limits.max_tokens <= done["tokens"]
+        or 0 < limits.max_seconds <= done["wall_seconds"]
+    )
 
 
 def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
-    """The run's tokenizer, in the run's directory: the base's own, or one learned on the corpus."""
+    """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one."""
     folder = paths.run / "tokenizer"
     if base is None:
         return learn_wordpiece(
             config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings
         )
+    if config.vocab.extends_base:
+        return _provide_extension(config, base, folder).folder
     tokenizer = load_tokenizer(base.tokenizer_folder)
     if folder.exists() and fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
         return folder
@@ -290,15 +414,17 @@ def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPath
     return folder
 
 
-def _print_corpus(config: PretrainConfig, manifest: Manifest) -> None:
-    plan = make_plan(config, manifest)
-    epochs = config.train.max_steps / plan.batches_per_epoch
-    print(
-        f"corpus: {manifest.num_rows('train'):,} rows, {manifest.num_tokens('train'):,} tokens for training, "
-        f"{manifest.num_rows('held_out'):,} rows held out; {plan.batches_per_epoch:,} steps an epoch "
-        f"({plan.num_dropped_rows} rows of it fill no batch), {epochs:.2f} epochs",
-        flush=True,
-    )
+def _print_corpus(config: PretrainConfig, manifests: list[Manifest]) -> None:
+    for phase in make_phases(config, manifests):
+        manifest, plan = phase.manifest, phase.plan
+        num_steps = max(0, min(config.train.max_steps, phase.end_step) - phase.first_step)
+        print(
+            f"corpus: {manifest.num_rows('train'):,} rows of {manifest.seq_length} tokens at most, "
+            f"{manifest.num_tokens('train'):,} tokens for training, {manifest.num_rows('held_out'):,} rows held out; "
+            f"{plan.batches_per_epoch:,} steps an epoch ({plan.num_dropped_rows} rows of it fill no batch), "
+            f"{num_steps / plan.batches_per_epoch:.2f} epochs",
+            flush=True,
+        )
 
 
 def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts) -> str:
@@ -354,7 +480,7 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
         },
         "domain": {
             name: {"before": before[f"eval/domain_{name}"], "after": after[f"eval/domain_{name}"]}
-            for name in ("mlm_loss", "mlm_accuracy")
+            for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")
         },
         "general": {
             "mlm_accuracy": {
@@ -374,7 +500,11 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
             "tokens": manifest.num_tokens("train"),
             "dropped": manifest.dropped,
         },
-        "evaluation": {"domain_tokens": after["eval/domain_tokens"], "general_words": after["eval/general_words"]},
+        "evaluation": {
+            "domain_tokens": after["eval/domain_tokens"],
+            "domain_characters": after["eval/domain_characters"],
+            "general_words": after["eval/general_words"],
+        },
         "method": asdict(config.method),
         "base": config.base,
     }

@@ -100,6 +100,14 @@ _PANELS = (
         form="{:.1%}",
     ),
     _Panel(
+        "eval/domain_bits_per_character",
+        "Bits per character",
+        "bits a character of masked words",
+        ORANGE,
+        "Held-out words masked by their characters, so that vocabularies compare; dashed: the start.",
+        form="{:.3f}",
+    ),
+    _Panel(
         "throughput/tokens_per_second",
         "Throughput",
         "tokens a second",
@@ -180,10 +188,11 @@ def _read_summary(path: Path) -> dict[str, Any]:
 def _compare(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """The rows figure, before, after, change."""
     loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
-    general = summary["general"]["mlm_accuracy"]
+    bits, general = summary["domain"]["bits_per_character"], summary["general"]["mlm_accuracy"]
     return [
         ("held-out domain loss", _show(loss["before"], ".3f"), _show(loss["after"], ".3f"), _relative_change(loss)),
         ("held-out domain accuracy", *_show_accuracy(accuracy)),
+        ("bits per character", _show(bits["before"], ".3f"), _show(bits["after"], ".3f"), _relative_change(bits)),
         ("general-probe accuracy", *_show_accuracy(general)),
     ]
 

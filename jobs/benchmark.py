@@ -1,10 +1,13 @@
 """Measure what the library costs against the obvious way of doing the same.
 
 `python jobs/benchmark.py step` times a training step (forward, backward, AdamW) of the augmented model against a rival
-with the same weights, batch and precision that is written as the paper's equations stand: frozen and trainable weights
-concatenated into one matrix, attention without a fused kernel, the vocabulary projection at every position.
-Repetitions alternate between the two, because a shared machine drifts; medians and their ratio are printed and written
-as JSON.
+with the same weights, batch and precision that is written as the paper's equations stand (jobs/rivals.py): attention
+without a fused kernel, the vocabulary projection at every position; for AF Adapter, frozen and trainable weights
+concatenated into one matrix. Repetitions alternate between the two, because a shared machine drifts; medians and their
+ratio are printed and written as JSON.
+
+`python jobs/benchmark.py methods` times a step of every method of this library in turn, as shares of continued
+pre-training, in which all weights train.
 
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
@@ -33,42 +36,32 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-import yaml
+from rivals import AfRival, Batch, ExbertRival, Rival
 from torch import Tensor, nn
 
-from domext_ray.config import MethodConfig, PretrainConfig, ShapeConfig, from_dict
-from domext_ray.corpus.shards import read_manifest
-from domext_ray.corpus.stream import take_rows
+from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, exit_on_user_error
-from domext_ray.model.graft import build_model, load_base, trainable_names
+from domext_ray.model.base import load_base
+from domext_ray.model.graft import build_model, is_extension
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.engine import compute_learning_rate
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.objective import Masker
 from domext_ray.training.pretrain import make_plan
+from domext_ray.training.start import build_run_model, read_run_config
 
 VOCAB_SIZE = 30_522
 MASK_PROB = 0.15
 LOSS_TOLERANCE = 1e-3
 OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows without padding.
-
-    Args:
-        input_ids: int64 [B, N].
-        masked_positions: int64 [P], places in the flattened [B·N].
-        labels: int64 [P].
-        all_labels: int64 [B·N], -100 where nothing is predicted.
-    """
-
-    input_ids: Tensor
-    masked_positions: Tensor
-    labels: Tensor
-    all_labels: Tensor
+METHODS = {
+    "full": "continued pre-training",
+    "af": "AF Adapter",
+    "exbert": "exBERT",
+    "frozen": "frozen base, forward only",
+}
 
 
 @dataclass(frozen=True)
@@ -104,10 +97,10 @@ class StepTimes:
         return statistics.median(self.rival_cpu_seconds) / statistics.median(self.model_cpu_seconds)
 
 
-def make_batch(rows: int, length: int, device: torch.device) -> Batch:
+def make_batch(rows: int, length: int, vocab_size: int, device: torch.device) -> Batch:
     """Make random rows in which 15 % of the positions are predicted."""
     generator = torch.Generator().manual_seed(length)
-    ids = torch.randint(1000, VOCAB_SIZE, (rows, length), generator=generator)
+    ids = torch.randint(1000, vocab_size, (rows, length), generator=generator)
     num_masked = max(1, round(MASK_PROB * ids.numel()))
     positions = torch.randperm(ids.numel(), generator=generator)[:num_masked].sort().values
     labels = ids.flatten()[positions].clone()
@@ -115,60 +108,6 @@ def make_batch(rows: int, length: int, device: torch.device) -> Batch:
     all_labels[positions] = labels
     ids.view(-1)[positions] = 103
     return Batch(*(each.to(device) for each in (ids, positions, labels, all_labels)))
-
-
-class Rival(nn.Module):
-    """The same model by the equations: `x [W : W']`, all heads in one eager attention, logits everywhere.
-
-    Args:
-        model: whose weights are used; its extensions are those of one domain with heads and FFN units.
-    """
-
-    def __init__(self, model: DomextForMaskedLM) -> None:
-        super().__init__()
-        self.model = model
-        (self.domain,) = model.config.domains
-        self.head_size = model.config.hidden_size // model.config.num_attention_heads
-        self.dropout = model.config.hidden_dropout_prob
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss of the predicted positions."""
-        hidden_states = self.model.bert.embeddings(batch.input_ids, None, None, None)
-        for layer in self.model.bert.encoder.layer:
-            hidden_states = self.feed_forward(layer, self.attend(layer.attention, hidden_states))
-        logits = self.model.cls(hidden_states)
-        return F.cross_entropy(logits.float().flatten(0, 1), batch.all_labels)
-
-    def attend(self, attention: Any, hidden_states: Tensor) -> Tensor:
-        """Attention sublayer, [B, N, d] -> [B, N, d]."""
-        base, extra = attention.self, attention.domains[self.domain]
-        query, key, value = (
-            widen(getattr(base, name), getattr(extra, name), hidden_states)
-            .unflatten(-1, (-1, self.head_size))
-            .transpose(1, 2)
-            for name in ("query", "key", "value")
-        )
-        scores = query @ key.transpose(2, 3) * self.head_size**-0.5
-        weights = F.dropout(torch.softmax(scores, dim=-1), self.dropout, self.training)
-        context = (weights @ value).transpose(1, 2).flatten(2)
-        return self.finish(attention.output, extra.output, context, hidden_states)
-
-    def feed_forward(self, layer: Any, hidden_states: Tensor) -> Tensor:
-        """FFN sublayer, [B, N, d] -> [B, N, d]."""
-        extra = layer.domains[self.domain]
-        inner = F.gelu(widen(layer.intermediate.dense, extra.input, hidden_states))
-        return self.finish(layer.output, extra.output, inner, hidden_states)
-
-    def finish(self, output: Any, extra: nn.Linear, inputs: Tensor, residual: Tensor) -> Tensor:
-        """`LayerNorm(dropout(x [W over W'] + b + b') + residual)`."""
-        weight = torch.cat([output.dense.weight, extra.weight], dim=1)
-        projected = F.linear(inputs, weight, output.dense.bias + extra.bias)
-        return output.LayerNorm(F.dropout(projected, self.dropout, self.training) + residual)
-
-
-def widen(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
-    """`x [W : W'] + [b : b']`."""
-    return F.linear(inputs, torch.cat([base.weight, extra.weight]), torch.cat([base.bias, extra.bias]))
 
 
 def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
@@ -224,8 +163,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def make_model(options: argparse.Namespace) -> DomextForMaskedLM:
-    """Make an augmented model of BERT-base width whose extensions train."""
+def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
+    """Make a model of BERT-base width.
+
+    Args:
+        options: its sizes.
+        method: "af" or "exbert", whose extensions train; "full", all of which trains; "frozen", nothing of which does.
+    """
     shape = ShapeConfig(
         num_hidden_layers=options.layers,
         hidden_size=768,
@@ -234,23 +178,33 @@ def make_model(options: argparse.Namespace) -> DomextForMaskedLM:
         max_position_embeddings=max(512, *options.lengths),
     )
     # The paper's initialisation: with a zero start the extensions would not show in the loss that is compared.
-    method = MethodConfig(heads=options.heads, ffn_units=options.ffn_units, init="paper")
-    model = build_model(None, shape, method, vocab_size=VOCAB_SIZE, dropout=options.dropout, seed=0)
-    trainable = trainable_names(model, method, has_mlm_head=True)
+    af, exbert = method == "af", method == "exbert"
+    config = MethodConfig(
+        heads=options.heads if af else 0,
+        ffn_units=options.ffn_units if af else 0,
+        module_hidden_size=options.module_hidden_size if exbert else 0,
+        module_ffn_size=options.module_ffn_size if exbert else 0,
+        init="paper",
+        trains="all",
+    )
+    new_words = [[0]] * options.new_words if exbert else []
+    model = build_model(
+        None, shape, config, vocab_size=VOCAB_SIZE, new_words=new_words, dropout=options.dropout, seed=0
+    )
     for name, param in model.named_parameters():
-        param.requires_grad_(name in trainable)
+        param.requires_grad_(method == "full" or (method != "frozen" and is_extension(name)))
     return model
 
 
 def measure_step(options: argparse.Namespace) -> list[StepTimes]:
     """Time both models at every length."""
     device = torch.device(options.device)
-    model = make_model(options)
+    model = make_model(options, options.method)
     model.to(device).train()  # type: ignore[arg-type]
-    rival = Rival(copy.deepcopy(model)).train()
+    rival = (ExbertRival if options.method == "exbert" else AfRival)(copy.deepcopy(model)).train()
     results = []
     for length in options.lengths:
-        batch = make_batch(max(1, options.tokens // length), length, device)
+        batch = make_batch(max(1, options.tokens // length), length, model.config.vocab_size, device)
         difference = check_equality(model, rival, batch)
         bf16 = options.precision == "bf16"
         steps = (
@@ -315,9 +269,52 @@ def run_step(options: argparse.Namespace) -> None:
         "machine": describe_machine(torch.device(options.device)),
         "results": [{**asdict(each), "ratio": each.ratio, "cpu_ratio": each.cpu_ratio} for each in results],
     }
-    path = Path(options.output or f"runs/benchmark/step-{options.device}-{options.precision}.json")
+    path = Path(options.output or f"runs/benchmark/step-{options.method}-{options.device}-{options.precision}.json")
     write_json(path, content)
     print(f"written to {path}")
+
+
+def run_methods(options: argparse.Namespace) -> None:
+    """Time a step of every method in turn; print and write the medians as shares of continued pre-training."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device, bf16, content = torch.device(options.device), options.precision == "bf16", []
+    models = {name: make_model(options, name).to(device).train() for name in ("full", "af", "exbert")}  # type: ignore[arg-type]
+    frozen = make_model(options, "frozen").to(device).train()  # type: ignore[arg-type]
+    print(f"{'length':>6} {'what':<28}{'s a step':>9} {'share':>6}")
+    for length in options.lengths:
+        batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, device)
+        steps = {
+            name: make_step(model, partial(compute_loss, model), batch, bf16=bf16) for name, model in models.items()
+        }
+        steps["frozen"] = make_forward(frozen, batch, bf16=bf16)
+        for _ in range(options.warmup):
+            for step in steps.values():
+                step()
+        times = [{name: step()[0] for name, step in steps.items()} for _ in range(options.repeats)]
+        medians = {name: statistics.median(each[name] for each in times) for name in steps}
+        for name, seconds in medians.items():
+            print(f"{length:>6} {METHODS[name]:<28}{seconds:>9.4f} {seconds / medians['full']:>6.2f}")
+        content.append({"length": length, "rows": batch.input_ids.shape[0], "seconds": times, "medians": medians})
+    path = Path(options.output or f"runs/benchmark/methods-{options.device}-{options.precision}.json")
+    write_json(path, {"machine": describe_machine(device), "results": content})
+    print(f"written to {path}")
+
+
+def make_forward(model: DomextForMaskedLM, batch: Batch, *, bf16: bool) -> Callable[[], tuple[float, float]]:
+    """Return a function that times the forward pass alone."""
+    device = batch.input_ids.device
+
+    @torch.no_grad()
+    def forward() -> tuple[float, float]:
+        synchronize(device)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+            compute_loss(model, batch)
+        synchronize(device)
+        return time.perf_counter() - start, time.process_time() - cpu_start
+
+    return forward
 
 
 def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -332,21 +329,14 @@ def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Train the run's model on the run's batches without Ray or DeepSpeed; return seconds and losses of the steps."""
-    config = from_dict(PretrainConfig, yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
+    config = read_run_config(run_dir)
     fingerprint = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))["corpus_fingerprint"]
     manifest = read_manifest(Path(options.cache_dir, fingerprint[:16]))
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     masker = Masker(tokenizer, config.objective, config.seed)
     plan, paths = make_plan(config, manifest), [str(manifest.folder / each.path) for each in manifest.train]
     starts = np.concatenate([[0], np.cumsum(plan.shard_rows)])
-    model = build_model(
-        load_base(config.base),
-        config.shape,
-        config.method,
-        vocab_size=len(tokenizer),
-        dropout=config.train.dropout,
-        seed=config.seed,
-    ).train()
+    model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
     params = [each for each in model.parameters() if each.requires_grad]
     groups = [
         {"params": [each for each in params if each.ndim >= 2], "weight_decay": config.optim.weight_decay},
@@ -411,20 +401,13 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description="Measure what the library costs.")
     verbs = parser.add_subparsers(required=True)
-    step = verbs.add_parser("step", help="a training step against concatenated weights and eager attention")
+    step = verbs.add_parser("step", help="a training step against the paper's equations written down literally")
     step.set_defaults(run=run_step)
-    step.add_argument("--layers", type=int, default=12, help="layers of BERT-base width")
-    step.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
-    step.add_argument("--tokens", type=int, default=1024, help="tokens of a step, about")
-    step.add_argument("--heads", type=int, default=1, help="extra heads a layer")
-    step.add_argument("--ffn_units", type=int, default=1024, help="extra FFN units a layer")
-    step.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
-    step.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
-    step.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    step.add_argument("--repeats", type=int, default=5, help="timed steps of each model")
-    step.add_argument("--warmup", type=int, default=1, help="steps before those")
-    step.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
-    step.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/step-DEVICE-PRECISION.json")
+    step.add_argument("--method", choices=("af", "exbert"), default="af")
+    methods = verbs.add_parser("methods", help="a training step of every method, as shares of continued pre-training")
+    methods.set_defaults(run=run_methods)
+    for each in (step, methods):
+        add_sizes(each)
     overhead = verbs.add_parser("overhead", help="Ray, Ray Data and DeepSpeed against a bare PyTorch loop")
     overhead.set_defaults(run=run_overhead, device="cpu")
     overhead.add_argument("--steps", type=int, default=60, help="steps of a job and of the loop")
@@ -432,12 +415,31 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     overhead.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/overhead.json")
     options = parser.parse_args(args)
-    for name in ("layers", "tokens", "heads", "ffn_units", "repeats", "steps"):
+    for name in ("layers", "tokens", "heads", "ffn_units", "module_hidden_size", "new_words", "repeats", "steps"):
         if getattr(options, name, 1) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}; it must be 1 or more.")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is 'cuda'; this machine has no CUDA device, so it must be cpu.")
     return options
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the models and batches that are timed."""
+    parser.add_argument("--layers", type=int, default=12, help="layers of BERT-base width")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step, about")
+    parser.add_argument("--heads", type=int, default=1, help="AF Adapter: extra heads a layer")
+    parser.add_argument("--ffn_units", type=int, default=1024, help="AF Adapter: extra FFN units a layer")
+    parser.add_argument("--module_hidden_size", type=int, default=252, help="exBERT: width of the extension modules")
+    parser.add_argument("--module_ffn_size", type=int, default=1024, help="exBERT: FFN units of the extension modules")
+    parser.add_argument("--new_words", type=int, default=17_748, help="exBERT: words beside the base's 30,522")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps of each model")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before those")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
+    parser.add_argument("--output", default="", help="JSON file; empty: a name in runs/benchmark")
 
 
 def main() -> None:

@@ -23,11 +23,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from domext_ray.card import CardFacts, read_header
 from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml
 from domext_ray.corpus.vocab import fingerprint_tokenizer
 from domext_ray.errors import RunError
-from domext_ray.export import CardFacts, export_model, export_run, read_header
-from domext_ray.model.graft import Base, build_model, count_parameters, load_base
+from domext_ray.export import export_model, export_run
+from domext_ray.model.base import HEADS, Base, load_base
+from domext_ray.model.graft import build_model, count_parameters
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
@@ -102,6 +104,7 @@ def base(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Base:
     return load_base(str(folder))
 
 
+FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 CONFIG = PretrainConfig(method=MethodConfig(domain="garden", heads=1, ffn_units=8))
 
 
@@ -120,8 +123,8 @@ def make_model(base: Base | None, config: PretrainConfig) -> DomextForMaskedLM:
 
 def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardFacts:
     config = replace(CONFIG, base=str(base.folder))
-    counts = count_parameters(model.config, CONFIG.method, has_mlm_head=True)
-    return CardFacts(name, config, base.sha256, "mit", counts, num_steps=3)
+    counts = count_parameters(model.config, CONFIG.method, HEADS)
+    return CardFacts(name, config, base.sha256, "mit", counts, num_new_words=0, num_steps=3)
 
 
 def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
@@ -193,6 +196,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
         "AutoConfig",
         "AutoModel",
         "AutoModelForMaskedLM",
+        "AutoModelForPreTraining",
         "AutoModelForSequenceClassification",
         "AutoModelForTokenClassification",
     ]
@@ -269,7 +273,11 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(
     run_dir = make_run(tmp_path / "run", config, make_model(base, config), base)
     tokenizer.save_pretrained(run_dir / "tokenizer")
     summary = {
-        "domain": {"mlm_loss": {"before": 4.8, "after": 3.4}, "mlm_accuracy": {"before": 0.29, "after": 0.42}},
+        "domain": {
+            "mlm_loss": {"before": 4.8, "after": 3.4},
+            "mlm_accuracy": {"before": 0.29, "after": 0.42},
+            "bits_per_character": {"before": 3.21, "after": 2.5},
+        },
         "general": {"mlm_accuracy": {"before": None, "after": None}},
         "train": {"steps": 3, "tokens": 12_288},
     }
@@ -286,7 +294,7 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(
 def test_a_run_from_random_weights_is_exported(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     config = PretrainConfig(
         base="none",
-        method=MethodConfig(name="full"),
+        method=FULL,
         vocab=replace(PretrainConfig().vocab, size=64),
         shape=replace(
             PretrainConfig().shape,
@@ -312,7 +320,7 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
     kind: str, dtype: torch.dtype, tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path: Path
 ) -> None:
     source = tiny_base_folder if kind == "bert" else tiny_roberta_folder
-    config = PretrainConfig(base=str(source), method=MethodConfig(name="full"))
+    config = PretrainConfig(base=str(source), method=FULL)
     model = make_model(load_base(str(source)), config).eval()
     counts = count_parameters(model.config, config.method, True)
     card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_steps=1)

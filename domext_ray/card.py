@@ -1,0 +1,229 @@
+"""The model card: what a model is, how it was made and how good it is, as README.md of its folder.
+
+Enters: `CardFacts`. Leaves: Markdown with the YAML header of the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from domext_ray.config import PretrainConfig
+from domext_ray.model.graft import ParameterCounts
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What the model card says about a model.
+
+    Args:
+        name: the model's name.
+        config: the run that made it.
+        base_sha256: hash of the base's tensors; "none" without a base.
+        license: licence identifier of the base's card; "unknown" where it names none.
+        counts: parameters.
+        num_new_words: words of the extension vocabulary.
+        num_steps: optimiser steps made.
+        summary: content of the run's summary.json, for the figures before and after; empty: no figures.
+    """
+
+    name: str
+    config: PretrainConfig
+    base_sha256: str
+    license: str
+    counts: ParameterCounts
+    num_new_words: int
+    num_steps: int
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def base_name(self) -> str:
+        """The base's id; of a folder only the last part, which tells nothing about the machine."""
+        base = self.config.base
+        return Path(base).name if Path(base).is_dir() else base
+
+    @property
+    def has_extension(self) -> bool:
+        """Whether the model is more than a plain BERT or RoBERTa, so that its folder brings code."""
+        return bool(self.num_new_words or self.config.method.has_domain or self.config.method.module_hidden_size)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the YAML header of a model card; empty where there is none.
+
+    Args:
+        path: a README.md.
+    """
+    if not path.is_file():
+        return {}
+    parts = path.read_text(encoding="utf-8", errors="replace").split("---", 2)
+    if len(parts) < 3 or parts[0].strip():
+        return {}
+    try:
+        header = yaml.safe_load(parts[1])
+    except yaml.YAMLError:
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def build_card(facts: CardFacts) -> str:
+    """Return the model card: a YAML header, then what the model is, how it was made, how to load and cite it.
+
+    Args:
+        facts: what to say.
+    """
+    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "fill-mask", "license": facts.license}
+    if facts.config.base != "none":
+        header["base_model"] = facts.base_name
+    header["tags"] = ["domext", "domain-adaptation", "masked-lm", "bert", facts.config.method.name]
+    sections = [
+        f"# {facts.name}",
+        _describe_model(facts),
+        _describe_figures(facts.summary),
+        _describe_making(facts),
+        _LOADING if facts.has_extension else _PLAIN_LOADING,
+        _describe_sources(facts),
+    ]
+    head = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
+    return f"---\n{head}---\n\n" + "\n\n".join(each for each in sections if each) + "\n"
+
+
+def _describe_model(facts: CardFacts) -> str:
+    method, objective = facts.config.method, _describe_objective(facts.config)
+    parts = []
+    if facts.num_new_words:
+        parts.append(f"{facts.num_new_words:,} new words with embeddings of their own")
+    if method.module_hidden_size:
+        parts.append(
+            f"beside each layer a gated extension module of width {method.module_hidden_size:,} with "
+            f"{method.module_ffn_size:,} FFN units (exBERT)"
+        )
+    if method.has_domain:
+        parts.append(
+            f"for the domain `{method.domain}`, in each layer {method.heads} extra attention head(s) and "
+            f"{method.ffn_units:,} extra FFN units (AF Adapter)"
+        )
+    start = "random weights" if facts.config.base == "none" else f"`{facts.base_name}`"
+    if not parts:
+        return f"A BERT of which every parameter was trained by {objective}, from {start}."
+    if method.trains == "all":
+        return f"{start}, and {'; '.join(parts)}; every parameter was trained on domain text by {objective}."
+    frozen = "every parameter but its heads' frozen" if method.train_heads else "every parameter frozen"
+    return (
+        f"{start} with {frozen}, and {'; '.join(parts)}; trained on domain text by {objective}. Taking the extension "
+        "away gives the base back bit for bit."
+    )
+
+
+def _describe_objective(config: PretrainConfig) -> str:
+    return "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
+
+
+def _describe_figures(summary: dict[str, Any]) -> str:
+    if not summary:
+        return ""
+    pairs = {
+        "Held-out domain text, masked-LM loss (nats a token)": (summary["domain"]["mlm_loss"], "{:.3f}"),
+        "Held-out domain text, masked tokens predicted": (summary["domain"]["mlm_accuracy"], "{:.1%}"),
+        "Held-out domain text, masked words (bits a character)": (summary["domain"]["bits_per_character"], "{:.3f}"),
+        "General sentences, masked words predicted": (summary["general"]["mlm_accuracy"], "{:.1%}"),
+    }
+    rows = [
+        f"| {name} | {_format(pair['before'], form)} | {_format(pair['after'], form)} |"
+        for name, (pair, form) in pairs.items()
+    ]
+    return "\n".join(["## Before and after", "", "| | before | after |", "|---|---:|---:|", *rows])
+
+
+def _format(value: float | None, form: str) -> str:
+    return "not measured" if value is None else form.format(value)
+
+
+def _describe_making(facts: CardFacts) -> str:
+    config, counts = facts.config, facts.counts
+    rows = {
+        "Base": "none (random weights)" if config.base == "none" else f"`{facts.base_name}`",
+        "Base's sha256 (fp32 tensors and their names)": f"`{facts.base_sha256}`",
+        "Text": f"`{config.corpus}`",
+        "Parameters": f"{counts.total:,}",
+        "Trained": f"{counts.trainable:,} ({counts.trainable_frac:.2%} of base and extension)",
+        "Optimiser steps": f"{facts.num_steps:,} of {config.train.global_batch_size} rows",
+        "Tokens read": f"{facts.summary['train']['tokens']:,}" if facts.summary else "not recorded",
+        "Longest row": f"{max(config.train.seq_length, config.train.long_seq_length)} tokens",
+        "Masking": f"{config.objective.mask_prob:.0%} of {'whole words' if config.objective.whole_word else 'tokens'}",
+        "Peak learning rate": f"{config.optim.lr:g}",
+        "Seed": f"{config.seed}",
+    }
+    table = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["## How it was made", "", "| | |", "|---|---|", *table])
+
+
+_PLAIN_LOADING = """## Loading
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+folder = "PATH_OF_THIS_FOLDER"
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForMaskedLM.from_pretrained(folder)
+```"""
+
+_LOADING = """## Loading
+
+torch and transformers are enough. The folder brings its own model code, hence `trust_remote_code=True`: read the three
+`*_domext.py` files first if you did not make this folder yourself.
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+folder = "PATH_OF_THIS_FOLDER"
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
+```
+
+`AutoModel`, `AutoModelForPreTraining`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` load
+it in the same way."""
+
+_BERT_ENTRY = """@inproceedings{devlin2019bert,
+  title = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},
+  author = {Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina},
+  booktitle = {Proceedings of NAACL-HLT},
+  year = {2019}
+}"""
+
+_EXBERT_ENTRY = """@inproceedings{tai2020exbert,
+  title = {{exBERT}: Extending Pre-trained Models with Domain-specific Vocabulary Under Constrained Training Resources},
+  author = {Tai, Wen and Kung, H. T. and Dong, Xin and Comiter, Marcus and Kuo, Chang-Fu},
+  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
+  year = {2020}
+}"""
+
+_AF_ENTRY = """@misc{yan2022afadapter,
+  title = {{AF} Adapter: Continual Pretraining for Building {Chinese} Biomedical Language Model},
+  author = {Yan, Yongyu and Xue, Kui and Shi, Xiaoming and Ye, Qi and Liu, Jingping and Ruan, Tong},
+  year = {2022},
+  eprint = {2211.11363},
+  archivePrefix = {arXiv}
+}"""
+
+
+def _describe_sources(facts: CardFacts) -> str:
+    terms = (
+        f"The base's card names the licence `{facts.license}`"
+        if facts.license != "unknown"
+        else "No licence is known for the weights"
+    )
+    method = facts.config.method
+    used = {
+        _AF_ENTRY: method.has_domain,
+        _EXBERT_ENTRY: facts.num_new_words > 0 or method.module_hidden_size > 0,
+        _BERT_ENTRY: True,
+    }
+    entries = "\n\n".join(entry for entry, is_used in used.items() if is_used)
+    return (
+        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. The code is Apache-2.0."
+        f"\n\n```bibtex\n{entries}\n```"
+    )

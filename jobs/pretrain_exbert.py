@@ -1,0 +1,22 @@
+"""exBERT: new words of the domain, and a gated extension module beside every frozen layer.
+
+    python jobs/pretrain_exbert.py --base bert-base-uncased --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
+    python jobs/pretrain_exbert.py … --vocab.words words --objective.next_sentence true --prepare.document file
+    python jobs/pretrain_exbert.py … --vocab.words runs/clinic/tokenizer --init_from runs/clinic --method.trains all \
+        --run.name clinic-2                                           # second stage: every parameter trains
+
+Without modules: --method.module_hidden_size 0 --method.module_ffn_size 0; without new words: --vocab.size 0.
+Options come from jobs/configs/exbert.yaml, then from --config_path, then from flags.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.errors import exit_on_user_error
+from domext_ray.pipeline import run_pretraining
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        run_pretraining(parse_config(PretrainConfig, str(Path(__file__).parent / "configs" / "exbert.yaml")))
