@@ -106,8 +106,8 @@ def run_pretraining(config: PretrainConfig) -> Path:
         print(describe_plan(config, paths, _count_parameters(config, base, config.vocab.size, num_new_words)))
     elif _is_finished(paths.run, config):
         print(
-            f"the run in {paths.run} has its {config.train.max_steps:,} steps; nothing is left to do "
-            "(a larger --train.max_steps goes on, another --run.name starts anew)."
+            f"the run in {paths.run} has reached its limit; nothing is left to do (a larger --train.max_steps, "
+            "max_tokens or max_seconds goes on, another --run.name starts anew)."
         )
     else:
         print(f"run directory: {paths.run}", flush=True)
@@ -276,7 +276,8 @@ def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:
     stored = _read_identity(run_dir)
     if not decay_steps:
         decay_steps = stored["optim"]["decay_steps"] if stored else config.train.max_steps
-    if config.train.max_steps > decay_steps:
+    is_limited = config.train.max_tokens or config.train.max_seconds
+    if config.train.max_steps > decay_steps and not is_limited:
         print(
             f"warning: the schedule ends at step {decay_steps:,} (--optim.decay_steps); later steps train at rate 0.",
             flush=True,

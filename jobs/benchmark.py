@@ -44,7 +44,7 @@ from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, exit_on_user_error
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model, is_extension
+from domext_ray.model.graft import build_model, choose_attention, is_extension
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.engine import compute_learning_rate
 from domext_ray.training.metrics import read_metrics
@@ -191,6 +191,7 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
     model = build_model(
         None, shape, config, vocab_size=VOCAB_SIZE, new_words=new_words, dropout=options.dropout, seed=0
     )
+    choose_attention(model, torch.device(options.device), bf16=options.precision == "bf16")
     for name, param in model.named_parameters():
         param.requires_grad_(method == "full" or (method != "frozen" and is_extension(name)))
     return model
@@ -337,6 +338,7 @@ def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[flo
     plan, paths = make_plan(config, manifest), [str(manifest.folder / each.path) for each in manifest.train]
     starts = np.concatenate([[0], np.cumsum(plan.shard_rows)])
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
+    choose_attention(model, torch.device("cpu"), bf16=config.engine.precision == "bf16")
     params = [each for each in model.parameters() if each.requires_grad]
     groups = [
         {"params": [each for each in params if each.ndim >= 2], "weight_decay": config.optim.weight_decay},

@@ -182,14 +182,22 @@ def test_a_mistake_is_one_sentence(
     assert not (first.parent / "bad").exists()
 
 
-def test_words_may_only_be_appended(first: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path) -> None:
+def test_words_may_only_be_appended_and_a_limit_ends_a_run(
+    first: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path
+) -> None:
     words = tmp_path / "words.txt"
     words.write_text("zebrafish\n", encoding="utf-8")
     flags = ("--vocab.words", str(words))
     result = run_job(build_second(tiny_base_folder, corpus_file, first, "other", *flags), expect=2)
     assert "may only be appended" in result.stderr and not (first.parent / "other").exists()
-    appended = (*flags, "--vocab.extend", str(first / "tokenizer"), "--train.max_steps", "2")
-    run_job(build_second(tiny_base_folder, corpus_file, first, "appended", *appended))
+    limit = ("--train.max_tokens", "600")
+    appended = build_second(
+        tiny_base_folder, corpus_file, first, "appended", *flags, "--vocab.extend", str(first / "tokenizer"), *limit
+    )
+    run_job(appended)
+    tokens = [each["train/tokens"] for each in read_records(first.parent / "appended") if "train/lr" in each]
+    assert tokens[-2] < 600 <= tokens[-1], "the limit ended the run"
+    assert "nothing is left to do" in run_job(appended).stdout
     extension = load_extension(first.parent / "appended" / "tokenizer")
     assert extension is not None and extension.words[-1] == "zebrafish"
 

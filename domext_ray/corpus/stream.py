@@ -35,7 +35,8 @@ BLOCK_ROWS = 4096
 """Rows that are shuffled among each other; a task touches a shard only near its lanes' places."""
 
 ROWS_PER_TASK = 1024
-TASKS_PER_DATASET = 256
+TASKS_PER_DATASET = 4
+"""Reading tasks of one Ray Data execution, whose rows are all in memory before the first is used."""
 PREFETCHED_BATCHES = 4
 READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
@@ -189,32 +190,52 @@ def stream_batches(
         epoch: epoch to start in.
         batch: global batch of that epoch to start at.
     """
+    tasks = _plan_tasks(manifest, plan, rank, world_size, epoch, batch)
+    task = next(tasks)
+    reader = next_reader = Prefetch(_read(task))
+    try:
+        while True:
+            following = next(tasks)
+            next_reader = Prefetch(_read(following))  # it reads while the model trains on this one's rows
+            batch = task.first_batch
+            for rows in reader:
+                yield RankBatch(task.epoch, batch, rows)
+                batch += 1
+            if batch != task.last_batch:
+                raise CorpusError(f"the shards of {manifest.folder} ended early; prepare them again.")
+            task, reader = following, next_reader
+    finally:
+        reader.close()
+        next_reader.close()
+
+
+def _plan_tasks(
+    manifest: Manifest, plan: BatchPlan, rank: int, world_size: int, epoch: int, batch: int
+) -> Iterator[_Task]:
+    """Yield what to read from (epoch, batch) on, one Ray Data execution after the other, without end."""
     paths = manifest.paths("train")
     drawer = make_pair_drawer(manifest, "train", plan.seed) if manifest.pairs else None
-    share = plan.global_batch_size // world_size
-    batches_per_task = max(1, ROWS_PER_TASK // share)
+    batches_per_task = max(1, ROWS_PER_TASK // (plan.global_batch_size // world_size))
     while True:
         if batch >= plan.batches_per_epoch:
             epoch, batch = epoch + 1, 0
         last = min(plan.batches_per_epoch, batch + batches_per_task * TASKS_PER_DATASET)
-        task = _Task(plan, paths, epoch, rank, world_size, batch, last, batches_per_task, drawer)
-        for rows in _read(task, share):
-            yield RankBatch(epoch, batch, rows)
-            batch += 1
-        if batch != last:
-            raise CorpusError(
-                f"the shards of {manifest.folder} ended after batch {batch} of {last}; prepare them again."
-            )
+        yield _Task(plan, paths, epoch, rank, world_size, batch, last, batches_per_task, drawer)
+        batch = last
 
 
-def _read(task: _Task, share: int) -> Iterator[pa.Table]:
+def _read(task: _Task) -> Iterator[pa.Table]:
     configure_ray_data()
+    share = task.plan.global_batch_size // task.world_size
     num_tasks = -(-(task.last_batch - task.first_batch) // task.batches_per_task)
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
     dataset = numbers.map_batches(task, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True)
-    batches = dataset.iter_batches(batch_size=share, batch_format="pyarrow", prefetch_batches=2)
-    yield from batches
+    # Not `iter_batches`: its scheduler polls without pause until the last batch is taken, at the cost of a core.
+    for reference in dataset.to_arrow_refs():
+        table = ray.get(reference)
+        for first in range(0, table.num_rows, share):
+            yield table.slice(first, share)
 
 
 ItemT = TypeVar("ItemT")

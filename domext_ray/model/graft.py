@@ -223,6 +223,15 @@ def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
             param.data = param.data.to(dtype)
 
 
+def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
+    """Set the attention implementation that trains fastest: the fused one, but for bf16 on a CPU.
+
+    There torch's fused kernel, and above all its backward pass, takes three times as long as matrix products and a
+    softmax in turn (`jobs/benchmark.py step --precision bf16` shows the whole step).
+    """
+    model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
+
+
 def count_module_parameters(hidden_size: int, module_hidden_size: int, module_ffn_size: int) -> int:
     """Count the parameters of one extension module without its gate, which adds d + 1.
 

@@ -41,7 +41,7 @@ from domext_ray.corpus.stream import BatchPlan, Prefetch, stream_batches
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.graft import store_base
+from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
 from domext_ray.training.engine import Engine, StepFigures
 from domext_ray.training.evaluate import (
@@ -240,6 +240,7 @@ class _Worker:
         if dtype == "bf16" or (dtype == "auto" and config.scale.use_gpu and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
         device = ray.train.torch.get_device() if config.scale.use_gpu else torch.device("cpu")
+        choose_attention(model, device, bf16=config.engine.precision == "bf16")
         return Engine(
             cast(nn.Module, model).to(device),
             engine=config.engine,

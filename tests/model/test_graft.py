@@ -378,6 +378,16 @@ def test_a_base_stored_in_bf16_trains_fp32_extensions(bert: Base, autocast: bool
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "bf16", "implementation"), [("cpu", True, "eager"), ("cpu", False, "sdpa"), ("cuda", True, "sdpa")]
+)
+def test_attention_is_fused_where_that_is_faster(bert: Base, device: str, bf16: bool, implementation: str) -> None:
+    model = augment(bert)
+    graft.choose_attention(model, torch.device(device), bf16=bf16)
+    assert model.config._attn_implementation == implementation
+    assert model.bert.encoder.layer[0].attention.self.config._attn_implementation == implementation
+
+
 def test_more_tokens_than_embeddings_are_refused(bert: Base) -> None:
     with pytest.raises(BaseModelError, match="tokenizer has ids up to 998"):
         augment(bert, vocab_size=999)
