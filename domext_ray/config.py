@@ -137,7 +137,7 @@ class MethodConfig:
     init: Literal["zero", "paper"] = "zero"  # heads and units; zero: step 0 is the base; paper: default initialisation
     module_hidden_size: int = 0  # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
     module_ffn_size: int = 0  # FFN units f' of such a module (exBERT: 1024)
-    gate_bias: float = 0.0  # start of the gates' bias; the base's share of a layer starts near sigmoid(gate_bias)
+    gate_bias: float = 2.0  # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
     word_init: Literal["random", "subword_mean"] = "random"  # new words' embeddings; or the mean of the base's pieces
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
@@ -499,3 +499,14 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Which runs to compare."""
+
+    runs: str = ""  # run directories, separated by commas
+    output: str = "comparison.png"  # the picture
+
+    def __post_init__(self) -> None:
+        _require(bool(self.runs.strip()), "runs", self.runs, "run directories, such as runs/af,runs/exbert")

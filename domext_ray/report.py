@@ -134,7 +134,7 @@ def write_report(run_dir: Path) -> Path:
     records = read_metrics(run_dir / "metrics.jsonl")
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
-    summary = _read_summary(run_dir / "summary.json")
+    summary = read_summary(run_dir / "summary.json")
     settings = run_dir / "config.yaml"
     shown = settings.read_text(encoding="utf-8") if settings.exists() else f"{settings.name} is not there"
     with matplotlib.rc_context(STYLE):
@@ -176,7 +176,12 @@ def describe_result(summary: dict[str, Any]) -> str:
     return f"{sentence}; {_describe_parameters(summary)}."
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read a run's summary.json.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -46,10 +46,10 @@ from domext_ray.errors import ConfigError, exit_on_user_error
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model, choose_attention, is_extension
 from domext_ray.model.modeling_domext import DomextForMaskedLM
-from domext_ray.training.engine import compute_learning_rate
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.objective import Masker
-from domext_ray.training.pretrain import make_plan
+from domext_ray.training.optimizer import compute_learning_rate
+from domext_ray.training.phases import make_plan
 from domext_ray.training.start import build_run_model, read_run_config
 
 VOCAB_SIZE = 30_522

@@ -14,6 +14,7 @@ PACKAGE = "domext_ray"
 ORDER = (
     "errors",
     "config",
+    "run_directory",
     "corpus.package_docs",
     "corpus.draws",
     "corpus.sources",
@@ -35,15 +36,19 @@ ORDER = (
     "model.base",
     "model.graft",
     "training.objective",
+    "training.phases",
     "training.metrics",
+    "training.optimizer",
     "training.engine",
     "training.checkpoint",
     "training.evaluate",
     "training.start",
     "training.pretrain",
+    "summary",
     "card",
     "export",
     "report",
+    "comparison",
     "pipeline",
 )
 """Every module of the package; one may import only those before it. Jobs come last and may import all."""

@@ -31,9 +31,9 @@ from torch.nn import functional as F
 from domext_ray.config import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_learning_rate, create_moments
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's state in torch
 _COMPILED_OP = "deepspeed_shm_comm"
 
 
@@ -81,23 +81,6 @@ class StepFigures:
     def skipped(self) -> bool:
         """The step changed neither parameters nor moments."""
         return not self.finite
-
-
-def compute_learning_rate(step: int, peak: float, warmup_steps: int, decay_steps: int) -> float:
-    """Return the rate of a step: linear from 0 to the peak, then linear to 0.
-
-    Args:
-        step: 0-based. Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, the peak at the last of them;
-            later ones peak · (decay_steps - step) / (decay_steps - warmup_steps), and 0 from `decay_steps` on.
-        peak: highest rate.
-        warmup_steps: length of the warm-up, 0 or more.
-        decay_steps: the schedule's horizon, above `warmup_steps`.
-
-    Source: AF Adapter section 4.1.2; BERT appendix A.2.
-    """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    return peak * max(0, decay_steps - step) / (decay_steps - warmup_steps)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
@@ -206,14 +189,14 @@ class Engine:
         if engine.compile:
             objective.compile()
         trainables = list(self._trainables.values())
-        self._optimizer = _build_optimizer(trainables, optim)
+        self._optimizer = build_optimizer(trainables, optim)
         self._num_updates = 0
         num_elements = sum(each.numel() for each in trainables)
         config = _build_config(engine, optim, micro_batch_size, accumulation_steps, num_elements)
         self._deepspeed = _initialize(objective, self._optimizer, config, self.device)
         self._deepspeed.train()
         if engine.zero_stage < 3:
-            _create_moments(self._optimizer)
+            create_moments(self._optimizer)
         if state is not None and state.num_updates:
             self._load_moments(state)
 
@@ -264,7 +247,7 @@ class Engine:
         """Collect the training state on the CPU of rank 0, one tensor at a time; other ranks get None."""
         tensors = {}
         for name, param in self._trainables.items():
-            whole = [self._gather(name, param, None), *(self._gather(name, param, moment) for moment in _MOMENTS)]
+            whole = [self._gather(name, param, None), *(self._gather(name, param, moment) for moment in MOMENTS)]
             if self.rank == 0:
                 # A copy, because on a CPU the gathered tensor may be the one that goes on training.
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
@@ -354,7 +337,7 @@ class Engine:
             _, applied = self._apply_gradients()
             assert applied, "the empty step was refused"
         for name, param in self._trainables.items():
-            for moment in _MOMENTS:
+            for moment in MOMENTS:
                 self._set_moment(param, moment, getattr(state.tensors[name], moment).to(self.device))
         for each in self._optimizer.state.values():
             each["step"].fill_(state.num_updates)
@@ -394,30 +377,6 @@ def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> 
     with torch.no_grad():
         for name, param in trainables.items():
             param.copy_(state.tensors[name].param)
-
-
-def _build_optimizer(params: list[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only, never on biases and LayerNorms; torch's own, so nothing is compiled."""
-    groups = [
-        {"params": [each for each in params if each.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [each for each in params if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
-
-
-def _create_moments(optimizer: torch.optim.AdamW) -> None:
-    """Make AdamW's state before its first step.
-
-    DeepSpeed's ZeRO 1 and 2 link the state of all parameter groups after they stepped the first of them, so the moments
-    of the others, which torch makes at their own first step, would stay unlinked and could not be gathered.
-    """
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            optimizer.state[param] = {
-                "step": torch.zeros((), dtype=torch.float32, device=param.device),
-                **{moment: torch.zeros_like(param) for moment in _MOMENTS},
-            }
 
 
 def _build_config(

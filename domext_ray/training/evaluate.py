@@ -26,7 +26,7 @@ import torch.distributed as dist
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import ObjectiveConfig
+from domext_ray.config import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer
@@ -324,3 +324,48 @@ def evaluate(engine: Engine, batches: Sequence[MaskedBatch]) -> Scores:
         num_in_order / num_pairs if num_pairs else math.nan,
         int(num_pairs),
     )
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The fixed batches of a run's evaluations.
+
+    Args:
+        domain: held-out rows, masked by the run's objective.
+        general: the general probe; empty if no word of it is one token.
+        characters: held-out text, the same words masked for every vocabulary.
+    """
+
+    domain: list[MaskedBatch]
+    general: list[MaskedBatch]
+    characters: CharacterSet
+
+
+def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase) -> Evaluations:
+    """Build what `Evaluations` holds, for a corpus and a tokenizer."""
+    batch_size = resolve_micro_batch_size(config)
+    pad_to = config.train.seq_length if config.engine.compile else 0
+    domain = build_domain_batches(
+        manifest,
+        tokenizer,
+        config.objective,
+        num_rows=config.train.eval_rows,
+        batch_size=batch_size,
+        pad_to=pad_to,
+    )
+    probe = build_probe_batches(
+        read_probe(config.train.general_probe),
+        tokenizer,
+        batch_size=batch_size,
+        max_length=config.train.seq_length,
+        pad_to=pad_to,
+    )
+    characters = build_character_batches(
+        manifest,
+        tokenizer,
+        num_passages=config.train.eval_rows,
+        max_length=config.train.seq_length,
+        batch_size=batch_size,
+        pad_to=pad_to,
+    )
+    return Evaluations(domain, probe, characters)

@@ -11,10 +11,9 @@ import json
 import logging
 import math
 import os
-import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,34 +26,20 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import (
-    PretrainConfig,
-    resolve_first_long_step,
-    resolve_long_micro_batch_size,
-    resolve_micro_batch_size,
-    resolve_warmup_steps,
-)
-from domext_ray.corpus.manifest import Manifest, read_manifest
-from domext_ray.corpus.stream import BatchPlan, Prefetch, stream_batches
+from domext_ray.config import PretrainConfig, resolve_warmup_steps
+from domext_ray.corpus.manifest import read_manifest
+from domext_ray.corpus.stream import Prefetch, stream_batches
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
 from domext_ray.training.engine import Engine, StepFigures
-from domext_ray.training.evaluate import (
-    CharacterSet,
-    build_character_batches,
-    build_domain_batches,
-    build_probe_batches,
-    evaluate,
-    evaluate_characters,
-    read_probe,
-)
+from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters
 from domext_ray.training.metrics import MetricsLog, RunProgress, check_attempt, write_text
 from domext_ray.training.objective import MaskedBatch, Masker
+from domext_ray.training.phases import make_phases
 from domext_ray.training.start import apply_start, build_run_model, load_start, pick_fixed
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -362,94 +347,6 @@ class _Worker:
             },
             keep=self.config.run.keep_checkpoints,
         )
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Some steps of a run whose rows have one length.
-
-    Args:
-        manifest: the corpus, prepared for that length.
-        plan: the canonical order of its rows.
-        first_step, end_step: 0-based, the end not included.
-        micro_batch_size: rows of a forward pass.
-        pad_to: length of every micro batch; 0: its longest row.
-    """
-
-    manifest: Manifest
-    plan: BatchPlan
-    first_step: int
-    end_step: int
-    micro_batch_size: int
-    pad_to: int
-
-
-def make_phases(config: PretrainConfig, manifests: Sequence[Manifest]) -> list[Phase]:
-    """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
-
-    Args:
-        config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
-        manifests: the corpus prepared for each phase's length, in order.
-    """
-    sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
-    lengths = [config.train.seq_length, config.train.long_seq_length]
-    starts = [0, resolve_first_long_step(config)] if len(manifests) > 1 else [0]
-    ends: list[int] = [*starts[1:], sys.maxsize]
-    return [
-        Phase(manifest, make_plan(config, manifest), start, end, size, length if config.engine.compile else 0)
-        for manifest, start, end, size, length in zip(manifests, starts, ends, sizes, lengths, strict=False)
-    ]
-
-
-def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
-    """Return the canonical order of a prepared corpus for this run."""
-    rows = tuple(each.num_rows for each in manifest.records("train"))
-    return BatchPlan(rows, config.seed, config.train.global_batch_size)
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """The fixed batches of a run's evaluations.
-
-    Args:
-        domain: held-out rows, masked by the run's objective.
-        general: the general probe; empty if no word of it is one token.
-        characters: held-out text, the same words masked for every vocabulary.
-    """
-
-    domain: list[MaskedBatch]
-    general: list[MaskedBatch]
-    characters: CharacterSet
-
-
-def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase) -> Evaluations:
-    """Build what `Evaluations` holds, for a corpus and a tokenizer."""
-    batch_size = resolve_micro_batch_size(config)
-    pad_to = config.train.seq_length if config.engine.compile else 0
-    domain = build_domain_batches(
-        manifest,
-        tokenizer,
-        config.objective,
-        num_rows=config.train.eval_rows,
-        batch_size=batch_size,
-        pad_to=pad_to,
-    )
-    probe = build_probe_batches(
-        read_probe(config.train.general_probe),
-        tokenizer,
-        batch_size=batch_size,
-        max_length=config.train.seq_length,
-        pad_to=pad_to,
-    )
-    characters = build_character_batches(
-        manifest,
-        tokenizer,
-        num_passages=config.train.eval_rows,
-        max_length=config.train.seq_length,
-        batch_size=batch_size,
-        pad_to=pad_to,
-    )
-    return Evaluations(domain, probe, characters)
 
 
 def _load_checked_base(task: PretrainTask) -> Base:

@@ -32,10 +32,10 @@ from domext_ray.training.engine import (
     TensorState,
     TrainState,
     _forbid_compiled_op,
-    compute_learning_rate,
     seed_step,
 )
 from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.optimizer import compute_learning_rate
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 CPU = torch.device("cpu")

@@ -1,0 +1,131 @@
+"""What a run says of itself in words and numbers: before it starts, of its corpus, and in summary.json at its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config import PretrainConfig, dump_yaml, resolve_micro_batch_size
+from domext_ray.corpus.manifest import SPLITS, Manifest
+from domext_ray.corpus.sources import Sources
+from domext_ray.errors import RunError
+from domext_ray.model.graft import ParameterCounts
+from domext_ray.run_directory import RunPaths
+from domext_ray.training.checkpoint import find_latest
+from domext_ray.training.metrics import read_metrics, write_text
+
+LISTED_FILES = 20
+
+
+def describe_sources(sources: Sources, paths: RunPaths) -> str:
+    """Return what a dry run of the preparation prints: the files and their size."""
+    files = {file.path: file.size for task in sources.tasks for file in task.files}
+    lines = [f"  {size / 1e6:>12,.2f} MB  {path}" for path, size in list(files.items())[:LISTED_FILES]]
+    if len(files) > LISTED_FILES:
+        lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
+    return "\n".join(
+        [
+            f"corpus: {len(files):,} files, {sources.num_bytes / 1e6:,.2f} MB, {len(sources.tasks):,} read tasks",
+            *lines,
+            f"folder of prepared corpora: {paths.corpora}",
+            "dry run: nothing was started",
+        ]
+    )
+
+
+def describe_manifest(manifest: Manifest) -> str:
+    """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped and why."""
+    lines = [f"{'split':<10}{'shards':>8}{'rows':>14}{'tokens':>16}"]
+    for split in SPLITS:
+        records, num_rows, num_tokens = manifest.records(split), manifest.num_rows(split), manifest.num_tokens(split)
+        lines.append(f"{split:<10}{len(records):>8,}{num_rows:>14,}{num_tokens:>16,}")
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(manifest.dropped.items()))
+    lines += [f"documents: {manifest.num_documents:,}", f"dropped: {dropped or 'none'}", f"folder: {manifest.folder}"]
+    return "\n".join(lines)
+
+
+def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts) -> str:
+    """Return what a dry run prints: the resolved configuration, parameter counts and memory per rank."""
+    memory = estimate_memory(config, counts)
+    parts = "\n".join(f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items())
+    return (
+        f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
+        f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
+        f"({counts.trainable_frac:.2%} of base + extension)\n"
+        f"memory per rank, estimated:\n{parts}\n  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
+        "dry run: nothing was started"
+    )
+
+
+def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str, int]:
+    """Estimate bytes of one rank: weights, gradients and moments by ZeRO stage, activations of a micro batch.
+
+    Activations count the tensors that the backward pass of a BERT layer keeps: about 34 hidden-size vectors a token
+    and layer at two bytes (Korthikanti et al. 2022, without attention scores, which fused attention never keeps).
+    """
+    stage, world = config.engine.zero_stage, config.scale.num_workers
+    wide = config.engine.base_dtype == "fp32" or (config.engine.base_dtype == "auto" and not config.scale.use_gpu)
+    frozen = (counts.total - counts.trainable) * (4 if wide else 2)
+    weights = counts.trainable * 4
+    tokens = resolve_micro_batch_size(config) * config.train.seq_length
+    bytes_per_value = 2 if config.engine.precision == "bf16" else 4
+    layers = 1 if config.engine.activation_checkpointing else counts.num_hidden_layers
+    moments = weights * 2 // (world if stage >= 1 else 1)
+    return {
+        "frozen_weights": frozen // (world if stage == 3 else 1),
+        "trainable_weights": weights // (world if stage == 3 else 1),
+        "gradients": weights // (world if stage >= 2 else 1),
+        "optimizer_moments": 0 if config.engine.offload else moments,
+        "activations": tokens * counts.hidden_size * layers * 17 * bytes_per_value,
+    }
+
+
+def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:
+    """Write summary.json from the metrics of a run and return it."""
+    records = read_metrics(run_dir / "metrics.jsonl")
+    steps = [each for each in records if "train/mlm_loss" in each]
+    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
+    if not steps or find_latest(run_dir / "checkpoints") is None:
+        raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
+    before, after, last = evaluated[0], evaluated[-1], steps[-1]
+    seconds = last["time/seconds"]
+    summary = {
+        "parameters": {
+            "total": counts.total,
+            "trainable": counts.trainable,
+            "trainable_frac": counts.trainable_frac,
+        },
+        "domain": {
+            name: {"before": before[f"eval/domain_{name}"], "after": after[f"eval/domain_{name}"]}
+            for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")
+        },
+        "general": {
+            "mlm_accuracy": {
+                "before": before["eval/general_mlm_accuracy"],
+                "after": after["eval/general_mlm_accuracy"],
+            }
+        },
+        "train": {
+            "steps": last["step"],
+            "tokens": last["train/tokens"],
+            "tokens_per_second": last["train/tokens"] / seconds,
+            "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
+            "wall_seconds": seconds,
+        },
+        "corpus": {
+            "rows": manifest.num_rows("train"),
+            "tokens": manifest.num_tokens("train"),
+            "dropped": manifest.dropped,
+        },
+        "evaluation": {
+            "domain_tokens": after["eval/domain_tokens"],
+            "domain_characters": after["eval/domain_characters"],
+            "general_words": after["eval/general_words"],
+        },
+        "method": asdict(config.method),
+        "base": config.base,
+    }
+    write_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
