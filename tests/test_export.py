@@ -19,6 +19,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    BertForPreTraining,
     BertTokenizer,
     PreTrainedTokenizerBase,
 )
@@ -322,8 +323,8 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
     source = tiny_base_folder if kind == "bert" else tiny_roberta_folder
     config = PretrainConfig(base=str(source), method=FULL)
     model = make_model(load_base(str(source)), config).eval()
-    counts = count_parameters(model.config, config.method, True)
-    card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_steps=1)
+    counts = count_parameters(model.config, config.method, HEADS)
+    card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_new_words=0, num_steps=1)
     folder = export_model(model, AutoTokenizer.from_pretrained(source), tmp_path / "export", card, dtype)
     assert not list(folder.glob("*.py"))
     loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
@@ -333,6 +334,23 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
         difference = (loaded.eval()(ids).logits - model(ids).logits).abs().max()
     assert difference < (1e-5 if dtype == torch.float32 else 0.05)
     assert load_base(str(folder)).tensors.keys() == load_base(str(source)).tensors.keys()
+
+
+def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Path, tmp_path: Path) -> None:
+    base = load_base(str(tiny_base_folder), next_sentence=True)
+    size = base.config.vocab_size
+    model = build_model(base, CONFIG.shape, FULL, vocab_size=size, next_sentence=True, dropout=0.0, seed=3).eval()
+    config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
+    counts = count_parameters(model.config, FULL, base.heads, next_sentence=True)
+    card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_new_words=0, num_steps=1)
+    folder = export_model(model, AutoTokenizer.from_pretrained(tiny_base_folder), tmp_path / "export", card)
+    loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    ids = torch.randint(10, 200, (2, 9))
+    with torch.no_grad():
+        found, expected = loaded.eval()(ids), model(ids)
+    torch.testing.assert_close(found.prediction_logits, expected.prediction_logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits, atol=1e-5, rtol=0)
 
 
 def test_another_base_than_the_checkpoints_is_refused(

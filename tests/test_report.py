@@ -89,7 +89,7 @@ def test_the_page_needs_no_network_and_shows_everything(tmp_path: Path) -> None:
     assert page.fetched == []
     assert "@import" not in page.text
     assert "url(http" not in path.read_text(encoding="utf-8")
-    assert page.num_figures == 5
+    assert page.num_figures == 6
     assert describe_result(SUMMARY) in page.text
     assert "<notes & letters>/*.txt" in page.text, "settings must be shown as they are, and escaped"
     assert not re.search(r"\$\w", page.text), "a field of the template was not filled"
@@ -124,7 +124,7 @@ def test_a_run_of_one_step_without_general_words_is_reported(tmp_path: Path) -> 
     records[1]["train/mlm_loss"] = None  # how the metrics file writes a loss that is not finite
     summary = {**SUMMARY, "general": {"mlm_accuracy": {"before": None, "after": None}}}
     page = Page(write_report(make_run(tmp_path / "short", records, summary)).read_text(encoding="utf-8"))
-    assert page.num_figures == 5
+    assert page.num_figures == 6
     assert "general sentences" not in describe_result(summary)
     assert "–" in format_summary(summary)
 
@@ -168,6 +168,7 @@ def test_the_table_for_the_terminal() -> None:
         "                          before    after         change",
         "held-out domain loss       4.800    3.600         -25.0%",
         "held-out domain accuracy   29.0%    41.8%   +12.8 points",
+        "bits per character         1.900    1.710         -10.0%",
         "general-probe accuracy     38.6%    36.7%    -1.9 points",
         "2,632,704 parameters trained, 32.1% of base and extension; 60 steps, 245,760 tokens in 1.5 min "
         "(8,990 tokens/s, 0.4% of the time waiting for data)",
