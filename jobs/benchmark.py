@@ -323,7 +323,7 @@ def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).parent / "pretrain_af.py"), "--run.dir", str(run_dir.parent)]
     command += ["--run.name", run_dir.name, "--train.max_steps", str(options.steps), "--train.eval_rows", "32"]
     command += ["--train.eval_every", str(options.steps), "--train.checkpoint_every", str(options.steps)]
-    command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir]
+    command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir, *options.job_options]
     subprocess.run(command, check=True)
     return [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
 
@@ -416,6 +416,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument("--repeats", type=int, default=2, help="jobs and loops, in turn")
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     overhead.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/overhead.json")
+    overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
     options = parser.parse_args(args)
     for name in ("layers", "tokens", "heads", "ffn_units", "module_hidden_size", "new_words", "repeats", "steps"):
         if getattr(options, name, 1) < 1:
