@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Batch:
     all_labels: Tensor
 
 
-class Rival(nn.Module):
+class Rival(nn.Module, ABC):
     """The same model as its paper's equations stand: eager attention, and logits at every position.
 
     Args:
@@ -50,9 +51,9 @@ class Rival(nn.Module):
         logits = self.model.cls(hidden_states)
         return F.cross_entropy(logits.float().flatten(0, 1), batch.all_labels)
 
+    @abstractmethod
     def run_layer(self, layer: Any, hidden_states: Tensor) -> Tensor:
         """One layer, [B, N, d] -> [B, N, d]."""
-        raise NotImplementedError
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Eager attention over heads, [B, heads, N, d_k] -> [B, N, heads · d_k]."""
