@@ -56,7 +56,6 @@ class Base:
         tensors: fp32 tensors by internal name; tied copies are left out.
         original_names: name in the checkpoint by internal name.
         sha256: `hash_tensors` of `tensors`.
-        has_mlm_head: the checkpoint has a masked-LM head.
         tokenizer_folder: where its tokenizer is.
     """
 
@@ -66,8 +65,12 @@ class Base:
     tensors: dict[str, Tensor]
     original_names: dict[str, str]
     sha256: str
-    has_mlm_head: bool
     tokenizer_folder: Path
+
+    @property
+    def has_mlm_head(self) -> bool:
+        """Whether the checkpoint has a masked-LM head."""
+        return MLM_HEAD in self.heads
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -105,7 +108,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     )
     _check_tensors(tensors, config, base, absent)
     names = {name: names[name] for name in tensors}
-    return Base(base, folder, config, tensors, names, hash_tensors(tensors), has_head, folder)
+    return Base(base, folder, config, tensors, names, hash_tensors(tensors), folder)
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
