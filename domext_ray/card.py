@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from domext_ray.config import PretrainConfig
-from domext_ray.model.graft import ParameterCounts
+from domext_ray.config import MethodConfig, PretrainConfig
+from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.graft import Extensions
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class CardFacts:
         license: licence identifier of the base's card; "unknown" where it names none.
         counts: parameters.
         num_new_words: words of the extension vocabulary.
+        extensions: domains and modules of the model.
         num_steps: optimiser steps made.
         summary: content of the run's summary.json, for the figures before and after; empty: no figures.
     """
@@ -36,6 +38,7 @@ class CardFacts:
     license: str
     counts: ParameterCounts
     num_new_words: int
+    extensions: Extensions
     num_steps: int
     summary: dict[str, Any] = field(default_factory=dict)
 
@@ -48,7 +51,7 @@ class CardFacts:
     @property
     def has_extension(self) -> bool:
         """Whether the model is more than a plain BERT or RoBERTa, so that its folder brings code."""
-        return bool(self.num_new_words or self.config.method.has_domain or self.config.method.module_hidden_size)
+        return bool(self.num_new_words or self.extensions.domains or self.extensions.module_hidden_size)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -93,29 +96,58 @@ def build_card(facts: CardFacts) -> str:
 
 def _describe_model(facts: CardFacts) -> str:
     method, objective = facts.config.method, _describe_objective(facts.config)
-    parts = []
+    extensions, parts = facts.extensions, []
     if facts.num_new_words:
         parts.append(f"{facts.num_new_words:,} new words with embeddings of their own")
-    if method.module_hidden_size:
+    if extensions.module_hidden_size:
         parts.append(
-            f"beside each layer a gated extension module of width {method.module_hidden_size:,} with "
-            f"{method.module_ffn_size:,} FFN units (exBERT)"
+            f"beside each layer a gated extension module of width {extensions.module_hidden_size:,} with "
+            f"{extensions.module_ffn_size:,} FFN units (exBERT)"
         )
-    if method.has_domain:
-        parts.append(
-            f"for the domain `{method.domain}`, in each layer {method.heads} extra attention head(s) and "
-            f"{method.ffn_units:,} extra FFN units (AF Adapter)"
-        )
+    parts += [_describe_domain(name, domain) for name, domain in extensions.domains.items()]
     start = "random weights" if facts.config.base == "none" else f"`{facts.base_name}`"
     if not parts:
-        return f"A BERT of which every parameter was trained by {objective}, from {start}."
+        return f"A BERT of which {_describe_trained(method)} trained by {objective}, from {start}."
     if method.trains == "all":
         return f"{start}, and {'; '.join(parts)}; every parameter was trained on domain text by {objective}."
     frozen = "every parameter but its heads' frozen" if method.train_heads else "every parameter frozen"
+    text = f"{start} with {frozen}, and {'; '.join(parts)}; trained on domain text by {objective}."
+    if method.trains == "domain" or len(extensions.domains) > 1:
+        text += f" This run trained the domain `{method.domain}`."
+    if method.lora_rank:
+        return f"{text} LoRA's updates of rank {method.lora_rank} ({method.lora_targets}) are merged into the base."
+    if facts.config.init_from:
+        return text
+    return f"{text} Taking the extension away gives the base back bit for bit."
+
+
+def _describe_domain(name: str, domain: dict[str, Any]) -> str:
+    """Say what a domain adds, and to which layers."""
+    parts = []
+    if domain["heads"]:
+        parts.append(f"{domain['heads']} extra attention head(s)")
+    if domain["ffn_units"]:
+        parts.append(f"{domain['ffn_units']:,} extra FFN units")
+    if domain["heads"] or domain["ffn_units"]:
+        parts[-1] += " (AF Adapter)"
+    if domain["bottleneck_size"]:
+        norms = " and shifts of the LayerNorms" if domain["layer_norms"] else ""
+        parts.append(f"two bottlenecks of width {domain['bottleneck_size']:,}{norms} (Houlsby)")
     return (
-        f"{start} with {frozen}, and {'; '.join(parts)}; trained on domain text by {objective}. Taking the extension "
-        "away gives the base back bit for bit."
+        f"for the domain `{name}`, in each of the layers {domain['first_layer']} to {domain['last_layer']} "
+        f"{' and '.join(parts)}"
     )
+
+
+def _describe_trained(method: MethodConfig) -> str:
+    """Say which parameters of a model without extensions were trained, with the verb."""
+    if method.lora_rank:
+        return f"LoRA's updates of rank {method.lora_rank} ({method.lora_targets}), merged here, were"
+    return {
+        "top_layers": f"the top {method.top_layers} layer(s) were",
+        "layer_norms": "the LayerNorms were",
+        "biases": "the biases were",
+    }.get(method.trains, "every parameter was")
 
 
 def _describe_objective(config: PretrainConfig) -> str:
@@ -210,16 +242,34 @@ _AF_ENTRY = """@misc{yan2022afadapter,
 }"""
 
 
+_HOULSBY_ENTRY = """@inproceedings{houlsby2019adapters,
+  title = {Parameter-Efficient Transfer Learning for {NLP}},
+  author = {Houlsby, Neil and Giurgiu, Andrei and Jastrzebski, Stanislaw and Morrone, Bruna and de Laroussilhe, Quentin
+    and Gesmundo, Andrea and Attariyan, Mona and Gelly, Sylvain},
+  booktitle = {Proceedings of ICML},
+  year = {2019}
+}"""
+
+_LORA_ENTRY = """@inproceedings{hu2022lora,
+  title = {{LoRA}: Low-Rank Adaptation of Large Language Models},
+  author = {Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and Wang, Shean and
+    Wang, Lu and Chen, Weizhu},
+  booktitle = {Proceedings of ICLR},
+  year = {2022}
+}"""
+
+
 def _describe_sources(facts: CardFacts) -> str:
     terms = (
         f"The base's card names the licence `{facts.license}`"
         if facts.license != "unknown"
         else "No licence is known for the weights"
     )
-    method = facts.config.method
     used = {
-        _AF_ENTRY: method.has_domain,
-        _EXBERT_ENTRY: facts.num_new_words > 0 or method.module_hidden_size > 0,
+        _AF_ENTRY: any(each["heads"] or each["ffn_units"] for each in facts.extensions.domains.values()),
+        _HOULSBY_ENTRY: any(each["bottleneck_size"] for each in facts.extensions.domains.values()),
+        _EXBERT_ENTRY: facts.num_new_words > 0 or facts.extensions.module_hidden_size > 0,
+        _LORA_ENTRY: facts.config.method.lora_rank > 0,
         _BERT_ENTRY: True,
     }
     entries = "\n\n".join(entry for entry, is_used in used.items() if is_used)

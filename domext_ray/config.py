@@ -125,31 +125,50 @@ class ShapeConfig:
         )
 
 
+TRAINS = ("extensions", "domain", "all", "top_layers", "layer_norms", "biases")
+LORA_TARGETS = ("query", "key", "value", "attention_output", "intermediate", "output")
+
+
 @dataclass(frozen=True)
 class MethodConfig:
-    """Which extensions the model carries and which parameters train."""
+    """Which extensions the model carries and which parameters train.
+
+    trains: extensions: what the method adds, beside a frozen base; domain: of that, the parts of `domain` only; all:
+    every parameter; top_layers: the last `top_layers` layers; layer_norms, biases: those of the whole encoder.
+    """
 
     name: str = "af"  # what the method is called: names the run, unless --run.name does
-    trains: Literal["extensions", "all"] = "extensions"  # extensions: the base is frozen; all: every parameter trains
-    domain: str = "domain"  # name of the domain that heads and FFN units belong to
+    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = "extensions"  # see above
+    top_layers: int = 0  # layers that train with --method.trains top_layers
+    domain: str = "domain"  # name of the domain that heads, FFN units and bottlenecks belong to
+    layers: str = ""  # layers that have these, counted from 0, such as 6-11; empty: all
     heads: int = 1  # extra attention heads a layer (AF Adapter's i)
     ffn_units: int = 1024  # extra FFN units a layer (AF Adapter's a)
-    init: Literal["zero", "paper"] = "zero"  # heads and units; zero: step 0 is the base; paper: default initialisation
+    bottleneck_size: int = 0  # width m of two bottlenecks a layer (Houlsby: 64); 0: none
+    bottleneck_norms: bool = True  # bottlenecks shift their sublayers' LayerNorms (the base's own stay as they are)
+    bottleneck_std: float = 0.01  # standard deviation of bottlenecks' weights with --method.init paper
+    init: Literal["zero", "paper"] = "zero"  # the domain's start; zero: step 0 is the base; paper: the papers' own
     module_hidden_size: int = 0  # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
     module_ffn_size: int = 0  # FFN units f' of such a module (exBERT: 1024)
     gate_bias: float = 2.0  # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
     word_init: Literal["random", "subword_mean"] = "random"  # new words' embeddings; or the mean of the base's pieces
+    lora_rank: int = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
+    lora_alpha: int = 0  # LoRA's scale times its rank; 0: twice the rank
+    lora_targets: str = "query,value"  # of query,key,value,attention_output,intermediate,output
+    active_domains: str = ""  # domains that take part, separated by commas; empty: all, those of --init_from too
+    trainable_budget: float = (
+        0.0  # trainable share of base and extension, from which sizes are solved; 0: sizes as given
+    )
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
     def __post_init__(self) -> None:
         _require(self.name.strip() != "" and "/" not in self.name, "method.name", self.name, "a plain name")
-        _require_one_of(self.trains, "method.trains", ("extensions", "all"))
+        _require_one_of(self.trains, "method.trains", TRAINS)
         _require_one_of(self.init, "method.init", ("zero", "paper"))
         _require_one_of(self.word_init, "method.word_init", ("random", "subword_mean"))
-        _require(self.heads >= 0, "method.heads", self.heads, "0 or more")
-        _require(self.ffn_units >= 0, "method.ffn_units", self.ffn_units, "0 or more")
+        for name in ("heads", "ffn_units", "bottleneck_size", "module_hidden_size", "lora_rank", "lora_alpha"):
+            _require(getattr(self, name) >= 0, f"method.{name}", getattr(self, name), "0 or more")
         _require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
-        _require(self.module_hidden_size >= 0, "method.module_hidden_size", self.module_hidden_size, "0 or more")
         _require(
             (self.module_ffn_size > 0) == (self.module_hidden_size > 0) and self.module_ffn_size >= 0,
             "method.module_ffn_size",
@@ -157,11 +176,94 @@ class MethodConfig:
             f"{'above 0' if self.module_hidden_size else '0'} when --method.module_hidden_size is "
             f"{self.module_hidden_size}",
         )
+        _require(0.0 < self.bottleneck_std <= 1.0, "method.bottleneck_std", self.bottleneck_std, "above 0, at most 1")
+        _require(
+            0.0 <= self.trainable_budget < 1.0, "method.trainable_budget", self.trainable_budget, "from 0 to below 1"
+        )
+        for target in self.lora_target_names:
+            _require_one_of(target, "method.lora_targets", LORA_TARGETS)
+        for name in self.active_domain_names:
+            _require(name.isidentifier(), "method.active_domains", self.active_domains, "names separated by commas")
+        _require(
+            not self.active_domains or not self.has_domain or self.domain in self.active_domain_names,
+            "method.active_domains",
+            self.active_domains,
+            f"a list that has {self.domain!r}, which trains",
+        )
+        if self.layers:
+            _parse_layers(self.layers)
+        self._check_what_trains()
+
+    def _check_what_trains(self) -> None:
+        """Refuse parts that clash: an extension that would not train, and LoRA of matrices that train themselves."""
+        _require(
+            (self.top_layers > 0) == (self.trains == "top_layers") and self.top_layers >= 0,
+            "method.top_layers",
+            self.top_layers,
+            "above 0 with --method.trains top_layers"
+            if self.trains == "top_layers"
+            else "0, or --method.trains top_layers",
+        )
+        adds = self.has_domain or self.module_hidden_size > 0
+        _require(
+            self.trains in ("extensions", "domain", "all") or not adds,
+            "method.trains",
+            self.trains,
+            "extensions, domain or all when there are heads, FFN units, bottlenecks or modules",
+        )
+        _require(
+            self.trains == "extensions" or not self.lora_rank,
+            "method.trains",
+            self.trains,
+            f"extensions with --method.lora_rank {self.lora_rank}",
+        )
+        _require(
+            self.trains != "domain" or self.has_domain,
+            "method.trains",
+            self.trains,
+            "extensions when there is no domain; or give one (--method.heads, ffn_units or bottleneck_size)",
+        )
+        _require(
+            not self.trainable_budget or self.is_sized,
+            "method.trainable_budget",
+            self.trainable_budget,
+            "0 for a method that has no size to solve (give --method.ffn_units, bottleneck_size, module_hidden_size or "
+            "lora_rank a start, and --method.trains extensions or domain)",
+        )
 
     @property
     def has_domain(self) -> bool:
-        """Whether layers get extra heads or FFN units."""
-        return self.heads + self.ffn_units > 0
+        """Whether layers get extra heads, FFN units or bottlenecks."""
+        return self.heads + self.ffn_units + self.bottleneck_size > 0
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the method has a size from which the number of its trainable parameters follows."""
+        parts = self.ffn_units + self.bottleneck_size + self.module_hidden_size + self.lora_rank
+        return self.trains in ("extensions", "domain") and parts > 0
+
+    @property
+    def layer_range(self) -> tuple[int, int] | None:
+        """First and last layer of the domain; None: all."""
+        return _parse_layers(self.layers) if self.layers else None
+
+    @property
+    def lora_target_names(self) -> tuple[str, ...]:
+        """Matrices that LoRA updates."""
+        return tuple(each.strip() for each in self.lora_targets.split(","))
+
+    @property
+    def active_domain_names(self) -> tuple[str, ...]:
+        """Domains that take part; empty: all."""
+        return tuple(each.strip() for each in self.active_domains.split(",")) if self.active_domains else ()
+
+
+def _parse_layers(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    last = last or first
+    is_range = first.strip().isdigit() and last.strip().isdigit() and int(first) <= int(last)
+    _require(is_range, "method.layers", text, "a layer, or the first and the last one, such as 6-11")
+    return int(first), int(last)
 
 
 @dataclass(frozen=True)
@@ -322,7 +424,12 @@ class PretrainConfig:
                 value = getattr(self.vocab, option)
                 _require(not value, f"vocab.{option}", value, "empty when --base is none")
             _require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
-            _require(not self.method.has_domain, "method.heads", self.method.heads, "0, and no units, without a base")
+            _require(
+                not self.method.has_domain,
+                "method.heads",
+                self.method.heads,
+                "0, and no units or bottlenecks, without a base",
+            )
             _require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
             longest = max(self.train.seq_length, self.train.long_seq_length)
             _require(
@@ -332,12 +439,20 @@ class PretrainConfig:
                 f"at most --shape.max_position_embeddings ({self.shape.max_position_embeddings})",
             )
         elif self.method.trains == "extensions":
+            method = self.method
             _require(
-                self.method.has_domain or self.method.module_hidden_size > 0 or self.vocab.extends_base,
+                method.has_domain or method.module_hidden_size > 0 or method.lora_rank > 0 or self.vocab.extends_base,
+                "method.trains",
+                method.trains,
+                "all when there is no extension; or give one (--method.heads, --method.ffn_units, "
+                "--method.bottleneck_size, --method.module_hidden_size, --method.lora_rank, --vocab.size)",
+            )
+        elif self.method.trains != "all":
+            _require(
+                self.method.trains == "domain" or not self.vocab.extends_base,
                 "method.trains",
                 self.method.trains,
-                "all when there is no extension; or give one (--method.heads, --method.ffn_units, "
-                "--method.module_hidden_size, --vocab.size)",
+                "extensions or all with new words (--vocab.size, --vocab.words), which would not train",
             )
         _require(
             not self.optim.decay_steps or self.optim.warmup_steps < self.optim.decay_steps,
@@ -510,3 +625,61 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.runs.strip()), "runs", self.runs, "run directories, such as runs/af,runs/exbert")
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """Several methods at an equal trainable budget and for an equal time, several seeds each.
+
+    All further sections hold for every method; what a method's preset says goes first.
+    """
+
+    methods: str = free("full,lora,fl_tuning,af,bottleneck,exbert")  # names of presets, separated by commas
+    budget: float = 0.17  # trainable share of base and extension, where a method has a size; 0: the presets' own sizes
+    seconds: float = 0.0  # training seconds of a run; or give --tokens
+    tokens: int = 0  # tokens that a run reads; or give --seconds
+    seeds: int = free(3)  # runs of each method
+    seed: int = free(0)  # the first run's seed; the others count up from it
+    pilot_seconds: float = free(10.0)  # training of each method at first, which says how many steps fit into --seconds
+    presets: dict[str, Any] = field(default_factory=dict, metadata={"free": True})  # further methods: options by name
+    base: str = "general-mini"  # general-mini (ships with the package), a folder, or a hub id
+    corpus: str = "package-docs"  # as in a training job
+    dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
+    run: RunConfig = field(default_factory=RunConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+
+    def __post_init__(self) -> None:
+        names = self.method_names
+        _require(all(names) and len(set(names)) == len(names), "methods", self.methods, "different names, by commas")
+        _require(0.0 <= self.budget < 1.0, "budget", self.budget, "from 0 to below 1")
+        for name in ("seconds", "tokens"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        _require(
+            (self.seconds > 0) != (self.tokens > 0),
+            "seconds",
+            self.seconds,
+            f"{'0' if self.tokens else 'above 0'} when --tokens is {self.tokens}; give one of the two",
+        )
+        _require(self.seeds >= 1, "seeds", self.seeds, "1 or more")
+        _require(0 <= self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
+        _require(self.pilot_seconds > 0, "pilot_seconds", self.pilot_seconds, "above 0")
+        _require(bool(self.base.strip()) and self.base != "none", "base", self.base, "a name, a folder or a hub id")
+        _require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
+        _require(not self.train.long_seq_length, "train.long_seq_length", self.train.long_seq_length, "0 here")
+        for name in ("max_steps", "max_tokens", "max_seconds"):
+            value = getattr(self.train, name)
+            _require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --seconds rules")
+        for name in ("decay_steps", "lr"):
+            value = getattr(self.optim, name)
+            _require(value == getattr(OptimConfig, name), f"optim.{name}", value, "left out: presets have it")
+        _check_batch(self.train, self.scale)
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The methods in their order."""
+        return tuple(each.strip() for each in self.methods.split(","))

@@ -31,7 +31,9 @@ from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.graft import count_parameters, describe_plain, detach, name_plain
+from domext_ray.model.counts import count_parameters
+from domext_ray.model.graft import Extensions, describe_extensions, describe_plain, detach, name_plain
+from domext_ray.model.lora import merge_lora
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
@@ -128,8 +130,10 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
     _check_base(config, base, checkpoint, latest)
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
-    model = build_run_model(config, base, run_dir / "tokenizer", dropout)
+    earlier = Extensions(**checkpoint.record.get("extensions", {}))
+    model = build_run_model(config, base, run_dir / "tokenizer", dropout, earlier)
     _load_tensors(model, checkpoint, latest)
+    merge_lora(cast(nn.Module, model))
     card = CardFacts(
         name=run_dir.resolve().name,
         config=config,
@@ -139,6 +143,7 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
             cast(DomextConfig, model.config), config.method, base.heads if base else (), next_sentence=next_sentence
         ),
         num_new_words=cast(DomextConfig, model.config).extension_vocab_size,
+        extensions=describe_extensions(cast(DomextConfig, model.config)),
         num_steps=checkpoint.step,
         summary=_read_summary(run_dir / "summary.json", checkpoint.step),
     )

@@ -8,10 +8,11 @@ from the newest checkpoint, and says so when there is nothing left to do.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config import PretrainConfig, dump_yaml, identity_of
+from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml, identity_of
 from domext_ray.corpus.extension import (
     ExtensionVocabulary,
     count_brought_words,
@@ -28,7 +29,9 @@ from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load
 from domext_ray.errors import ConfigError
 from domext_ray.export import export_run
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.graft import ParameterCounts, count_parameters, describe_shape
+from domext_ray.model.budget import TOLERANCE, solve_budget
+from domext_ray.model.counts import ParameterCounts, count_parameters
+from domext_ray.model.graft import Extensions, describe_shape
 from domext_ray.report import format_summary, write_report
 from domext_ray.run_directory import (
     RunPaths,
@@ -45,7 +48,7 @@ from domext_ray.training.evaluate import read_probe
 from domext_ray.training.metrics import write_text
 from domext_ray.training.phases import make_phases
 from domext_ray.training.pretrain import PretrainTask, pretrain, start_ray
-from domext_ray.training.start import check_start
+from domext_ray.training.start import check_start, read_extensions
 
 
 def run_pretraining(config: PretrainConfig) -> Path:
@@ -64,14 +67,19 @@ def run_pretraining(config: PretrainConfig) -> Path:
     config = resolve_schedule(config, paths.run)
     base = _load_base(config)
     read_probe(config.train.general_probe)
-    identity = {**identity_of(config), "base_sha256": base.sha256 if base else "none"}
+    base_sha256 = base.sha256 if base else "none"
+    init_sha256 = _resolve_start(config, base_sha256, paths) if config.init_from else ""
+    earlier = _read_earlier(config, paths)
+    num_new_words = _count_planned_words(config, base)
+    config = _resolve_budget(config, base, num_new_words, earlier)
+    counts = _count_parameters(config, base, config.vocab.size, num_new_words, earlier)  # the method fits the base
+    identity = {**identity_of(config), "base_sha256": base_sha256}
     if config.init_from:
-        identity["init_sha256"] = _resolve_start(config, identity["base_sha256"], paths)
+        identity["init_sha256"] = init_sha256
     check_identity(paths.run, identity)
     if config.dry_run:
         resolve_sources(config.corpus, config.prepare)
-        num_new_words = _count_planned_words(config, base)
-        print(describe_plan(config, paths, _count_parameters(config, base, config.vocab.size, num_new_words)))
+        print(describe_plan(config, paths, counts))
     elif is_finished(paths.run, config):
         print(
             f"the run in {paths.run} has reached its limit; nothing is left to do (a larger --train.max_steps, "
@@ -80,14 +88,19 @@ def run_pretraining(config: PretrainConfig) -> Path:
     else:
         print(f"run directory: {paths.run}", flush=True)
         with hold_run(paths.run):
-            _train(config, base, paths, identity)
+            _train(config, base, paths, identity, earlier)
     return paths.run
 
 
-def _train(config: PretrainConfig, base: Base | None, paths: RunPaths, identity: dict[str, Any]) -> None:
+def _train(
+    config: PretrainConfig, base: Base | None, paths: RunPaths, identity: dict[str, Any], earlier: Extensions | None
+) -> None:
     """Prepare, train, export and report, in a run's directory that this job holds."""
     start_ray()
     tokenizer_dir = _provide_tokenizer(config, base, paths)
+    vocab_size, num_new_words = _count_words(tokenizer_dir)
+    counts = _count_parameters(config, base, vocab_size, num_new_words, earlier)
+    _check_budget(config, counts, num_new_words)
     start = Path(config.init_from).expanduser().resolve() if config.init_from else None
     if start is not None and find_latest(paths.run / "checkpoints") is None:
         check_start(start, identity["base_sha256"], tokenizer_dir)
@@ -100,14 +113,46 @@ def _train(config: PretrainConfig, base: Base | None, paths: RunPaths, identity:
     write_text(paths.run / "config.yaml", dump_yaml(config))
     write_text(paths.run / "identity.json", json.dumps(identity, indent=2) + "\n")
     folders = tuple(manifest.folder for manifest in manifests)
-    pretrain(PretrainTask(config, paths.run, folders, tokenizer_dir, identity["base_sha256"], start))
-    vocab_size, num_new_words = _count_words(tokenizer_dir)
-    counts = _count_parameters(config, base, vocab_size, num_new_words)
+    pretrain(PretrainTask(config, paths.run, folders, tokenizer_dir, identity["base_sha256"], start, earlier))
     summary = write_summary(paths.run, config, counts, manifests[0])
     export_run(paths.run, paths.run / "export")
     page = write_report(paths.run)
     print(format_summary(summary))
     print(f"export: {paths.run / 'export'}\nreport: {page}")
+
+
+def _read_earlier(config: PretrainConfig, paths: RunPaths) -> Extensions | None:
+    """Extensions that the model has beside the method's own: those of its checkpoints, or of the run it starts from."""
+    if not config.init_from:
+        return None
+    return read_extensions(paths.run) or read_extensions(Path(config.init_from).expanduser().resolve())
+
+
+def _resolve_budget(
+    config: PretrainConfig, base: Base | None, num_new_words: int, earlier: Extensions | None
+) -> PretrainConfig:
+    """Replace the method's sizes by those that its trainable budget asks for."""
+    if base is None:
+        return config
+
+    def count_share(method: MethodConfig) -> float:
+        sized = replace(config, method=method)
+        return _count_parameters(sized, base, base.config.vocab_size, num_new_words, earlier).trainable_frac
+
+    num_heads, hidden_size = base.config.num_attention_heads, base.config.hidden_size
+    method = solve_budget(config.method, count_share, num_heads=num_heads, hidden_size=hidden_size)
+    return replace(config, method=method)
+
+
+def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words: int) -> None:
+    """Refuse a budget that was solved for a vocabulary of another size than the text gave."""
+    budget = config.method.trainable_budget
+    if budget and abs(counts.trainable_frac - budget) > TOLERANCE * budget:
+        raise ConfigError(
+            f"--vocab.size is {config.vocab.size} and the text gave {num_new_words}, so that the method trains "
+            f"{counts.trainable_frac:.2%} instead of --method.trainable_budget {budget:g}; give --vocab.size "
+            f"{num_new_words}."
+        )
 
 
 def _prepare(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
@@ -221,7 +266,6 @@ def _load_base(config: PretrainConfig) -> Base | None:
         length = getattr(config.train, name)
         if length > longest:
             raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
-    _count_parameters(config, base, base.config.vocab_size, 0)  # the method fits the shape
     return base
 
 
@@ -233,7 +277,11 @@ def _count_words(tokenizer_dir: Path) -> tuple[int, int]:
 
 
 def _count_parameters(
-    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int
+    config: PretrainConfig,
+    base: Base | None,
+    vocab_size: int,
+    num_new_words: int,
+    earlier: Extensions | None = None,
 ) -> ParameterCounts:
     next_sentence = config.objective.next_sentence
     shape = describe_shape(
@@ -243,6 +291,7 @@ def _count_parameters(
         vocab_size=vocab_size,
         num_new_words=num_new_words,
         next_sentence=next_sentence,
+        earlier=earlier,
     )
     return count_parameters(shape, config.method, base.heads if base else (), next_sentence=next_sentence)
 

@@ -11,7 +11,7 @@ from domext_ray.config import PretrainConfig, dump_yaml, resolve_micro_batch_siz
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.sources import Sources
 from domext_ray.errors import RunError
-from domext_ray.model.graft import ParameterCounts
+from domext_ray.model.counts import ParameterCounts
 from domext_ray.run_directory import RunPaths
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics, write_text

@@ -30,7 +30,8 @@ from domext_ray.corpus.vocab import fingerprint_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export import export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
-from domext_ray.model.graft import build_model, count_parameters
+from domext_ray.model.counts import count_parameters
+from domext_ray.model.graft import Extensions, build_model, describe_extensions
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
@@ -125,7 +126,8 @@ def make_model(base: Base | None, config: PretrainConfig) -> DomextForMaskedLM:
 def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardFacts:
     config = replace(CONFIG, base=str(base.folder))
     counts = count_parameters(model.config, CONFIG.method, HEADS)
-    return CardFacts(name, config, base.sha256, "mit", counts, num_new_words=0, num_steps=3)
+    extensions = describe_extensions(model.config)
+    return CardFacts(name, config, base.sha256, "mit", counts, num_new_words=0, extensions=extensions, num_steps=3)
 
 
 def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
@@ -324,7 +326,9 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
     config = PretrainConfig(base=str(source), method=FULL)
     model = make_model(load_base(str(source)), config).eval()
     counts = count_parameters(model.config, config.method, HEADS)
-    card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_new_words=0, num_steps=1)
+    card = CardFacts(
+        "plain", config, "0" * 64, "unknown", counts, num_new_words=0, extensions=Extensions(), num_steps=1
+    )
     folder = export_model(model, AutoTokenizer.from_pretrained(source), tmp_path / "export", card, dtype)
     assert not list(folder.glob("*.py"))
     loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
@@ -342,7 +346,9 @@ def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Pat
     model = build_model(base, CONFIG.shape, FULL, vocab_size=size, next_sentence=True, dropout=0.0, seed=3).eval()
     config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
     counts = count_parameters(model.config, FULL, base.heads, next_sentence=True)
-    card = CardFacts("plain", config, "0" * 64, "unknown", counts, num_new_words=0, num_steps=1)
+    card = CardFacts(
+        "plain", config, "0" * 64, "unknown", counts, num_new_words=0, extensions=Extensions(), num_steps=1
+    )
     folder = export_model(model, AutoTokenizer.from_pretrained(tiny_base_folder), tmp_path / "export", card)
     loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

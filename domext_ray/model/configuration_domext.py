@@ -1,8 +1,8 @@
 """Configuration of the augmented BERT: a BERT-layout encoder and the extensions that it carries.
 
 This file is exported as it is: it imports transformers only. One configuration describes a plain BERT or RoBERTa
-(no extension) and the same encoder with extra attention heads and FFN units per named domain (AF Adapter), with new
-words in a table of their own, and with a gated extension module beside every layer (exBERT).
+(no extension) and the same encoder with extra attention heads and FFN units (AF Adapter) and bottlenecks (Houlsby) per
+named domain, with new words in a table of their own, and with a gated extension module beside every layer (exBERT).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PreTrainedConfig
+
+_SIZES = ("heads", "ffn_units", "bottleneck_size")
 
 
 class DomextConfig(PreTrainedConfig):
@@ -33,13 +35,18 @@ class DomextConfig(PreTrainedConfig):
         pad_token_id: id of [PAD].
         position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1.
         has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
-        domains: extensions by domain name, each {"heads": extra heads a layer, "ffn_units": extra FFN units a layer}.
+        domains: extensions by domain name, each with the sizes "heads" (extra heads a layer), "ffn_units" (extra FFN
+            units a layer) and "bottleneck_size" (width m of two bottlenecks a layer), of which one at least is above
+            0; "layer_norms", whether the bottlenecks shift their sublayers' LayerNorms; "first_layer" and
+            "last_layer", the layers that have all this, counted from 0. What is left out is 0, True, and all layers.
         active_domains: domains that take part in the forward pass; None: all.
         module_hidden_size: width h' of the extension modules' attention, a multiple of `num_attention_heads`; 0: none.
         module_ffn_size: FFN units f' of the extension modules.
         gate_bias: start of the gates' bias; a positive one favours the base.
-        domain_init: "zero" starts every extension's output at exactly 0, so that step 0 is the base; "paper" uses the
-            default initialisation, as AF Adapter's public code does.
+        domain_init: "zero" starts every domain's output at exactly 0, so that step 0 is the base; "paper" uses the
+            default initialisation for heads and units, as AF Adapter's public code does, and Houlsby's near-identity
+            start for bottlenecks.
+        bottleneck_std: standard deviation of that start, truncated at twice it.
         classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
     """
 
@@ -64,12 +71,13 @@ class DomextConfig(PreTrainedConfig):
         pad_token_id: int = 0,
         position_rule: str = "absolute",
         has_pooler: bool = False,
-        domains: dict[str, dict[str, int]] | None = None,
+        domains: dict[str, dict[str, Any]] | None = None,
         active_domains: list[str] | None = None,
         module_hidden_size: int = 0,
         module_ffn_size: int = 0,
         gate_bias: float = 0.0,
         domain_init: str = "zero",
+        bottleneck_std: float = 0.01,
         classifier_dropout: float | None = None,
         tie_word_embeddings: bool = True,
         **kwargs: Any,
@@ -91,12 +99,15 @@ class DomextConfig(PreTrainedConfig):
         self.position_rule = position_rule
         self.has_pooler = has_pooler
         # Sorted, as JSON keeps it: the order in which domains are summed must survive saving.
-        self.domains = dict(sorted((domains or {}).items()))
+        self.domains = {
+            name: complete_domain(name, values, num_hidden_layers) for name, values in sorted((domains or {}).items())
+        }
         self.active_domains = active_domains
         self.module_hidden_size = module_hidden_size
         self.module_ffn_size = module_ffn_size
         self.gate_bias = gate_bias
         self.domain_init = domain_init
+        self.bottleneck_std = bottleneck_std
         self.classifier_dropout = classifier_dropout
         self.pad_token_id = pad_token_id
         self.tie_word_embeddings = tie_word_embeddings
@@ -128,14 +139,9 @@ class DomextConfig(PreTrainedConfig):
             raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute or roberta.")
         if self.domain_init not in ("zero", "paper"):
             raise ValueError(f"domain_init is {self.domain_init!r}; it must be zero or paper.")
-        for name, sizes in self.domains.items():
-            if not name.isidentifier():
-                raise ValueError(f"domains has the name {name!r}; it must be made of letters, digits and underscores.")
-            if set(sizes) != {"heads", "ffn_units"} or min(sizes.values()) < 0:
-                raise ValueError(f"domains[{name!r}] is {sizes}; it must give heads and ffn_units, both 0 or more.")
-        for name in self.active_domains or []:
-            if name not in self.domains:
-                raise ValueError(f"active_domains names {name!r}; the model has {sorted(self.domains) or 'no domain'}.")
+        if not 0.0 < self.bottleneck_std <= 1.0:
+            raise ValueError(f"bottleneck_std is {self.bottleneck_std}; it must be above 0 and at most 1.")
+        check_active(self.active_domains, self.domains)
 
     @property
     def base_vocab_size(self) -> int:
@@ -153,3 +159,45 @@ class DomextConfig(PreTrainedConfig):
         if self.position_rule == "roberta":
             return self.max_position_embeddings - self.pad_token_id - 1
         return self.max_position_embeddings
+
+
+def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -> dict[str, Any]:
+    """Return a domain's description with every key.
+
+    Args:
+        name: the domain's name.
+        values: what is given of its description; see `DomextConfig`.
+        num_hidden_layers: layers of the model.
+
+    Raises:
+        ValueError: the name is no identifier, a key is unknown, a size is below 0, none is above, or a layer is not
+            in the model.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"a domain is called {name!r}; its name must be made of letters, digits and underscores.")
+    defaults = {
+        **dict.fromkeys(_SIZES, 0),
+        "layer_norms": True,
+        "first_layer": 0,
+        "last_layer": num_hidden_layers - 1,
+    }
+    unknown = sorted(values.keys() - defaults.keys())
+    if unknown:
+        raise ValueError(f"the domain {name!r} has the key {unknown[0]!r}; its keys are {', '.join(defaults)}.")
+    domain = {**defaults, **values}
+    if min(domain[size] for size in _SIZES) < 0 or not any(domain[size] for size in _SIZES):
+        sizes = ", ".join(f"{size} {domain[size]}" for size in _SIZES)
+        raise ValueError(f"the domain {name!r} has {sizes}; none may be below 0 and one must be above.")
+    if not 0 <= domain["first_layer"] <= domain["last_layer"] < num_hidden_layers:
+        raise ValueError(
+            f"the domain {name!r} has the layers {domain['first_layer']} to {domain['last_layer']}; the model has 0 to "
+            f"{num_hidden_layers - 1}."
+        )
+    return domain
+
+
+def check_active(names: list[str] | None, domains: dict[str, dict[str, Any]]) -> None:
+    """Raise ValueError if a name to activate is no domain of the model."""
+    for name in names or []:
+        if name not in domains:
+            raise ValueError(f"active_domains names {name!r}; the model has {sorted(domains) or 'no domain'}.")

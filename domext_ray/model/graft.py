@@ -1,48 +1,48 @@
-"""A base -> the augmented model; which parameters train; how many there are; the base back, bit for bit."""
+"""A base -> the augmented model; which parameters train; the base back, bit for bit."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedConfig, RobertaConfig
 
 from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
-from domext_ray.model.base import HEADS, MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
+from domext_ray.model.base import HEADS, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
 from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.lora import inject_lora, name_unwrapped
 from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 
-_EXTENSION = re.compile(r"\.(domains|extension)\.")
+_EXTENSION = re.compile(r"\.(domains|extension|lora_A|lora_B)\.")
+_NEW_WORDS = ("bert.embeddings.extension.", "cls.predictions.extension.")
+_LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
+_BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
 
 
 @dataclass(frozen=True)
-class ParameterCounts:
-    """Parameters of an augmented model, in closed form.
+class Extensions:
+    """The extensions of a model, new words apart: what a run that goes on from another one must make too.
 
     Args:
-        total: all of them, the MLM head included, tied ones once.
-        trainable: those that the method trains.
-        encoder: base and extensions, pooler in, MLM head out: the denominator of the papers' shares.
-        num_hidden_layers: layers.
-        hidden_size: width d.
+        domains: as in `DomextConfig.domains`.
+        module_hidden_size: h'; 0: no modules.
+        module_ffn_size: f'.
     """
 
-    total: int
-    trainable: int
-    encoder: int
-    num_hidden_layers: int
-    hidden_size: int
+    domains: dict[str, dict[str, Any]] = field(default_factory=dict)
+    module_hidden_size: int = 0
+    module_ffn_size: int = 0
 
-    @property
-    def trainable_frac(self) -> float:
-        """Trainable share of base + extension; of everything, where more than these trains."""
-        return self.trainable / (self.encoder if self.trainable <= self.encoder else self.total)
+
+def describe_extensions(config: DomextConfig) -> Extensions:
+    """Return the extensions that a model carries."""
+    return Extensions(config.domains, config.module_hidden_size, config.module_ffn_size)
 
 
 def describe_shape(
@@ -54,6 +54,7 @@ def describe_shape(
     num_new_words: int = 0,
     next_sentence: bool = False,
     pad_token_id: int = 0,
+    earlier: Extensions | None = None,
 ) -> DomextConfig:
     """Return the configuration of the augmented model.
 
@@ -65,10 +66,11 @@ def describe_shape(
         num_new_words: extension words beside the base's.
         next_sentence: the model also predicts whether the second text follows the first, so it needs a pooler.
         pad_token_id: id of [PAD] when there is no base.
+        earlier: extensions of the run that this one goes on from; they stand beside the method's own.
 
     Raises:
-        ConfigError: an extension module does not fit the base's number of heads, or the base has one segment type
-            and `next_sentence` needs two.
+        ConfigError: an extension module does not fit the base's number of heads, a layer is not in the encoder, a
+            domain's name is taken or unknown, or the base has one segment type and `next_sentence` needs two.
     """
     if base is None:
         config = DomextConfig(
@@ -82,15 +84,12 @@ def describe_shape(
         )
     else:
         config = DomextConfig(**_own_values(base.config))
-    if method.has_domain:
-        config.domains = {method.domain: {"heads": method.heads, "ffn_units": method.ffn_units}}
-        config.domain_init = method.init
-    if method.module_hidden_size % config.num_attention_heads:
+    _add_domains(config, method, earlier or Extensions())
+    _add_modules(config, method, earlier or Extensions())
+    if method.top_layers > config.num_hidden_layers:
         raise ConfigError(
-            f"--method.module_hidden_size is {method.module_hidden_size}; it must be divisible by the encoder's "
-            f"{config.num_attention_heads} attention heads."
+            f"--method.top_layers is {method.top_layers}; the encoder has {config.num_hidden_layers} layers."
         )
-    config.module_hidden_size, config.module_ffn_size = method.module_hidden_size, method.module_ffn_size
     config.gate_bias = method.gate_bias
     config.extension_vocab_size = num_new_words
     config.vocab_size += num_new_words
@@ -102,6 +101,59 @@ def describe_shape(
             )
         config.has_pooler = True
     return config
+
+
+def _add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
+    """Describe an earlier run's domains and the method's own."""
+    domains = dict(earlier.domains)
+    if method.has_domain:
+        last = config.num_hidden_layers - 1
+        first, end = method.layer_range or (0, last)
+        if end > last:
+            raise ConfigError(f"--method.layers is {method.layers!r}; the encoder has the layers 0 to {last}.")
+        own = {
+            "heads": method.heads,
+            "ffn_units": method.ffn_units,
+            "bottleneck_size": method.bottleneck_size,
+            "layer_norms": method.bottleneck_norms,
+            "first_layer": first,
+            "last_layer": end,
+        }
+        if domains.get(method.domain, own) != own:
+            raise ConfigError(
+                f"--method.domain {method.domain!r} is the name of a domain of --init_from that has other parts "
+                f"({_list_values(domains[method.domain])}); give another name, or these parts to train it further."
+            )
+        domains[method.domain] = own
+    config.domains = dict(sorted(domains.items()))
+    config.domain_init, config.bottleneck_std = method.init, method.bottleneck_std
+    unknown = [name for name in method.active_domain_names if name not in domains]
+    if unknown:
+        raise ConfigError(
+            f"--method.active_domains names {unknown[0]!r}; the model has {', '.join(sorted(domains)) or 'no domain'}."
+        )
+    config.active_domains = list(method.active_domain_names) or None
+
+
+def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
+    """Describe the method's modules, or an earlier run's."""
+    sizes = method.module_hidden_size, method.module_ffn_size
+    before = earlier.module_hidden_size, earlier.module_ffn_size
+    if sizes[0] and before[0] and sizes != before:
+        raise ConfigError(
+            f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "
+            f"of --init_from, {before[0]} and {before[1]}; give those to train them further, or 0 to keep them frozen."
+        )
+    if sizes[0] % config.num_attention_heads:
+        raise ConfigError(
+            f"--method.module_hidden_size is {sizes[0]}; it must be divisible by the encoder's "
+            f"{config.num_attention_heads} attention heads."
+        )
+    config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
+
+
+def _list_values(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _own_values(config: DomextConfig) -> dict[str, Any]:
@@ -118,6 +170,7 @@ def build_model(
     new_words: Sequence[Sequence[int]] = (),
     next_sentence: bool = False,
     pad_token_id: int = 0,
+    earlier: Extensions | None = None,
     dropout: float,
     seed: int,
 ) -> DomextForMaskedLM:
@@ -131,6 +184,7 @@ def build_model(
         new_words: the base's pieces of every extension word, for `method.word_init`.
         next_sentence: make a `DomextForPreTraining`.
         pad_token_id: id of [PAD].
+        earlier: extensions of the run that this one goes on from.
         dropout: of hidden states and attention weights.
         seed: of everything that starts at random; torch's own generator is left as it was.
 
@@ -145,6 +199,7 @@ def build_model(
         num_new_words=len(new_words),
         next_sentence=next_sentence,
         pad_token_id=pad_token_id,
+        earlier=earlier,
     )
     if vocab_size > config.base_vocab_size:
         raise BaseModelError(
@@ -154,6 +209,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed every GPU
         model = (DomextForPreTraining if next_sentence else DomextForMaskedLM)(config)
+        after_model = torch.random.get_rng_state()
     if base is not None:
         missing, unexpected = model.load_state_dict(base.tensors, strict=False)
         assert not unexpected, unexpected
@@ -162,6 +218,10 @@ def build_model(
             _start_from_pieces(model, new_words)
     elif shape.position_init == "sinusoidal":
         _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, config.initializer_range)
+    if method.lora_rank:
+        with torch.random.fork_rng(devices=[]):
+            torch.random.set_rng_state(after_model)
+            inject_lora(cast(nn.Module, model), method)
     names = trainable_names(model, method, base.heads if base else ())
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)
@@ -197,11 +257,13 @@ def is_extension(name: str) -> bool:
 
 
 def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Collection[str]) -> set[str]:
-    """Return the names of the parameters that a method trains.
+    """Return the names of the parameters that a method trains (`MethodConfig.trains`).
 
-    "extensions": these, and the heads that the base does not bring (`method.train_heads`: all heads, and the pooler
-    if something reads it), never the base's word embeddings, which the MLM head shares. "all": everything that has a
-    gradient; the pooler has none under masked-language modelling alone.
+    "extensions": those that the method describes, and the new words; of an earlier run's domains and modules only
+    those that it describes again. "domain": of that, the method's domain. "top_layers", "layer_norms", "biases": these
+    parts of the encoder. With each of them the heads that the base does not bring (`method.train_heads`: all heads, and
+    the pooler if something reads it), never the base's word embeddings, which the MLM head shares. "all": everything
+    that has a gradient; the pooler has none under masked-language modelling alone.
 
     Args:
         model: the augmented model.
@@ -213,7 +275,28 @@ def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Colle
     if method.trains == "all":
         return names
     trained = HEADS if method.train_heads else tuple(head for head in HEADS if head not in heads)
-    return {name for name in names if is_extension(name) or name.startswith(trained)}
+    first_layer = cast(DomextConfig, model.config).num_hidden_layers - method.top_layers
+    return {
+        name
+        for name in names
+        if (_trains_extension(name, method) if is_extension(name) else _trains_base(name, method, first_layer))
+        or (name.startswith(trained) and not is_extension(name))
+    }
+
+
+def _trains_extension(name: str, method: MethodConfig) -> bool:
+    if ".domains." in name:
+        return method.trains in ("extensions", "domain") and f".domains.{method.domain}." in name and method.has_domain
+    is_module = ".extension." in name and not name.startswith(_NEW_WORDS)
+    return method.trains == "extensions" and (method.module_hidden_size > 0 or not is_module)
+
+
+def _trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
+    if method.trains == "top_layers":
+        return name.startswith("bert.encoder.layer.") and int(name.split(".")[3]) >= first_layer
+    if method.trains == "layer_norms":
+        return _LAYER_NORM.fullmatch(name) is not None
+    return method.trains == "biases" and _BIAS.fullmatch(name) is not None
 
 
 def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
@@ -232,60 +315,6 @@ def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bo
     model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
 
 
-def count_module_parameters(hidden_size: int, module_hidden_size: int, module_ffn_size: int) -> int:
-    """Count the parameters of one extension module without its gate, which adds d + 1.
-
-    Args:
-        hidden_size: d.
-        module_hidden_size: h'.
-        module_ffn_size: f'.
-
-    Source: exBERT section 3: attention 4·d·h' + 3·h' + d, FFN 2·d·f' + f' + d, two LayerNorms 4·d.
-    """
-    d, h, f = hidden_size, module_hidden_size, module_ffn_size
-    return (4 * d * h + 3 * h + d) + (2 * d * f + f + d) + 4 * d
-
-
-def count_parameters(
-    config: DomextConfig, method: MethodConfig, heads: Collection[str], *, next_sentence: bool = False
-) -> ParameterCounts:
-    """Count parameters in closed form.
-
-    Args:
-        config: the augmented model.
-        method: the rule that says what trains.
-        heads: those of `HEADS` that the base brings; fresh ones train.
-        next_sentence: the model predicts the order of two texts.
-
-    Source: AF Adapter section 3.2. In a layer, an extra head adds 4·d·d_k + 3·d_k parameters, b'_O adds d once a
-    domain, and a units add 2·d·a + a + d. exBERT's modules: `count_module_parameters`; a new word adds d + 1.
-    """
-    d, layers, ffn = config.hidden_size, config.num_hidden_layers, config.intermediate_size
-    head_size = d // config.num_attention_heads
-    embeddings = (config.base_vocab_size + config.max_position_embeddings + config.type_vocab_size) * d + 2 * d
-    layer = 4 * (d * d + d) + 2 * d * ffn + ffn + d + 4 * d
-    pooler = d * d + d if config.has_pooler else 0
-    head = d * d + d + 2 * d + config.base_vocab_size
-    order = 2 * d + 2 if next_sentence else 0
-    new_words = config.extension_vocab_size * d
-    new_biases = config.extension_vocab_size
-    extension = 0
-    for domain in config.domains.values():
-        num_heads, units = domain["heads"], domain["ffn_units"]
-        extension += layers * (num_heads * (4 * d * head_size + 3 * head_size) + (d if num_heads else 0))
-        extension += layers * (2 * d * units + units + d if units else 0)
-    if config.module_hidden_size:
-        module = count_module_parameters(d, config.module_hidden_size, config.module_ffn_size)
-        extension += layers * (module + d + 1)
-    encoder = embeddings + layers * layer + pooler + extension + new_words
-    total = encoder + head + new_biases + order
-    if method.trains == "all":
-        return ParameterCounts(total, total if next_sentence else total - pooler, encoder, layers, d)
-    sizes = {MLM_HEAD: head, NEXT_SENTENCE_HEAD: order, POOLER: pooler if next_sentence else 0}
-    trained = sum(size for part, size in sizes.items() if part not in heads or method.train_heads)
-    return ParameterCounts(total, extension + new_words + new_biases + trained, encoder, layers, d)
-
-
 def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = None) -> dict[str, Tensor]:
     """Return the tensors of a model without its extensions.
 
@@ -297,7 +326,7 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = Non
     Returns:
         fp32 tensors that share memory with the model; tied copies are left out, as in `Base.tensors`.
     """
-    params = dict(model.named_parameters())
+    params = {name_unwrapped(name): param for name, param in model.named_parameters()}
     if original_names is None:
         original_names = {name: name for name in params if not is_extension(name)}
     assert all(params[name].dtype == torch.float32 for name in original_names), "the base is stored in fp32"

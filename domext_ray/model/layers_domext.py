@@ -3,10 +3,13 @@
 This file is exported as it is: it imports torch and transformers only. The base is frozen while extensions train, so
 the two never share a matmul: joining their weights would compute the base's weight gradients only to throw them away.
 Shapes: B rows, N tokens, d hidden size, h heads of size d_k = d / h, i extra heads, a extra FFN units, V words of the
-base, E new words, h' and f' width and FFN units of an extension module.
+base, E new words, h' and f' width and FFN units of an extension module, m width of a bottleneck.
 
 AF Adapter section 3.2: extra heads are attended on their own, and `concat(base, extra) [W_O ⊥ W'_O]` is the sum of
 two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Domain heads and units return their term of that sum.
+
+Houlsby et al. section 2.1: `LN(A(sublayer(x)) + x)`, `A(u) = u + W_up φ(W_down u + b_down) + b_up`. Bottlenecks of
+several domains read the same u, which has the domains' heads and units in it, and their terms are summed.
 
 exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
 transformer layer of the same kind, w a d -> 1 layer. New words have embeddings of their own, tied to their output.
@@ -14,6 +17,8 @@ transformer layer of the same kind, w a d -> 1 layer. New words have embeddings 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,12 +73,60 @@ class Linear(nn.Linear):
         return nn.functional.linear(inputs, weight, self.bias)
 
 
+@dataclass(frozen=True)
+class Term:
+    """What one domain adds to some rows of a batch.
+
+    Args:
+        rows: int64 [R], the rows; None: all B.
+        value: [R, N, d], or [d] where it adds to a parameter.
+    """
+
+    rows: Tensor | None
+    value: Tensor
+
+
+def add_terms(total: Tensor, terms: Sequence[Term]) -> Tensor:
+    """Add terms to [B, N, d]; exact zeros leave it bit for bit."""
+    for term in terms:
+        if term.rows is None:
+            total = total + term.value
+        else:
+            total = total.index_add(0, term.rows, term.value.to(total.dtype).expand(len(term.rows), *total.shape[1:]))
+    return total
+
+
+def take_rows(batch: Tensor | None, rows: Tensor | None) -> Tensor | None:
+    """Return some rows of hidden states or of an attention mask; None stays None, one row for all stays one."""
+    if batch is None or rows is None or len(batch) == 1:
+        return batch
+    return batch.index_select(0, rows)
+
+
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[..., d] -> [..., d], in the dtype of this module's parameters."""
-        return super().forward(inputs.to(self.weight.dtype))
+    def forward(self, inputs: Tensor, weight_shifts: Sequence[Term] = (), bias_shifts: Sequence[Term] = ()) -> Tensor:
+        """Normalise.
+
+        Args:
+            inputs: [B, N, d].
+            weight_shifts: terms [d] of the domains, added to this module's weight.
+            bias_shifts: the same for its bias.
+
+        Returns:
+            [B, N, d], in the dtype of this module's parameters.
+        """
+        inputs = inputs.to(self.weight.dtype)
+        if not weight_shifts:
+            return super().forward(inputs)
+        if all(each.rows is None for each in weight_shifts):
+            weight, bias = add_terms(self.weight, weight_shifts), add_terms(self.bias, bias_shifts)
+            return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
+        normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
+        shape = (len(inputs), 1, inputs.shape[-1])
+        weight = add_terms(self.weight.expand(shape), weight_shifts)
+        return normalized * weight + add_terms(self.bias.expand(shape), bias_shifts)
 
 
 class HeadGroup(nn.Module):
@@ -169,33 +222,107 @@ class DomainUnits(nn.Module):
         return self.output(self.activation(self.input(hidden_states)))
 
 
-def select_domains(config: DomextConfig, extensions: nn.ModuleDict) -> list[nn.Module]:
-    """Return the extensions of the active domains, in the configuration's order."""
-    active = config.domains if config.active_domains is None else config.active_domains
-    return [extensions[name] for name in config.domains if name in active and name in extensions]
+class NormShift(nn.Module):
+    """What a domain adds to a LayerNorm's weight and bias, so that the base's own stay as they are.
+
+    It returns copies: ZeRO-3 takes a module's parameters away when its forward pass has ended.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return the shifts of weight and bias, [d] each."""
+        return self.weight.clone(), self.bias.clone()
+
+
+class BottleneckInput(Linear):
+    """W_down: a class of its own, because it has a start of its own."""
+
+
+class BottleneckOutput(ExtensionOutput):
+    """W_up, likewise."""
+
+
+class Bottleneck(nn.Module):
+    """Houlsby's adapter without its skip connection: `W_up GELU(W_down u + b_down) + b_up`; [B, N, d] -> [B, N, d].
+
+    Args:
+        config: the model's configuration.
+        size: width m.
+        layer_norm: it brings a shift of the sublayer's LayerNorm.
+    """
+
+    def __init__(self, config: DomextConfig, size: int, *, layer_norm: bool) -> None:
+        super().__init__()
+        self.down = BottleneckInput(config.hidden_size, size)
+        self.up = BottleneckOutput(size, config.hidden_size)
+        self.norm = NormShift(config) if layer_norm else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return this domain's term of the sublayer's output."""
+        return self.up(nn.functional.gelu(self.down(hidden_states)))
+
+
+def select_domains(
+    config: DomextConfig, extensions: nn.ModuleDict, domain_rows: dict[str, Tensor] | None
+) -> list[tuple[Any, Tensor | None]]:
+    """Return the extensions that take part, in the configuration's order, each with its rows (None: all of them).
+
+    Args:
+        config: names the active domains.
+        extensions: those of one place in a layer, by domain.
+        domain_rows: rows of the batch that named a domain, by domain; they join those that are active by name.
+    """
+    active = config.active_domains
+    if domain_rows is None:
+        domain_rows, active = {}, list(config.domains) if active is None else active
+    chosen: list[tuple[Any, Tensor | None]] = []
+    for name in config.domains:
+        if name in extensions and name in (active or ()):
+            chosen.append((extensions[name], None))
+        elif name in extensions and name in domain_rows:
+            chosen.append((extensions[name], domain_rows[name]))
+    return chosen
 
 
 class SublayerOutput(nn.Module):
-    """Output projection of a sublayer, then `LayerNorm(dropout(projection + extensions) + residual)`."""
+    """Output projection of a sublayer, then `LayerNorm(A(dropout(projection + terms)) + residual)`."""
 
     def __init__(self, config: DomextConfig, num_inputs: int) -> None:
         super().__init__()
+        self.config = config
         self.dense = Linear(num_inputs, config.hidden_size)
         self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.domains = nn.ModuleDict()
 
-    def forward(self, hidden_states: Tensor, residual: Tensor, extensions: list[Tensor]) -> Tensor:
-        """Join the base's term, the extensions' terms and the residual.
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor,
+        terms: Sequence[Term],
+        domain_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Join the base's term, the domains' terms and bottlenecks, and the residual.
 
         Args:
             hidden_states: [B, N, num_inputs].
             residual: [B, N, d].
-            extensions: terms [B, N, d]; exact zeros leave the base's result bit for bit.
+            terms: of the domains' heads or units.
+            domain_rows: see `select_domains`.
         """
-        projected = self.dense(hidden_states)
-        for each in extensions:
-            projected = projected + each
-        return self.LayerNorm(self.dropout(projected) + residual)
+        output = self.dropout(add_terms(self.dense(hidden_states), terms))
+        bottlenecks = select_domains(self.config, self.domains, domain_rows)
+        inner = [Term(rows, each(take_rows(output, rows))) for each, rows in bottlenecks]
+        shifts = [(rows, *each.norm()) for each, rows in bottlenecks if each.norm is not None]
+        return self.LayerNorm(
+            add_terms(output, inner) + residual,
+            [Term(rows, weight) for rows, weight, _ in shifts],
+            [Term(rows, bias) for rows, _, bias in shifts],
+        )
 
 
 class Attention(nn.Module):
@@ -206,16 +333,22 @@ class Attention(nn.Module):
         self.config = config
         self.self = SelfAttention(config)
         self.output = SublayerOutput(config, config.hidden_size)
-        heads = {name: DomainHeads(config, each["heads"]) for name, each in config.domains.items() if each["heads"]}
-        self.domains = nn.ModuleDict(heads)
+        self.domains = nn.ModuleDict()
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        domain_rows: dict[str, Tensor] | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d] and the base heads' attention weights, if any."""
         context, weights = self.self(hidden_states, attention_mask, **kwargs)
-        terms = [each(hidden_states, attention_mask, **kwargs) for each in select_domains(self.config, self.domains)]
-        return self.output(context, hidden_states, terms), weights
+        terms = [
+            Term(rows, each(take_rows(hidden_states, rows), take_rows(attention_mask, rows), **kwargs))
+            for each, rows in select_domains(self.config, self.domains, domain_rows)
+        ]
+        return self.output(context, hidden_states, terms, domain_rows), weights
 
 
 class Intermediate(nn.Module):
@@ -280,27 +413,63 @@ class ExtensionModule(nn.Module):
 
 
 class Layer(GradientCheckpointingLayer):
-    """One encoder layer: attention, then FFN, each with the domains' terms; then the extension module, if any."""
+    """One encoder layer: attention, then FFN, each with the domains' parts; then the extension module, if any.
 
-    def __init__(self, config: DomextConfig) -> None:
+    Args:
+        config: the model's configuration.
+        index: the layer's place, from 0: a domain may have some layers only.
+    """
+
+    def __init__(self, config: DomextConfig, index: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.index = index
         self.attention = Attention(config)
         self.intermediate = Intermediate(config)
         self.output = SublayerOutput(config, config.intermediate_size)
-        units = {
-            name: DomainUnits(config, each["ffn_units"]) for name, each in config.domains.items() if each["ffn_units"]
-        }
-        self.domains = nn.ModuleDict(units)
+        self.domains = nn.ModuleDict()
         self.extension = ExtensionModule(config) if config.module_hidden_size else None
+        for name in config.domains:
+            self.add_domain(name)
+
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make this layer's parts of a domain that the configuration describes, and return them."""
+        sizes = self.config.domains[name]
+        if not sizes["first_layer"] <= self.index <= sizes["last_layer"]:
+            return []
+        parts: list[tuple[nn.ModuleDict, nn.Module]] = []
+        if sizes["heads"]:
+            parts.append((self.attention.domains, DomainHeads(self.config, sizes["heads"])))
+        if sizes["ffn_units"]:
+            parts.append((self.domains, DomainUnits(self.config, sizes["ffn_units"])))
+        if sizes["bottleneck_size"]:
+            for sublayer in (self.attention.output, self.output):
+                bottleneck = Bottleneck(self.config, sizes["bottleneck_size"], layer_norm=sizes["layer_norms"])
+                parts.append((sublayer.domains, bottleneck))
+        for place, part in parts:
+            place[name] = part
+        return [part for _, part in parts]
+
+    def drop_domain(self, name: str) -> None:
+        """Take this layer's parts of a domain away."""
+        for place in (self.attention.domains, self.domains, self.attention.output.domains, self.output.domains):
+            if name in place:
+                del place[name]
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        domain_rows: dict[str, Tensor] | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, N, d] and the base heads' attention weights, if any."""
-        attended, weights = self.attention(hidden_states, attention_mask, **kwargs)
-        terms = [each(attended) for each in select_domains(self.config, self.domains)]
-        output = self.output(self.intermediate(attended), attended, terms)
+        attended, weights = self.attention(hidden_states, attention_mask, domain_rows, **kwargs)
+        terms = [
+            Term(rows, each(take_rows(attended, rows)))
+            for each, rows in select_domains(self.config, self.domains, domain_rows)
+        ]
+        output = self.output(self.intermediate(attended), attended, terms, domain_rows)
         if self.extension is not None:
             output = self.extension(hidden_states, attention_mask, output, **kwargs)
         return output, weights
@@ -367,7 +536,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList([Layer(config) for _ in range(config.num_hidden_layers)])
+        self.layer = nn.ModuleList([Layer(config, index) for index in range(config.num_hidden_layers)])
 
     def forward(
         self,

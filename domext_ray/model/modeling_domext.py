@@ -1,13 +1,14 @@
 """The augmented BERT as transformers models: encoder, masked LM, pre-training, token and sequence classification.
 
 This file is exported as it is: it imports torch and transformers only. Base parameters keep Hugging Face BERT's names;
-extensions stand under `domains.<name>` (heads and units) and `extension` (modules and new words). In masked-LM training
-the vocabulary projection runs on the predicted positions only (`masked_positions`).
+extensions stand under `domains.<name>` (heads, units and bottlenecks) and `extension` (modules and new words). In
+masked-LM training the vocabulary projection runs on the predicted positions only (`masked_positions`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +24,23 @@ from transformers.modeling_outputs import (
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_domext import DomextConfig
+from .configuration_domext import DomextConfig, check_active, complete_domain
 from .layers_domext import (
+    BottleneckInput,
+    BottleneckOutput,
     Embeddings,
     Encoder,
     ExtensionOutput,
     Gate,
+    Layer,
+    NormShift,
     Pooler,
     PredictionHead,
     PreTrainingHeads,
 )
+
+NO_DOMAIN = "__base__"
+"""The name in `adapter_names` of a row that uses no domain of its own."""
 
 
 class DomextPreTrainedModel(PreTrainedModel):
@@ -56,8 +64,14 @@ class DomextPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         elif isinstance(module, Gate):
             init.constant_(module.bias, self.config.gate_bias)
-        elif isinstance(module, ExtensionOutput) and self.config.domain_init == "zero":
+        elif isinstance(module, NormShift) or (
+            isinstance(module, ExtensionOutput) and self.config.domain_init == "zero"
+        ):
             init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, (BottleneckInput, BottleneckOutput)) and self.config.domain_init == "paper":
+            std = self.config.bottleneck_std
+            init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
             init.zeros_(module.bias)
 
 
@@ -79,6 +93,67 @@ class DomextModel(DomextPreTrainedModel):
         """Replace the word embedding table."""
         self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
+    @torch.no_grad()
+    def add_domain(self, name: str, **description: Any) -> None:
+        """Add a domain at its start, on the device and in the dtype of the model; it becomes active.
+
+        Args:
+            name: letters, digits and underscores.
+            **description: sizes and layers, as in `DomextConfig.domains`.
+
+        Raises:
+            ValueError: the name is taken, or the description does not fit the model.
+        """
+        config = self.config
+        if name in config.domains:
+            raise ValueError(f"the model has a domain {name!r} already; drop it or give another name.")
+        domain = complete_domain(name, description, config.num_hidden_layers)
+        config.domains = dict(sorted({**config.domains, name: domain}.items()))
+        if config.active_domains is not None:
+            config.active_domains = [*config.active_domains, name]
+        like = self.embeddings.LayerNorm.weight
+        for layer in cast(list[Layer], self.encoder.layer):
+            for part in layer.add_domain(name):
+                part.to(like.device, like.dtype).train(self.training)
+                for module in part.modules():
+                    self._init_weights(module)
+
+    def drop_domain(self, name: str) -> None:
+        """Take a domain out of the model.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        check_active([name], self.config.domains)
+        self.config.domains = {other: domain for other, domain in self.config.domains.items() if other != name}
+        if self.config.active_domains is not None:
+            self.config.active_domains = [other for other in self.config.active_domains if other != name]
+        for layer in cast(list[Layer], self.encoder.layer):
+            layer.drop_domain(name)
+
+    def set_active_domains(self, names: Sequence[str] | None) -> None:
+        """Say which domains take part in the forward pass.
+
+        Args:
+            names: the domains; None: all of them.
+
+        Raises:
+            ValueError: the model has no domain of such a name.
+        """
+        check_active(list(names or ()), self.config.domains)
+        self.config.active_domains = None if names is None else list(names)
+
+    def _find_rows(self, adapter_names: Sequence[str] | None, num_rows: int) -> dict[str, Tensor] | None:
+        """Return the rows that name a domain, by domain; None without names."""
+        if adapter_names is None:
+            return None
+        if len(adapter_names) != num_rows:
+            raise ValueError(f"adapter_names has {len(adapter_names)} names; the batch has {num_rows} rows.")
+        named = dict.fromkeys(name for name in adapter_names if name != NO_DOMAIN)
+        check_active(list(named), self.config.domains)
+        rows = {name: [i for i, each in enumerate(adapter_names) if each == name] for name in named}
+        return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
+
     @can_return_tuple
     def forward(
         self,
@@ -90,6 +165,7 @@ class DomextModel(DomextPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         pool: bool = True,
+        adapter_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode rows.
@@ -103,6 +179,9 @@ class DomextModel(DomextPreTrainedModel):
             output_hidden_states: also return the embeddings and every layer's output.
             output_attentions: also return the base heads' weights (attn_implementation="eager" only).
             pool: run the pooler, if the model has one.
+            adapter_names: for each row the domain that it uses, besides those in `config.active_domains` if these are
+                set, or "__base__" for none, as in peft: one batch serves many domains. None: all rows use the active
+                domains.
             **kwargs: for the attention implementation.
 
         Returns:
@@ -122,7 +201,12 @@ class DomextModel(DomextPreTrainedModel):
         if attention_mask is not None:
             mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
         last, states, weights = self.encoder(
-            embedded, mask, keep_states=bool(keep_states), keep_weights=bool(keep_weights), **kwargs
+            embedded,
+            mask,
+            keep_states=bool(keep_states),
+            keep_weights=bool(keep_weights),
+            domain_rows=self._find_rows(adapter_names, embedded.shape[0]),
+            **kwargs,
         )
         return BaseModelOutputWithPooling(
             last_hidden_state=last,

@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +33,8 @@ from domext_ray.corpus.stream import Prefetch, stream_batches
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.graft import choose_attention, store_base
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
 from domext_ray.training.engine import Engine, StepFigures
 from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters
@@ -57,6 +58,7 @@ class PretrainTask:
         tokenizer_dir: the run's tokenizer.
         base_sha256: hash of the base's tensors, or "none".
         init_from: directory of the run whose parameters this one starts from, if any.
+        earlier: extensions that the model has beside the method's own, from that run.
         attempt: this attempt's id; a worker of an older attempt stops before it writes.
     """
 
@@ -66,6 +68,7 @@ class PretrainTask:
     tokenizer_dir: Path
     base_sha256: str
     init_from: Path | None = None
+    earlier: Extensions | None = None
     attempt: str = ""
 
 
@@ -212,7 +215,8 @@ class _Worker:
 
     def _build_engine(self) -> Engine:
         config = self.config
-        model = build_run_model(config, self.base, self.task.tokenizer_dir, config.train.dropout)
+        model = build_run_model(config, self.base, self.task.tokenizer_dir, config.train.dropout, self.task.earlier)
+        self.extensions = describe_extensions(cast(DomextConfig, model.config))
         self.fixed: dict[str, torch.Tensor] = {}
         if self.checkpoint is not None:
             self.fixed = self.checkpoint.fixed
@@ -344,6 +348,7 @@ class _Worker:
                 "base_sha256": self.task.base_sha256,
                 "corpus_fingerprint": self.manifest.fingerprint,
                 "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint,
+                "extensions": asdict(self.extensions),
             },
             keep=self.config.run.keep_checkpoints,
         )

@@ -20,7 +20,7 @@ from domext_ray.corpus.extension import check_appended, decompose, load_extensio
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
-from domext_ray.model.graft import build_model
+from domext_ray.model.graft import Extensions, build_model
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
 
@@ -39,16 +39,29 @@ def read_run_config(run_dir: Path) -> PretrainConfig:
     return from_dict(PretrainConfig, yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
+def read_extensions(run_dir: Path) -> Extensions | None:
+    """Return the extensions that the model of a run's newest checkpoint carries; None without a checkpoint."""
+    latest = find_latest(run_dir / "checkpoints")
+    if latest is None:
+        return None
+    return Extensions(**json.loads((latest / "record.json").read_text(encoding="utf-8")).get("extensions", {}))
+
+
 def build_run_model(
-    config: PretrainConfig, base: Base | None, tokenizer_dir: Path, dropout: float
+    config: PretrainConfig,
+    base: Base | None,
+    tokenizer_dir: Path,
+    dropout: float,
+    earlier: Extensions | None = None,
 ) -> DomextForMaskedLM:
-    """Make the model of a run as it is before its first step, an earlier run (`init_from`) not counted.
+    """Make the model of a run as it is before its first step, the tensors of an earlier run (`init_from`) not counted.
 
     Args:
         config: the run's configuration.
         base: its base; None for random weights.
         tokenizer_dir: the run's tokenizer, with its extension words.
         dropout: of hidden states and attention weights.
+        earlier: extensions of the run that this one goes on from, or of its own checkpoint.
     """
     tokenizer, extension = load_tokenizer(tokenizer_dir), load_extension(tokenizer_dir)
     new_words: list[list[int]] = []
@@ -63,6 +76,7 @@ def build_run_model(
         new_words=new_words,
         next_sentence=config.objective.next_sentence,
         pad_token_id=tokenizer.pad_token_id,
+        earlier=earlier,
         dropout=dropout,
         seed=config.seed,
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.layers_domext import Attention, Embeddings, Layer, LayerNorm, Linear
 
 NUM_HEADS, NUM_EXTRA, NUM_UNITS, WIDTH = 4, 3, 10, 32
@@ -74,8 +74,9 @@ def test_a_layer_follows_the_equations(layer: Layer) -> None:
 
 @pytest.mark.parametrize("active", [[], ["law"], ["art"], ["art", "law"]])
 def test_terms_of_the_active_domains_are_summed(config: DomextConfig, active: list[str]) -> None:
-    config.domains = {"art": {"heads": 1, "ffn_units": 2}, "law": {"heads": 2, "ffn_units": 3}}
-    attention = Attention(config)
+    sizes = {"art": {"heads": 1, "ffn_units": 2}, "law": {"heads": 2, "ffn_units": 3}}
+    config.domains = {name: complete_domain(name, each, 1) for name, each in sizes.items()}
+    attention = Layer(config).attention
     for param in attention.parameters():
         nn.init.normal_(param, std=0.3)
     hidden_states = torch.randn(2, 5, WIDTH)
@@ -89,10 +90,7 @@ def test_terms_of_the_active_domains_are_summed(config: DomextConfig, active: li
 
 
 def test_sizes_of_zero_make_no_parameters(config: DomextConfig) -> None:
-    config.domains = {"law": {"heads": 0, "ffn_units": 0}}
-    names = [name for name, _ in Layer(config).named_parameters()]
-    assert not [name for name in names if "domains" in name]
-    config.domains = {"law": {"heads": 0, "ffn_units": 4}}
+    config.domains = {"law": complete_domain("law", {"ffn_units": 4}, 1)}
     names = [name for name, _ in Layer(config).named_parameters()]
     assert [name for name in names if "domains" in name] == [
         f"domains.law.{name}" for name in ("input.weight", "input.bias", "output.weight", "output.bias")
