@@ -609,11 +609,22 @@ class ExportConfig:
     """Which run to export, and where to."""
 
     run: str = ""  # the run's directory, such as runs/af
-    output: str = ""  # folder of the export; empty: RUN/export
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored
+    output: str = ""  # folder of the export; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
+    format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
+    domain: str = ""  # domain whose bottlenecks are exported (adapterhub); empty: the one that the run trained
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
 
     def __post_init__(self) -> None:
         _require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")
+        _require_one_of(self.format, "format", ("huggingface", "adapterhub", "peft"))
+        is_whole = self.format == "huggingface"
+        _require(is_whole or self.dtype == "float32", "dtype", self.dtype, f"float32 with --format {self.format}")
+        _require(self.format == "adapterhub" or not self.domain, "domain", self.domain, "left out but for adapterhub")
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the folder in the run's directory when `output` is empty."""
+        return "export" if self.format == "huggingface" else self.format
 
 
 @dataclass(frozen=True)
@@ -683,3 +694,27 @@ class StudyConfig:
     def method_names(self) -> tuple[str, ...]:
         """The methods in their order."""
         return tuple(each.strip() for each in self.methods.split(","))
+
+
+@dataclass(frozen=True)
+class BankConfig:
+    """An adapter bank and what to do with it; without --add, --remove and --verify it is listed."""
+
+    bank: str = ""  # the bank's folder; the first --add makes it
+    add: str = ""  # directory of a run, such as runs/clinic, whose domain is added
+    name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
+    remove: str = ""  # name of an adapter to delete
+    verify: bool = False  # compare the base and every file with their hashes
+    base: str = ""  # where the bank's base is, if it has moved; empty: where it was, for a new bank the run's
+
+    def __post_init__(self) -> None:
+        _require(bool(self.bank.strip()), "bank", self.bank, "a folder, such as bank")
+        _require(
+            self.name.isidentifier() if self.add else not self.name,
+            "name",
+            self.name,
+            "a name of letters, digits and underscores with --add" if self.add else "empty without --add",
+        )
+        asked = [name for name in ("add", "remove", "verify") if getattr(self, name)]
+        if len(asked) > 1:
+            raise ConfigError(f"--{asked[0]} and --{asked[1]} are both given; give one of them.")

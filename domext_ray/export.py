@@ -16,6 +16,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,14 +73,14 @@ def export_model(
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
     _check_target(folder)
-    with _new_folder(folder) as temporary:
+    with new_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
-        _check_tokenizer(tokenizer, temporary)
+        check_tokenizer(tokenizer, temporary)
         config = cast(DomextConfig, model.config)
         if config.has_extension:
             _save_augmented(model, temporary, dtype)
         else:
-            _save_plain(model, temporary, dtype)
+            save_plain(model, temporary, dtype)
         for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
             shutil.copymode(temporary / "config.json", path)
         (temporary / "README.md").write_text(build_card(card), encoding="utf-8")
@@ -95,7 +96,7 @@ def _save_augmented(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) 
         shutil.copyfile(Path(model_room.__path__[0], name), folder / name)
 
 
-def _save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
+def save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
     """Save a model without extensions in the format of transformers' own BERT or RoBERTa."""
     config = describe_plain(cast(DomextConfig, model.config), next_sentence=model.predicts_next_sentence)
     config.dtype = dtype
@@ -104,11 +105,54 @@ def _save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> N
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """Rebuild the model of a run's newest checkpoint and export it.
+@dataclass(frozen=True)
+class RebuiltRun:
+    """The model of a run's newest checkpoint, and what it was made from.
 
     Args:
-        run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/; summary.json where training has ended).
+        config: the run's configuration.
+        base: its base; None for random weights.
+        model: the model, LoRA's updates beside the base's matrices.
+        tokenizer: its tokenizer.
+        checkpoint: where its tensors are from.
+    """
+
+    config: PretrainConfig
+    base: Base | None
+    model: DomextForMaskedLM
+    tokenizer: PreTrainedTokenizerBase
+    checkpoint: Checkpoint
+
+
+def rebuild_run(run_dir: Path) -> RebuiltRun:
+    """Rebuild the model of a run's newest checkpoint.
+
+    Args:
+        run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
+
+    Raises:
+        RunError: no run, no usable checkpoint, or one that was made with another base or model.
+        BaseModelError: the base is not to be had.
+    """
+    config = read_run_config(run_dir)
+    latest = find_latest(run_dir / "checkpoints")
+    if latest is None:
+        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint; run the training job again.")
+    checkpoint = load_checkpoint(latest)
+    base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
+    _check_base(config, base, checkpoint, latest)
+    dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
+    earlier = Extensions(**checkpoint.record.get("extensions", {}))
+    model = build_run_model(config, base, run_dir / "tokenizer", dropout, earlier)
+    _load_tensors(model, checkpoint, latest)
+    return RebuiltRun(config, base, model, load_tokenizer(run_dir / "tokenizer"), checkpoint)
+
+
+def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Rebuild the model of a run's newest checkpoint and export it as a Hugging Face folder.
+
+    Args:
+        run_dir: the run's directory; its summary.json, where training has ended, gives the card its figures.
         folder: where to.
         dtype: how the tensors are stored.
 
@@ -116,38 +160,26 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         `folder`.
 
     Raises:
-        RunError: no run, no usable checkpoint, or one that was made with another base or model.
+        RunError: see `rebuild_run`, or `folder` holds something that is no export.
         BaseModelError: the base is not to be had.
     """
     _check_target(folder)
-    config = read_run_config(run_dir)
-    latest = find_latest(run_dir / "checkpoints")
-    if latest is None:
-        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint; run the training job again.")
-    checkpoint = load_checkpoint(latest)
-    next_sentence = config.objective.next_sentence
-    base = None if config.base == "none" else load_base(config.base, next_sentence=next_sentence)
-    _check_base(config, base, checkpoint, latest)
-    tokenizer = load_tokenizer(run_dir / "tokenizer")
-    dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
-    earlier = Extensions(**checkpoint.record.get("extensions", {}))
-    model = build_run_model(config, base, run_dir / "tokenizer", dropout, earlier)
-    _load_tensors(model, checkpoint, latest)
-    merge_lora(cast(nn.Module, model))
+    run = rebuild_run(run_dir)
+    merge_lora(cast(nn.Module, run.model))
+    shape = cast(DomextConfig, run.model.config)
+    heads = run.base.heads if run.base else ()
     card = CardFacts(
         name=run_dir.resolve().name,
-        config=config,
-        base_sha256=checkpoint.record["base_sha256"],
-        license=_read_license(base.folder) if base else "unknown",
-        counts=count_parameters(
-            cast(DomextConfig, model.config), config.method, base.heads if base else (), next_sentence=next_sentence
-        ),
-        num_new_words=cast(DomextConfig, model.config).extension_vocab_size,
-        extensions=describe_extensions(cast(DomextConfig, model.config)),
-        num_steps=checkpoint.step,
-        summary=_read_summary(run_dir / "summary.json", checkpoint.step),
+        config=run.config,
+        base_sha256=run.checkpoint.record["base_sha256"],
+        license=_read_license(run.base.folder) if run.base else "unknown",
+        counts=count_parameters(shape, run.config.method, heads, next_sentence=run.config.objective.next_sentence),
+        num_new_words=shape.extension_vocab_size,
+        extensions=describe_extensions(shape),
+        num_steps=run.checkpoint.step,
+        summary=_read_summary(run_dir / "summary.json", run.checkpoint.step),
     )
-    return export_model(model, tokenizer, folder, card, dtype)
+    return export_model(run.model, run.tokenizer, folder, card, dtype)
 
 
 def _check_target(folder: Path) -> None:
@@ -166,7 +198,7 @@ def _is_export(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
     """A temporary folder beside `target` that takes its place when the block ends without an error."""
     target = target.resolve()
     mark = uuid.uuid4().hex[:8]
@@ -199,7 +231,12 @@ def _flush(*paths: Path) -> None:
             os.close(descriptor)
 
 
-def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Refuse a saved tokenizer that loads as another one.
+
+    Raises:
+        RunError: it does.
+    """
     # transformers has replaced pre-tokenizers by the model type's own when loading; such an export would be wrong.
     if fingerprint_tokenizer(load_tokenizer(folder)) != fingerprint_tokenizer(tokenizer):
         raise RunError(
