@@ -206,11 +206,11 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _flush(*temporary.rglob("*"), temporary)
+        flush(*temporary.rglob("*"), temporary)
         if target.exists():
             os.rename(target, replaced)
         os.rename(temporary, target)
-        _flush(target.parent)
+        flush(target.parent)
     except OSError as error:
         if replaced.exists() and not target.exists():
             os.rename(replaced, target)
@@ -221,7 +221,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _flush(*paths: Path) -> None:
+def flush(*paths: Path) -> None:
     """Bring files, and the entries of folders, to the disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)

@@ -1,14 +1,16 @@
 """Configuration of the augmented BERT: a BERT-layout encoder and the extensions that it carries.
 
-This file is exported as it is: it imports transformers only. One configuration describes a plain BERT or RoBERTa
-(no extension) and the same encoder with extra attention heads and FFN units (AF Adapter) and bottlenecks (Houlsby) per
-named domain, with new words in a table of their own, and with a gated extension module beside every layer (exBERT).
+This file is exported as it is: it imports torch and transformers only. One configuration describes a plain BERT or
+RoBERTa (no extension) and the same encoder with extra attention heads and FFN units (AF Adapter) and bottlenecks
+(Houlsby) per named domain, with new words in a table of their own, and with a gated extension module beside every layer
+(exBERT).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedConfig
 
 _SIZES = ("heads", "ffn_units", "bottleneck_size")
@@ -173,8 +175,12 @@ def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -
         ValueError: the name is no identifier, a key is unknown, a size is below 0, none is above, or a layer is not
             in the model.
     """
-    if not name.isidentifier():
-        raise ValueError(f"a domain is called {name!r}; its name must be made of letters, digits and underscores.")
+    # torch keeps domains by name beside its own attributes; names that start with __ have a meaning in adapter_names.
+    if not name.isidentifier() or name.startswith("__") or hasattr(nn.ModuleDict(), name):
+        raise ValueError(
+            f"a domain is called {name!r}; its name must be made of letters, digits and underscores, and be none of "
+            "torch's words (such as keys or forward)."
+        )
     defaults = {
         **dict.fromkeys(_SIZES, 0),
         "layer_norms": True,

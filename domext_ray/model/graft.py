@@ -15,7 +15,7 @@ from transformers import BertConfig, PreTrainedConfig, RobertaConfig
 from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.model.base import HEADS, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.lora import inject_lora, name_unwrapped
 from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 
@@ -119,6 +119,10 @@ def _add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions
             "first_layer": first,
             "last_layer": end,
         }
+        try:
+            complete_domain(method.domain, own, config.num_hidden_layers)
+        except ValueError as error:
+            raise ConfigError(f"--method.domain: {error}") from error
         if domains.get(method.domain, own) != own:
             raise ConfigError(
                 f"--method.domain {method.domain!r} is the name of a domain of --init_from that has other parts "

@@ -59,6 +59,8 @@ def test_longest_row(rule: str, pad: int, longest: int) -> None:
         ({"position_rule": "rotary"}, "position_rule is 'rotary'"),
         ({"domain_init": "ones"}, "domain_init is 'ones'"),
         ({"domains": {"a.b": {"heads": 1, "ffn_units": 1}}}, "is called 'a.b'"),
+        ({"domains": {"keys": {"heads": 1}}}, "is called 'keys'"),
+        ({"domains": {"__base__": {"heads": 1}}}, "is called '__base__'"),
         ({"domains": {"law": {"heads": -1, "ffn_units": 1}}}, "none may be below 0"),
         ({"domains": {"law": {"heads": 0}}}, "one must be above"),
         ({"domains": {"law": {"bottleneck": 8}}}, "has the key 'bottleneck'"),

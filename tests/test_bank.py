@@ -1,0 +1,605 @@
+"""A bank grows without touching what it holds, gives every adapter's own logits back, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SHAPE, make_random_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, PreTrainedModel
+
+from domext_ray.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
+from domext_ray.config import BankConfig, MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.graft import build_model
+from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.serving import serve_adapters
+from domext_ray.training.checkpoint import save_checkpoint
+from domext_ray.training.engine import TensorState, TrainState
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BOTTLENECK = {"bottleneck_size": 5}
+EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}
+BASES = ("tiny_base_folder", "tiny_roberta_folder", "headless_folder")
+
+
+@pytest.fixture(scope="session")
+def headless_folder(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved BertModel: a pooler, and no masked-LM head."""
+    folder = tmp_path_factory.mktemp("bases") / "headless"
+    shutil.copytree(tiny_base_folder, folder, ignore=shutil.ignore_patterns("model.safetensors", "config.json"))
+    vocab_size = load_base(str(tiny_base_folder)).config.vocab_size
+    make_random_model(BertModel, BertConfig(vocab_size=vocab_size, **SHAPE), seed=3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base(tiny_base_folder: Path) -> Base:
+    return load_base(str(tiny_base_folder))
+
+
+@pytest.fixture
+def bank(tiny_base_folder: Path, tmp_path: Path) -> AdapterBank:
+    return AdapterBank.create(tmp_path / "bank", str(tiny_base_folder))
+
+
+def make_model(
+    base: Base, architecture: str = MASKED_LM, seed: int = 1, domain: str = "own", sizes: dict[str, Any] | None = None
+) -> PreTrainedModel:
+    """A model whose domain and head are far from their start, and whose base is as it was."""
+    config: DomextConfig = copy.deepcopy(base.config)
+    config.domains = {domain: complete_domain(domain, sizes or BOTTLENECK, config.num_hidden_layers)}
+    if architecture != MASKED_LM:
+        labels = [f"label-{seed}-{number}" for number in range(2 + seed % 3)]
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: number for number, label in enumerate(labels)}
+    generator = torch.Generator().manual_seed(seed)
+    model = ARCHITECTURES[architecture](config)
+    model.load_state_dict(base.tensors, strict=False)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if name not in base.tensors:
+                param.add_(0.3 * torch.randn(param.shape, generator=generator))
+    return model.eval()
+
+
+def make_run(
+    base: Base, run_dir: Path, method: MethodConfig, change: Callable[[DomextForMaskedLM], object] | None = None
+) -> DomextForMaskedLM:
+    """Write a run's directory as a training job leaves it, and return its model."""
+    config = PretrainConfig(base=str(base.folder), method=method)
+    vocab_size = base.config.vocab_size
+    model = build_model(base, config.shape, method, vocab_size=vocab_size, dropout=0.1, seed=0).eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.requires_grad:
+                param.add_(0.3 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
+    fixed = {} if change is None else {name: dict(model.named_parameters())[name] for name in [change(model)]}
+    states = {
+        name: TensorState(param.detach().clone(), torch.zeros_like(param), torch.zeros_like(param))
+        for name, param in model.named_parameters()
+        if param.requires_grad
+    }
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(dump_yaml(config))
+    for path in base.folder.glob("tokenizer*"):
+        (run_dir / "tokenizer").mkdir(exist_ok=True)
+        shutil.copy(path, run_dir / "tokenizer")
+    record = {"base": config.base, "base_sha256": base.sha256}
+    save_checkpoint(run_dir / "checkpoints", 7, TrainState(states, 7), fixed, {}, record, keep=1)
+    return model
+
+
+def make_batch(base: Base, num_rows: int, padding: bool = True) -> dict[str, Tensor]:
+    ids = torch.randint(5, 200, (num_rows, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    for row in range(num_rows if padding else 0):
+        mask[row, 9 - row % 5 :] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, base.config.pad_token_id), "attention_mask": mask}
+
+
+def score(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+def read_state(folder: Path) -> dict[str, tuple[str, int]]:
+    """Hash and time of change of every file."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {
+        path.relative_to(folder).as_posix(): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in files
+    }
+
+
+def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> None:
+    seen: dict[str, tuple[str, int]] = read_state(bank.folder)
+    assert seen.keys() == {"bank.json"}
+    for seed, (name, architecture) in enumerate(zip(("law", "art", "zoo"), ARCHITECTURES, strict=True)):
+        bank.add(name, make_model(base, architecture, seed), "own")
+        found = read_state(bank.folder)
+        assert found.keys() - seen.keys() == {f"adapters/{name}/adapter.json", f"adapters/{name}/adapter.safetensors"}
+        assert {path: found[path] for path in seen} == seen
+        seen = found
+    assert bank.names() == AdapterBank.open(bank.folder).names() == ["art", "law", "zoo"]
+    assert len({path.stat().st_mode for path in bank.folder.rglob("*") if path.is_file()}) == 1
+    bank.remove("law")
+    assert read_state(bank.folder) == {path: each for path, each in seen.items() if "/law/" not in path}
+    assert bank.names() == ["art", "zoo"] and not bank.verify()
+
+
+@pytest.mark.parametrize("sizes", [BOTTLENECK, EVERYTHING])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("base_name", BASES)
+@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
+def test_a_loaded_adapter_is_the_model_that_was_added(
+    base_name: str, architecture: str, sizes: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base = load_base(str(request.getfixturevalue(base_name)))
+    bank = AdapterBank.create(tmp_path / "bank", base.id)
+    model = make_model(base, architecture, sizes=sizes)
+    entry = bank.add("law", model, "own", {"paper": "1902.00751"})
+    before = torch.get_rng_state()
+    loaded = AdapterBank.open(bank.folder).load("law")
+    assert torch.equal(torch.get_rng_state(), before), "loading draws nothing from the caller's generator"
+    batch = make_batch(base, 4)
+    assert torch.equal(score(loaded, batch), score(model, batch))
+    assert type(loaded) is type(model) and not loaded.training
+    assert loaded.config.id2label == model.config.id2label
+    assert bank.describe("law") == entry and entry.origin == {"paper": "1902.00751"}
+    own = [each.numel() for name, each in model.named_parameters() if name not in base.tensors]
+    assert entry.num_parameters == sum(own) and entry.num_bytes < 4 * sum(own) + 20_000
+
+
+def test_files_do_not_name_the_adapter(bank: AdapterBank, base: Base) -> None:
+    model = make_model(base, SEQUENCES)
+    bank.add("law", model, "own")
+    tensors = load_file(bank.folder / "adapters" / "law" / "adapter.safetensors")
+    assert {"encoder.layer.0.attention.output.domains.down.weight", "head.pooler.dense.weight"} <= tensors.keys()
+    assert {name for name in tensors if name.startswith("head.classifier.")}
+    assert not [name for name in tensors if "own" in name.split(".") or "law" in name]
+    os.rename(bank.folder / "adapters" / "law", bank.folder / "adapters" / "contracts")
+    batch = make_batch(base, 2)
+    assert torch.equal(score(bank.load("contracts"), batch), score(model, batch))
+
+
+def test_adapters_come_switch_and_go_at_run_time(bank: AdapterBank, base: Base) -> None:
+    models = {name: make_model(base, seed=seed) for seed, name in enumerate(("law", "art"))}
+    for name, model in models.items():
+        bank.add(name, model, "own")
+    served, batch = make_model(base), make_batch(base, 3)
+    served.bert.drop_domain("own")
+    expected = score(served, batch)
+    bank.attach(served, "law")
+    assert torch.equal(score(served, batch), score(models["law"], batch))
+    bank.attach(served, "art")
+    for name in ("art", "law", "art"):
+        served.bert.set_active_domains([name])
+        assert torch.equal(score(served, batch), score(models[name], batch))
+    with pytest.raises(RunError, match="has a domain 'art' already"):
+        bank.attach(served, "art")
+    served.bert.set_active_domains([])
+    assert torch.equal(score(served, batch), expected)
+    served.bert.drop_domain("law")
+    served.bert.drop_domain("art")
+    served.bert.set_active_domains(None)
+    assert torch.equal(score(served, batch), expected)
+    assert served.state_dict().keys() == make_plain(base).state_dict().keys()
+
+
+def make_plain(base: Base) -> PreTrainedModel:
+    model = make_model(base)
+    model.bert.drop_domain("own")
+    return model
+
+
+def test_attaching_follows_dtype_and_reaches_bare_encoders(bank: AdapterBank, base: Base) -> None:
+    bank.add("law", make_model(base, sizes=EVERYTHING), "own")
+    rounded = make_plain(base).to(torch.bfloat16)
+    bank.attach(rounded, "law")
+    assert {param.dtype for param in rounded.parameters()} == {torch.bfloat16}
+    encoder = make_plain(base).bert
+    bank.attach(encoder, "law")
+    batch = make_batch(base, 2)
+    with torch.no_grad():
+        expected = bank.load("law").bert(**batch).last_hidden_state
+        assert torch.equal(encoder(**batch).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("padding", [True, False])
+@pytest.mark.parametrize("base_name", BASES)
+@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
+def test_a_mixed_batch_is_each_row_through_its_own_model(
+    base_name: str, padding: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    base = load_base(str(request.getfixturevalue(base_name)))
+    bank = AdapterBank.create(tmp_path / "bank", base.id)
+    kinds = {"law": MASKED_LM, "art": TOKENS, "zoo": SEQUENCES, "sea": SEQUENCES, "sky": MASKED_LM}
+    models = {}
+    for seed, (name, kind) in enumerate(kinds.items()):
+        models[name] = make_model(base, kind, seed, sizes=EVERYTHING if name in ("zoo", "sky") else BOTTLENECK)
+        bank.add(name, models[name], "own")
+    names = ["zoo", "law", "sea", "art", "zoo", "sky", "law", "art"]
+    if base.has_mlm_head:
+        names.insert(3, "__base__")
+        models["__base__"] = make_plain(base)
+    server, batch = serve_adapters(bank), make_batch(base, len(names), padding)
+    passes = []
+    server.encoder.register_forward_hook(lambda *_: passes.append(1))
+    if not padding:
+        batch.pop("attention_mask")
+    found = server(**batch, adapter_names=names)
+    assert len(passes) == 1 and not found[0].requires_grad
+    for row, name in enumerate(names):
+        alone = score(models[name], {key: each[row : row + 1] for key, each in batch.items()})[0]
+        torch.testing.assert_close(found[row], alone, atol=1e-5, rtol=0)
+    assert found[0].shape == (4,) and found[1].shape[-1] == base.config.vocab_size
+    assert found[names.index("art")].shape == (9, 3)
+
+
+def test_a_server_changes_while_it_serves(bank: AdapterBank, base: Base) -> None:
+    models = {name: make_model(base, SEQUENCES, seed) for seed, name in enumerate(("law", "art"))}
+    for name, model in models.items():
+        bank.add(name, model, "own")
+    server, batch = serve_adapters(bank, ["law"]), make_batch(base, 4)
+    expected = score(models["law"], batch)
+    wrong: list[object] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        torch.set_num_threads(1)
+        while not is_over.is_set():
+            found = torch.stack(server(**batch, adapter_names=["law"] * 4))
+            if not torch.allclose(found, expected, atol=1e-5):
+                wrong.append(found)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for _ in range(10):
+        server.attach("art")
+        torch.testing.assert_close(
+            server(**batch, adapter_names=["art"] * 4), list(score(models["art"], batch)), atol=1e-5, rtol=0
+        )
+        server.drop("art")
+    is_over.set()
+    asking.join()
+    assert not wrong and server.names() == ["law"]
+    for names, message in [
+        (["law", "art", "law", "law"], "no adapter 'art' is served here; served are law"),
+        (["law"], "1 names; the batch has 4"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            server(**batch, adapter_names=names)
+    with pytest.raises(RunError, match="no adapter 'art'"):
+        server.drop("art")
+    with pytest.raises(RunError, match="has a domain 'law' already"):
+        server.attach("law")
+    assert torch.allclose(torch.stack(server(**batch, adapter_names=["law"] * 4)), expected, atol=1e-5)
+    server.drop("law")
+    plain = torch.stack(server(**batch, adapter_names=["__base__"] * 4))
+    assert torch.equal(plain, score(make_plain(base), batch)), "what was dropped has left nothing behind"
+
+
+@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
+def test_a_base_without_a_head_serves_no_row_of_its_own(headless_folder: Path, tmp_path: Path) -> None:
+    server = serve_adapters(AdapterBank.create(tmp_path / "bank", str(headless_folder)))
+    with pytest.raises(RunError, match="no masked-LM head of its own"):
+        server(torch.ones(1, 3, dtype=torch.long), adapter_names=["__base__"])
+
+
+@pytest.mark.parametrize("name", ["law", "", "a-b", "../law", "__base__", "keys", "forward"])
+def test_a_name_that_is_taken_or_bad_is_refused(name: str, bank: AdapterBank, base: Base) -> None:
+    bank.add("law", make_model(base), "own")
+    seen = read_state(bank.folder)
+    with pytest.raises(RunError, match="has an adapter 'law' already" if name == "law" else "cannot be called"):
+        bank.add(name, make_model(base, seed=2), "own")
+    assert read_state(bank.folder) == seen
+
+
+@pytest.mark.parametrize("call", [AdapterBank.load, AdapterBank.remove, AdapterBank.describe])
+def test_an_unknown_name_is_one_sentence(
+    call: Callable[[AdapterBank, str], object], bank: AdapterBank, base: Base
+) -> None:
+    bank.add("law", make_model(base), "own")
+    for name in ("art", "", "..", "law/../law"):
+        with pytest.raises(RunError, match="has no adapter .*; it has law"):
+            call(bank, name)
+
+
+def set_active(model: PreTrainedModel) -> None:
+    model.bert.add_domain("other", heads=1)
+
+
+def change_base(model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.LayerNorm.bias[3] += 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_active, "active domains are other, own, and a bank holds 'own' alone"),
+        (lambda model: model.bert.set_active_domains([]), "active domains are none"),
+        (lambda model: model.bert.drop_domain("own"), "no domain 'own' for the bank; it has none"),
+        (change_base, r"layer.1.output.LayerNorm.bias \(float32\) is not as in the bank's base \(1 tensors differ"),
+        (lambda model: model.to(torch.bfloat16), r"\(bfloat16\) is not as in the bank's base"),
+        (lambda model: setattr(model.config, "layer_norm_eps", 1e-6), "has layer_norm_eps 1e-06"),
+    ],
+)
+def test_a_model_that_is_not_base_and_domain_is_refused(
+    change: Callable[[PreTrainedModel], object], message: str, bank: AdapterBank, base: Base
+) -> None:
+    model = make_model(base)
+    change(model)
+    with pytest.raises(RunError, match=message):
+        bank.add("law", model, "own")
+    assert bank.names() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "new_words", "message"),
+    [
+        ({"module_hidden_size": 8, "module_ffn_size": 8}, [], "has extension modules of width 8"),
+        ({}, [[7], [8, 9]], "has 2 new words"),
+        ({"lora_rank": 2}, [], "has LoRA"),
+    ],
+)
+def test_other_extensions_are_refused(
+    method: dict[str, Any], new_words: list[list[int]], message: str, bank: AdapterBank, base: Base
+) -> None:
+    settings = MethodConfig(domain="own", ffn_units=4, **method)
+    shape, vocab_size = PretrainConfig().shape, base.config.vocab_size
+    model = build_model(base, shape, settings, vocab_size=vocab_size, new_words=new_words, dropout=0.0, seed=0)
+    with pytest.raises(RunError, match=message):
+        bank.add("law", model, "own")
+    with pytest.raises(RunError, match="does not hold a DomextModel"):
+        bank.add("law", DomextModel(base.config), "own")
+
+
+@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
+def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder: Path, tmp_path: Path) -> None:
+    other = replace(base, tensors={name: each + 0.01 for name, each in base.tensors.items()})
+    bank.add("law", make_model(base), "own")
+    with pytest.raises(RunError, match="is not as in the bank's base"):
+        bank.add("art", make_model(other), "own")
+    with pytest.raises(RunError, match="is not as in the bank's base"):
+        bank.attach(make_plain(other), "law")
+    lora = MethodConfig(heads=0, ffn_units=0, lora_rank=2)
+    wrapped = build_model(base, PretrainConfig().shape, lora, vocab_size=base.config.vocab_size, dropout=0.0, seed=0)
+    with pytest.raises(RunError, match="merge LoRA first"):
+        bank.attach(wrapped, "law")
+    opened = AdapterBank.open(bank.folder, str(headless_folder))
+    with pytest.raises(RunError, match="is one of a base of sha256"):
+        opened.load("law")
+    assert len(opened.verify()) == 1
+    foreign = AdapterBank.create(tmp_path / "foreign", str(headless_folder))
+    shutil.copytree(bank.folder / "adapters" / "law", foreign.folder / "adapters" / "law")
+    with pytest.raises(RunError, match="'law' was trained on a base of sha256"):
+        foreign.load("law")
+
+
+@pytest.mark.parametrize("file", ["adapter.safetensors", "adapter.json"])
+def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base) -> None:
+    for name in ("law", "art"):
+        bank.add(name, make_model(base), "own")
+    path = bank.folder / "adapters" / "law" / file
+    content = path.read_bytes()
+    for place in (len(content) - 20, len(content) // 2, 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(RunError, match=f"{file} .*damaged.*; remove the adapter and add it again"):
+            bank.load("law")
+    path.unlink()
+    with pytest.raises(RunError, match=f"{file} .*; remove the adapter"):
+        bank.attach(make_plain(base), "law")
+    assert [file in each for each in bank.verify()] == [True]
+    bank.load("art")
+    bank.remove("law")
+    bank.add("law", make_model(base), "own")
+    assert not bank.verify()
+
+
+def test_a_crash_before_the_rename_leaves_the_bank_sound(
+    bank: AdapterBank, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(base)
+    bank.add("art", model, "own")
+    seen = read_state(bank.folder)
+
+    def fail(error: BaseException) -> Callable[..., None]:
+        def refuse(*_: object, **__: object) -> None:
+            raise error
+
+        return refuse
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fail(OSError(28, "No space left on device")))
+        with pytest.raises(RunError, match="law cannot be written \\(No space left on device\\)"):
+            bank.add("law", model, "own")
+    assert read_state(bank.folder) == seen
+    with monkeypatch.context() as patch:  # as if killed: nothing tidies up
+        patch.setattr(os, "rename", fail(KeyboardInterrupt()))
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            bank.add("law", model, "own")
+    found = read_state(bank.folder)
+    assert len(found) == len(seen) + 2 and {path: found[path] for path in seen} == seen
+    reopened = AdapterBank.open(bank.folder)
+    assert reopened.names() == ["art"] and not reopened.verify()
+    reopened.add("law", model, "own")
+    assert reopened.names() == ["art", "law"] and not reopened.verify()
+
+
+def test_of_two_that_add_one_name_the_second_is_refused(
+    bank: AdapterBank, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, rename = make_model(base), make_model(base, seed=2), os.rename
+
+    def be_late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        bank.add("law", first, "own")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", be_late)
+    with pytest.raises(RunError, match="another process made it meanwhile"):
+        bank.add("law", second, "own")
+    batch = make_batch(base, 2)
+    assert torch.equal(score(bank.load("law"), batch), score(first, batch))
+
+
+def test_a_folder_that_is_no_bank_is_refused(tmp_path: Path, tiny_base_folder: Path, bank: AdapterBank) -> None:
+    with pytest.raises(RunError, match="is no adapter bank"):
+        AdapterBank.open(tmp_path)
+    with pytest.raises(RunError, match="exists already"):
+        AdapterBank.create(bank.folder, str(tiny_base_folder))
+    header = bank.folder / "bank.json"
+    header.write_text(header.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(RunError, match="has format 2, and this version reads 1"):
+        AdapterBank.open(bank.folder)
+    header.write_text("{}")
+    with pytest.raises(RunError, match="is damaged"):
+        AdapterBank.open(bank.folder)
+
+
+def test_a_run_is_added(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
+    method = MethodConfig(name="houlsby", heads=0, ffn_units=0, bottleneck_size=5, layers="1")
+    model = make_run(base, tmp_path / "clinic", method)
+    entry = bank.add_run("law", tmp_path / "clinic")
+    assert entry.origin == {"run": "clinic", "method": "houlsby", "step": 7} and entry.architecture == MASKED_LM
+    assert entry.num_parameters == sum(each.numel() for each in model.parameters() if each.requires_grad)
+    batch = make_batch(base, 3)
+    assert torch.equal(score(bank.load("law"), batch), score(model, batch))
+
+
+FULL = MethodConfig(heads=0, ffn_units=0, trains="all")
+
+
+def nudge_words(model: DomextForMaskedLM) -> str:
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight[7] += 0.01
+    return "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "message"),
+    [
+        (FULL, None, "trained no domain"),
+        (
+            MethodConfig(ffn_units=4),
+            nudge_words,
+            r"word_embeddings.weight .* is not as in the bank's base \(1 tensors differ",
+        ),
+        (replace(FULL, heads=1), None, "is not as in the bank's base \\([0-9]+ tensors differ"),
+        (MethodConfig(ffn_units=4, lora_rank=2), None, "has LoRA"),
+    ],
+)
+def test_a_run_whose_base_changed_or_that_has_more_is_refused(
+    method: MethodConfig, change: Any, message: str, bank: AdapterBank, base: Base, tmp_path: Path
+) -> None:
+    make_run(base, tmp_path / "run", method, change)
+    with pytest.raises(RunError, match=message):
+        bank.add_run("law", tmp_path / "run")
+    assert bank.names() == []
+
+
+def test_a_run_of_another_base_or_task_is_refused(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
+    moved = tmp_path / "other-base"
+    shutil.copytree(base.folder, moved)
+    tensors = load_file(moved / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.bias"] += 0.01
+    save_file(tensors, moved / "model.safetensors", metadata={"format": "pt"})
+    other = load_base(str(moved))
+    assert other.sha256 != base.sha256
+    make_run(other, tmp_path / "run", MethodConfig(ffn_units=4))
+    with pytest.raises(RunError, match="and the bank's is .*; give each base a bank of its own"):
+        bank.add_run("law", tmp_path / "run")
+    config = PretrainConfig(base=base.id, objective=ObjectiveConfig(next_sentence=True))
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml(config))
+    with pytest.raises(RunError, match="trained next-sentence prediction"):
+        bank.add_run("law", tmp_path / "run")
+    with pytest.raises(RunError, match="is no run directory"):
+        bank.add_run("law", tmp_path)
+
+
+def start_job(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(REPOSITORY / "jobs" / "bank.py"), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_job_lists_and_verifies(base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, sound, damaged = (tmp_path / name for name in ("run", "bank", "damaged"))
+    make_run(base, run_dir, MethodConfig(ffn_units=4, bottleneck_size=6))
+    run_bank(BankConfig(bank=str(sound), add=str(run_dir), name="clinic"))
+    assert capsys.readouterr().out.startswith("added: clinic, 4,688 parameters, ")
+    run_bank(BankConfig(bank=str(sound), verify=True))
+    assert capsys.readouterr().out == "sound: the base, and every adapter (1)\n"
+    shutil.copytree(sound, damaged)
+    path = damaged / "adapters" / "clinic" / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    listing, verifying = start_job("--bank", str(sound)), start_job("--bank", str(damaged), "--verify", "true")
+    table, error = listing.communicate(timeout=120)
+    assert listing.returncode == 0, error
+    title, _, line = table.splitlines()
+    assert title.startswith(f"base {base.id} (sha256 {base.sha256[:12]})") and title.endswith("adapters: 1")
+    assert line.split()[:9] == "clinic masked_lm heads 1, FFN units 4, bottleneck 6".split()
+    assert line.split()[9:] == ["0-1", "4,688", f"{(path.stat().st_size):,}"]
+    problems, error = verifying.communicate(timeout=120)
+    assert verifying.returncode == 2 and "adapter.safetensors differs from the sha256" in problems
+    assert error == f"error: the bank {damaged} is damaged: 1 of its parts, named above.\n"
+
+
+def test_the_job_removes_what_is_damaged(
+    bank: AdapterBank, base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank.add("clinic", make_model(base), "own")
+    (bank.folder / "adapters" / "clinic" / "adapter.json").write_text("{")
+    folder = str(bank.folder)
+    run_bank(BankConfig(bank=folder))
+    assert "clinic           damaged" in capsys.readouterr().out
+    run_bank(BankConfig(bank=folder, remove="clinic"))
+    assert bank.names() == []
+    with pytest.raises(RunError, match="has no adapter 'clinic'; it has none"):
+        run_bank(BankConfig(bank=folder, remove="clinic"))
+
+
+def test_a_first_run_that_is_refused_leaves_no_bank(base: Base, tmp_path: Path) -> None:
+    make_run(base, tmp_path / "run", FULL)
+    with pytest.raises(RunError, match="trained no domain"):
+        run_bank(BankConfig(bank=str(tmp_path / "bank"), add=str(tmp_path / "run"), name="law"))
+    assert not (tmp_path / "bank").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--bank is ''"),
+        (["--bank", "b", "--add", "run"], "--name is ''"),
+        (["--bank", "b", "--add", "run", "--name", "a-b"], "letters, digits and underscores"),
+        (["--bank", "b", "--name", "law"], "empty without --add"),
+        (["--bank", "b", "--remove", "law", "--verify", "true"], "--remove and --verify are both given"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(BankConfig, args=options)
+
+
+def test_bank_json_names_the_base_and_no_adapter(bank: AdapterBank, base: Base) -> None:
+    header = json.loads((bank.folder / "bank.json").read_text())
+    assert header["base_sha256"] == base.sha256 and header["format"] == 1
+    assert header["shape"]["hidden_size"] == 32 and header["shape"]["num_hidden_layers"] == 2
