@@ -67,11 +67,20 @@ def format_comparison(runs: Sequence[ComparedRun]) -> str:
             f"{run.summary['train']['wall_seconds']:.0f} | {_format_pair(bits, '{:.3f}')} | "
             f"{_format_pair(general, '{:.1%}')} |"
         )
-    sizes = {run.name: run.summary["evaluation"]["domain_characters"] for run in runs}
-    if len(set(sizes.values())) > 1:
-        counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        lines += ["", f"Bits a character do not compare: the runs scored different numbers of characters ({counts})."]
-    return "\n".join(lines)
+    warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
+    return "\n".join([*lines, *(line for each in warnings for line in ("", each))])
+
+
+def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:
+    """Return a warning if runs scored different texts; nothing if their bits per character compare.
+
+    Args:
+        num_characters: scored characters by run or method.
+    """
+    if len(set(num_characters.values())) < 2:
+        return []
+    counts = ", ".join(f"{name} {size:,}" for name, size in num_characters.items())
+    return [f"Bits a character do not compare: the runs scored different numbers of characters ({counts})."]
 
 
 def _format_pair(pair: dict[str, float | None], form: str) -> str:

@@ -28,7 +28,7 @@ from domext_ray.corpus.sources import resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.export import export_run
-from domext_ray.model.base import Base, load_base
+from domext_ray.model.base import SHIPPED_BASE, Base, load_base
 from domext_ray.model.budget import TOLERANCE, solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.graft import Extensions, describe_shape
@@ -64,7 +64,7 @@ def run_pretraining(config: PretrainConfig) -> Path:
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
     paths = resolve_paths(config)
-    config = resolve_schedule(config, paths.run)
+    config = resolve_schedule(_resolve_files(config), paths.run)
     base = _load_base(config)
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
@@ -90,6 +90,16 @@ def run_pretraining(config: PretrainConfig) -> Path:
         with hold_run(paths.run):
             _train(config, base, paths, identity, earlier)
     return paths.run
+
+
+def _resolve_files(config: PretrainConfig) -> PretrainConfig:
+    """Make the paths absolute that workers read: they run in folders of their own."""
+    base, probe = Path(config.base).expanduser(), config.train.general_probe
+    if config.base != SHIPPED_BASE and base.is_dir():
+        config = replace(config, base=str(base.resolve()))
+    if probe:
+        config = replace(config, train=replace(config.train, general_probe=str(Path(probe).expanduser().resolve())))
+    return config
 
 
 def _train(

@@ -34,6 +34,9 @@ ORDER = (
     "model.layers_domext",
     "model.modeling_domext",
     "model.base",
+    "model.lora",
+    "model.counts",
+    "model.budget",
     "model.graft",
     "training.objective",
     "training.phases",
@@ -47,9 +50,14 @@ ORDER = (
     "summary",
     "card",
     "export",
+    "export_adapters",
+    "bank",
+    "serving",
     "report",
     "comparison",
     "pipeline",
+    "tradeoff",
+    "study",
 )
 """Every module of the package; one may import only those before it. Jobs come last and may import all."""
 
