@@ -143,15 +143,15 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
     """Describe the method's modules, or an earlier run's."""
     sizes = method.module_hidden_size, method.module_ffn_size
     before = earlier.module_hidden_size, earlier.module_ffn_size
-    if sizes[0] and before[0] and sizes != before:
-        raise ConfigError(
-            f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "
-            f"of --init_from, {before[0]} and {before[1]}; give those to train them further, or 0 to keep them frozen."
-        )
     if sizes[0] % config.num_attention_heads:
         raise ConfigError(
             f"--method.module_hidden_size is {sizes[0]}; it must be divisible by the encoder's "
             f"{config.num_attention_heads} attention heads."
+        )
+    if sizes[0] and before[0] and sizes != before:
+        raise ConfigError(
+            f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "
+            f"of --init_from, {before[0]} and {before[1]}; give those to train them further, or 0 to keep them frozen."
         )
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
 

@@ -382,7 +382,7 @@ def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> 
 def _build_config(
     engine: EngineConfig, optim: OptimConfig, micro_batch_size: int, accumulation_steps: int, num_elements: int
 ) -> dict[str, Any]:
-    bucket = min(num_elements, MAX_BUCKET_ELEMENTS)
+    bucket = min(num_elements + num_elements % 2, MAX_BUCKET_ELEMENTS)  # DeepSpeed refuses an odd number
     zero: dict[str, Any] = {
         "stage": engine.zero_stage,
         "reduce_bucket_size": bucket,

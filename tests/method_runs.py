@@ -1,0 +1,379 @@
+"""Small real runs of a method without Ray: what the matrix measures in processes of its own (test_methods.py asserts).
+
+DeepSpeed keeps the first process group that it sees, so engines live in processes that are started for them; starting
+one takes seconds, so one launch runs all methods. What a worker of a job does is done here with the same functions:
+model, earlier run, base stored in bf16, checkpoints.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import shutil
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from methods import ROWS, Row, find_row
+from torch import Tensor
+
+from domext_ray.config import (
+    EngineConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PretrainConfig,
+    TrainConfig,
+    VocabConfig,
+    dump_yaml,
+)
+from domext_ray.corpus.extension import import_words
+from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.model.base import Base, hash_tensors, load_base
+from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, store_base
+from domext_ray.model.lora import name_unwrapped
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.training import engine as engine_module
+from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, save_checkpoint
+from domext_ray.training.engine import Engine, StepFigures, TrainState
+from domext_ray.training.objective import MaskedBatch, Masker
+from domext_ray.training.start import apply_start, build_run_model, check_start, load_start, pick_fixed, read_extensions
+
+CPU = torch.device("cpu")
+NUM_ROWS, MICRO_BATCH, STEPS, CUT, SHARD_STEPS = 8, 4, 6, 3, 3
+STAGES = (0, 1, 2, 3)
+# The gradient of a key's bias is zero but for rounding; AdamW's usual eps would blow that up to whole steps of noise.
+OPTIM = OptimConfig(lr=5e-3, warmup_steps=2, decay_steps=8, max_grad_norm=0.7, weight_decay=0.1, eps=1e-6)
+KNOWN_WORDS = (
+    "the of and to in a that was with she would their has when river small morning bread market teacher garden winter "
+    "wind patient doctor disease cell protein blood heart gene drug dose treatment model data table value"
+).split()
+NEW_WORDS = ["gluconate", "bronchitis", "stent", "##itis", "##emia"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders that all processes see.
+
+    Args:
+        root: of the runs.
+        bert: a tiny BERT.
+        roberta: a tiny RoBERTa.
+    """
+
+    root: Path
+    bert: Path
+    roberta: Path
+
+    @property
+    def words_file(self) -> Path:
+        """The new words, one a line."""
+        return self.root / "words.txt"
+
+    def base_of(self, row: Row) -> Path:
+        """Folder of a row's base."""
+        return self.roberta if row.roberta else self.bert
+
+    def run_of(self, row: Row) -> Path:
+        """Run directory of a row."""
+        return self.root / "runs" / row.slug
+
+    def tokenizer_of(self, row: Row) -> Path:
+        """Tokenizer of a row's run."""
+        return self.run_of(row) / "tokenizer"
+
+
+def make_places(root: Path, bert: Path, roberta: Path) -> Places:
+    """Make every row's run directory, with its configuration and its tokenizer."""
+    places = Places(root, bert, roberta)
+    places.words_file.write_text("\n".join(NEW_WORDS) + "\n", encoding="utf-8")
+    base, vocab = load_base(str(bert)), VocabConfig(words=str(places.words_file))
+    known = {"base": str(bert), "tokenizer_folder": bert, "num_base_rows": base.config.vocab_size}
+    united = import_words(vocab, folder=root / "words", **known)
+    for row in ROWS:
+        places.run_of(row).mkdir(parents=True)
+        source = united.folder if row.new_words else places.base_of(row)
+        shutil.copytree(source, places.tokenizer_of(row), ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        (places.run_of(row) / "config.yaml").write_text(dump_yaml(make_config(row, places)), encoding="utf-8")
+    return places
+
+
+def make_config(row: Row, places: Places) -> PretrainConfig:
+    """Return the configuration of a row's run; its checks are part of the test."""
+    return PretrainConfig(
+        base=str(places.base_of(row)),
+        seed=5,
+        init_from=str(places.run_of(find_row(row.after))) if row.after else "",
+        vocab=VocabConfig(words=str(places.words_file) if row.new_words else ""),
+        method=row.make_method(),
+        objective=ObjectiveConfig(next_sentence=row.pairs),
+        train=TrainConfig(global_batch_size=NUM_ROWS, seq_length=48),
+        optim=OPTIM,
+    )
+
+
+@dataclass(frozen=True)
+class Built:
+    """A row's model before its first step, and what of an earlier run stays in it."""
+
+    model: DomextForMaskedLM
+    base: Base
+    fixed: dict[str, Tensor]
+
+
+def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpoint | None = None) -> Built:
+    """Build a row's model as a worker of a job does: fresh, after an earlier run, or from the row's own checkpoint."""
+    config = make_config(row, places)
+    base = load_base(config.base, next_sentence=row.pairs)
+    start_dir = Path(config.init_from)
+    if checkpoint is not None:
+        earlier: Extensions | None = Extensions(**checkpoint.record["extensions"])
+        model = build_run_model(config, base, places.tokenizer_of(row), dropout, earlier)
+        model.load_state_dict(checkpoint.fixed, strict=False)
+        return Built(model, base, checkpoint.fixed)
+    if not row.after:
+        return Built(build_run_model(config, base, places.tokenizer_of(row), dropout), base, {})
+    check_start(start_dir, base.sha256, places.tokenizer_of(row))
+    model = build_run_model(config, base, places.tokenizer_of(row), dropout, read_extensions(start_dir))
+    start = load_start(start_dir)
+    apply_start(model, start, start_dir)
+    return Built(model, base, pick_fixed(model, start))
+
+
+def make_engine(
+    model: DomextForMaskedLM, stage: int = 0, state: TrainState | None = None, precision: str = "fp32"
+) -> Engine:
+    """Hand a model to the engine, as one of the group's workers."""
+    choose_attention(model, CPU, bf16=precision == "bf16")
+    return Engine(
+        model,
+        engine=EngineConfig(zero_stage=stage, precision=precision),  # type: ignore[arg-type]
+        optim=OPTIM,
+        warmup_steps=OPTIM.warmup_steps,
+        micro_batch_size=MICRO_BATCH,
+        accumulation_steps=NUM_ROWS // MICRO_BATCH // dist.get_world_size(),
+        seed=7,
+        device=CPU,
+        state=state,
+    )
+
+
+_load_tokenizer = cache(load_tokenizer)
+
+
+def draw_rows(row: Row, places: Places, step: int) -> pa.Table:
+    """Return the rows of a step's global batch: words at random, of different lengths, new ones among them."""
+    tokenizer = _load_tokenizer(places.tokenizer_of(row))
+    random = np.random.default_rng(step)
+    words = [*KNOWN_WORDS, *(NEW_WORDS[:3] * 8 if row.new_words else ())]
+    pieces = {word: tokenizer.encode(f" {word}", add_special_tokens=False) for word in words}
+    columns: dict[str, list[Any]] = {"input_ids": [], "word_starts": [], "second_start": []}
+    for _ in range(NUM_ROWS):
+        ids, starts = [tokenizer.cls_token_id], [True]
+        for text in range(2):
+            columns["second_start"] += [len(ids)] * text
+            for word in random.choice(words, random.integers(5, 12)):
+                ids += pieces[word]
+                starts += [True] + [False] * (len(pieces[word]) - 1)
+            ids, starts = [*ids, tokenizer.sep_token_id], [*starts, True]
+        columns["input_ids"].append(ids)
+        columns["word_starts"].append(starts)
+    columns["row_id"] = [NUM_ROWS * step + i for i in range(NUM_ROWS)]
+    columns["next_sentence"] = random.integers(0, 2, NUM_ROWS).tolist()
+    if not row.pairs:
+        del columns["second_start"], columns["next_sentence"]
+    return pa.table(columns)
+
+
+def draw_batches(row: Row, places: Places, step: int, rank: int = 0, world_size: int = 1) -> tuple[list[Any], int]:
+    """Return a rank's micro batches of a step, and the masked tokens of the global batch."""
+    objective = replace(ObjectiveConfig(next_sentence=row.pairs), mask_prob=0.3)
+    masker = Masker(_load_tokenizer(places.tokenizer_of(row)), objective, seed=3)
+    table, share = draw_rows(row, places, step), NUM_ROWS // world_size
+    own = masker.mask(table.slice(rank * share, share), epoch=0)
+    return masker.collate(own, MICRO_BATCH), int(masker.mask(table, epoch=0).selected.sum())
+
+
+def train(engine: Engine, row: Row, places: Places, first: int, last: int) -> list[StepFigures]:
+    """Make the steps from `first` to below `last`."""
+    figures = []
+    for step in range(first, last):
+        batches, num_masked = draw_batches(row, places, step, dist.get_rank(), dist.get_world_size())
+        figures.append(engine.train_step(batches, num_masked, step, NUM_ROWS if row.pairs else 0))
+    return figures
+
+
+# --- what one worker measures ---------------------------------------------------------------------------------------
+
+
+def measure_alone(row: Row, places: Places) -> dict[str, Any]:
+    """Train straight and with a cut, then without dropout in fp32 and in bf16; the run keeps its last checkpoint."""
+    built = build(row, places, dropout=0.1)
+    before = {name: each.detach().clone() for name, each in built.model.named_parameters()}
+    engine = make_engine(built.model)
+    figures = train(engine, row, places, 0, CUT)
+    save(row, places, built, CUT, engine)
+    figures += train(engine, row, places, CUT, STEPS)
+    straight = figures[CUT:], engine.gather_state()
+    after = {name: each.detach() for name, each in built.model.named_parameters()}
+    tensors = detach(built.model, {name: name for name in built.base.original_names})
+    results = {
+        "straight": straight,
+        "changed": {name_unwrapped(name) for name in before if not torch.equal(before[name], after[name])},
+        "names": {name_unwrapped(name) for name in before},
+        "sha256": hash_tensors(tensors),
+        "gradients": measure_gradients(row, places, built.model),
+    }
+    return results | {"resumed": resume(row, places), **measure_precisions(row, places)}
+
+
+def save(row: Row, places: Places, built: Built, step: int, engine: Engine) -> None:
+    """Save a checkpoint as a worker of a job does."""
+    state = engine.gather_state()
+    assert state is not None
+    record = {
+        "base": str(built.base.folder),
+        "base_sha256": built.base.sha256,
+        "extensions": asdict(describe_extensions(built.model.config)),
+    }
+    save_checkpoint(places.run_of(row) / "checkpoints", step, state, built.fixed, {}, record, keep=1)
+
+
+def resume(row: Row, places: Places) -> tuple[list[StepFigures], TrainState | None]:
+    """Go on from the checkpoint on the disk, and save the last one."""
+    latest = find_latest(places.run_of(row) / "checkpoints")
+    assert latest is not None
+    checkpoint = load_checkpoint(latest)
+    assert checkpoint.step == CUT
+    built = build(row, places, dropout=0.1, checkpoint=checkpoint)
+    engine = make_engine(built.model, state=checkpoint.state)
+    figures = train(engine, row, places, CUT, STEPS)
+    save(row, places, built, STEPS, engine)
+    return figures, engine.gather_state()
+
+
+def measure_gradients(row: Row, places: Places, model: DomextForMaskedLM) -> dict[str, float | None]:
+    """Return the largest element of every parameter's gradient; None without one."""
+    model.eval().zero_grad(set_to_none=True)
+    for batch in draw_batches(row, places, STEPS)[0]:
+        compute_loss(model, batch).backward()
+    grads = {name_unwrapped(name): each.grad for name, each in model.named_parameters()}
+    return {name: None if grad is None else grad.abs().max().item() for name, grad in grads.items()}
+
+
+def compute_loss(model: DomextForMaskedLM, batch: MaskedBatch) -> Tensor:
+    """Sum of the cross entropies, without the engine."""
+    inputs = {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    outputs = model(**inputs, masked_positions=batch.masked_positions)
+    loss = torch.nn.functional.cross_entropy(outputs[0], batch.labels, reduction="sum")
+    if batch.next_sentence_labels is None:
+        return loss
+    return loss + torch.nn.functional.cross_entropy(outputs.seq_relationship_logits, batch.next_sentence_labels)
+
+
+def measure_precisions(row: Row, places: Places) -> dict[str, Any]:
+    """Steps without dropout: in fp32, the reference for several workers, and in bf16 over a base stored in bf16."""
+    engine = make_engine(build(row, places).model)
+    reference = train(engine, row, places, 0, SHARD_STEPS), engine.gather_state()
+    model = build(row, places).model
+    store_base(model, torch.bfloat16)
+    frozen = {name: each.clone() for name, each in model.named_parameters() if not each.requires_grad}
+    engine = make_engine(model, precision="bf16")
+    figures = train(engine, row, places, 0, SHARD_STEPS)
+    params = dict(model.named_parameters())
+    return {
+        "reference": reference,
+        "bf16": figures,
+        "bf16_frozen": {name: str(each.dtype) for name, each in frozen.items() if each.ndim > 1},
+        "bf16_kept": all(torch.equal(params[name], each) for name, each in frozen.items()),
+    }
+
+
+# --- what two workers measure ---------------------------------------------------------------------------------------
+
+
+def measure_sharded(row: Row, places: Places, stage: int) -> tuple[list[StepFigures], TrainState | None]:
+    """The reference's steps on several workers."""
+    model = build(row, places).model
+    engine = make_engine(model, stage)
+    assert stage < 3 or not any(each.numel() for each in model.parameters()), "every tensor is sharded"
+    return train(engine, row, places, 0, SHARD_STEPS), engine.gather_state()
+
+
+def shard_everything() -> None:
+    """Make ZeRO-3 shard every tensor: the tiny base's are all below the size from which DeepSpeed does."""
+    build_config = engine_module._build_config
+
+    def build_strict_config(*arguments: Any) -> dict[str, Any]:
+        config = build_config(*arguments)
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return config
+
+    engine_module._build_config = build_strict_config
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def try_to(measure: Callable[..., Any], *arguments: Any) -> Any:
+    """Measure a row; a failure is its result, as text, so that the other rows go on."""
+    try:
+        return measure(*arguments)
+    except Exception:
+        return traceback.format_exc()
+
+
+def split_rows(share: int, num_shares: int) -> list[Row]:
+    """Share the rows out; a row stays with the one that it goes on from."""
+
+    def find_root(row: Row) -> Row:
+        return find_root(find_row(row.after)) if row.after else row
+
+    roots = [row for row in ROWS if not row.after]
+    return [row for row in ROWS if roots.index(find_root(row)) % num_shares == share]
+
+
+def _work(rank: int, num_processes: int, together: bool, places: Places) -> None:
+    torch.set_num_threads(1)
+    name = "together" if together else f"alone-{rank}"
+    os.environ |= {"LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
+    os.environ |= {"TORCH_EXTENSIONS_DIR": str(places.root / f"extensions-{rank}")}
+    os.dup2(os.open(places.root / f"output-{name}-{rank}", os.O_CREAT | os.O_WRONLY), 1)
+    world_rank, world_size = (rank, num_processes) if together else (0, 1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{places.root / f'store-{name}'}",
+        rank=world_rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=120),  # of a row that fails on one rank only
+    )
+    # DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out.
+    importlib.import_module("deepspeed")
+    gc.freeze()
+    results: dict[str, Any] = {}
+    if together:
+        shard_everything()
+        for row in ROWS:
+            for stage in STAGES:
+                results[f"{row.slug}/{stage}"] = try_to(measure_sharded, row, places, stage)
+    else:
+        for row in split_rows(rank, num_processes):
+            results[row.slug] = try_to(measure_alone, row, places)
+    torch.save(results, places.root / f"results-{name}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def launch(places: Places, *, together: bool) -> list[dict[str, Any]]:
+    """Run all rows in two processes: each on all rows as one of two workers, or each alone on its share of the rows."""
+    torch.multiprocessing.spawn(_work, (2, together, places), nprocs=2)
+    names = ["together"] * 2 if together else ["alone-0", "alone-1"]
+    paths = [places.root / f"results-{name}-{rank}.pt" for rank, name in enumerate(names)]
+    return [torch.load(path, weights_only=False) for path in paths]

@@ -1,0 +1,195 @@
+"""The methods of the behaviour matrix (test_methods.py): a new method, or a new combination, joins by one row here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from domext_ray.config import MethodConfig
+
+ALL_MATRICES = "query,key,value,attention_output,intermediate,output"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method and what is expected of it.
+
+    Args:
+        name: what the table calls it.
+        method: `MethodConfig` on the tiny base (2 layers, 32 wide, 4 heads); heads and FFN units are 0 unless given.
+        trained: regular expression of the trained tensors' names; all others must stay bit for bit.
+        shipped: what differs on the shipped base, whose numbers the table shows.
+        exact_start: step 0 is the base exactly, or with `after` that run's model; else it is near.
+        plain_export: the export is transformers' own BERT or RoBERTa, without code.
+        roberta: on the tiny RoBERTa.
+        new_words: beside the base's words there are new ones.
+        pairs: rows are pairs, and a fresh next-sentence head trains.
+        after: name of the row whose run this one goes on from (`--init_from`).
+    """
+
+    name: str
+    method: dict[str, Any]
+    trained: str
+    shipped: dict[str, Any] = field(default_factory=dict)
+    exact_start: bool = True
+    plain_export: bool = False
+    roberta: bool = False
+    new_words: bool = False
+    pairs: bool = False
+    after: str = ""
+
+    @property
+    def slug(self) -> str:
+        """Name of the test and of the run's directory."""
+        return re.sub(r"\W+", "-", self.name.lower()).strip("-")
+
+    def make_method(self, *, shipped: bool = False) -> MethodConfig:
+        """Return the method on the tiny base, or on the shipped one."""
+        values = {"heads": 0, "ffn_units": 0, **self.method, **(self.shipped if shipped else {})}
+        return MethodConfig(name=self.slug, **values)
+
+    def trains(self, name: str) -> bool:
+        """Whether a tensor is expected to train."""
+        return re.search(self.trained, name) is not None
+
+
+WORDS = r"^(bert\.embeddings|cls\.predictions)\.extension\."
+MODULES = {"module_hidden_size": 12, "module_ffn_size": 20}
+SHIPPED_MODULES = {"module_hidden_size": 84, "module_ffn_size": 340}
+BOTTLENECK = {"bottleneck_size": 6}
+SHIPPED_BOTTLENECK = {"bottleneck_size": 64}
+UNITS = {"ffn_units": 512}
+
+ROWS = [
+    Row("full", {"trains": "all"}, r"", plain_export=True),
+    Row(
+        "top layers",
+        {"trains": "top_layers", "top_layers": 1},
+        r"^bert\.encoder\.layer\.1\.",
+        {"top_layers": 2},
+        plain_export=True,
+    ),
+    Row("LayerNorms", {"trains": "layer_norms"}, r"^bert\..*LayerNorm\.", plain_export=True),
+    Row("biases", {"trains": "biases"}, r"^bert\..*\.bias$", plain_export=True),
+    Row("FL-Tuning", {"ffn_units": 10}, r"\.layer\.\d\.domains\.domain\.", UNITS),
+    Row(
+        "LoRA",
+        {"lora_rank": 3},
+        r"\.attention\.self\.(query|value)\.lora_[AB]\.",
+        {"lora_rank": 16},
+        plain_export=True,
+    ),
+    Row(
+        "LoRA, all matrices",
+        {"lora_rank": 2, "lora_alpha": 3, "lora_targets": ALL_MATRICES},
+        r"\.(query|key|value|dense)\.lora_[AB]\.",
+        {"lora_rank": 16, "lora_alpha": 0},
+        plain_export=True,
+        roberta=True,
+    ),
+    Row("AF", {"heads": 1, "ffn_units": 10}, r"\.layer\.\d\.(attention\.)?domains\.domain\.", UNITS),
+    Row("exBERT", MODULES, r"\.extension\.", SHIPPED_MODULES, exact_start=False, new_words=True),
+    Row(
+        "exBERT, modules only",
+        MODULES,
+        r"\.layer\.\d\.extension\.",
+        SHIPPED_MODULES,
+        exact_start=False,
+        roberta=True,
+    ),
+    Row("new words", {}, WORDS, new_words=True),
+    Row(
+        "bottleneck",
+        BOTTLENECK,
+        r"\.(attention\.)?output\.domains\.domain\.(down|up|norm)\.",
+        SHIPPED_BOTTLENECK,
+    ),
+    Row(
+        "bottleneck, paper's start, upper layers",
+        {**BOTTLENECK, "init": "paper", "layers": "1"},
+        r"\.layer\.1\.(attention\.)?output\.domains\.domain\.(down|up|norm)\.",
+        {**SHIPPED_BOTTLENECK, "layers": "2-3"},
+        exact_start=False,
+        roberta=True,
+    ),
+    # combinations
+    Row(
+        "AF heads + new words",
+        {"heads": 1},
+        rf"\.attention\.domains\.domain\.|{WORDS}",
+        new_words=True,
+    ),
+    Row(
+        "exBERT + bottleneck without norms",
+        {**MODULES, **BOTTLENECK, "bottleneck_norms": False},
+        r"\.extension\.|\.output\.domains\.domain\.(down|up)\.",
+        {**SHIPPED_MODULES, **SHIPPED_BOTTLENECK},
+        exact_start=False,
+        new_words=True,
+    ),
+    Row(
+        "AF + bottleneck, one domain",
+        {"heads": 1, "ffn_units": 10, **BOTTLENECK},
+        r"\.domains\.domain\.",
+        {**UNITS, **SHIPPED_BOTTLENECK},
+        roberta=True,
+    ),
+    Row(
+        "LoRA + AF heads",
+        {"lora_rank": 3, "lora_targets": "query,output", "heads": 1},
+        r"\.lora_[AB]\.|\.attention\.domains\.domain\.",
+        {"lora_rank": 16},
+    ),
+    Row(
+        "AF + sentence pairs",
+        {"heads": 1, "ffn_units": 10},
+        r"\.domains\.domain\.|^bert\.pooler\.|^cls\.seq_relationship\.",
+        UNITS,
+        pairs=True,
+    ),
+    # beside or after an earlier run's
+    Row(
+        "second bottleneck beside a frozen one",
+        {**BOTTLENECK, "domain": "second", "bottleneck_size": 5},
+        r"\.domains\.second\.",
+        SHIPPED_BOTTLENECK,
+        after="bottleneck",
+    ),
+    Row(
+        "task bottleneck over AF",
+        {**BOTTLENECK, "domain": "task", "trains": "domain"},
+        r"\.output\.domains\.task\.",
+        SHIPPED_BOTTLENECK,
+        after="AF",
+    ),
+    Row(
+        "AF over frozen new words",
+        {"heads": 1, "ffn_units": 10, "trains": "domain"},
+        r"\.domains\.domain\.",
+        UNITS,
+        new_words=True,
+        after="new words",
+    ),
+    Row(
+        "LoRA beside a frozen bottleneck",
+        {"lora_rank": 3},
+        r"\.lora_[AB]\.",
+        {"lora_rank": 16},
+        after="bottleneck",
+    ),
+    Row(
+        "exBERT, second stage",
+        {**MODULES, "trains": "all"},
+        r"",
+        SHIPPED_MODULES,
+        new_words=True,
+        after="exBERT",
+    ),
+]
+"""Every method, then combinations; a row that goes on from another one stands below it."""
+
+
+def find_row(name: str) -> Row:
+    """Return the row of a name."""
+    return next(row for row in ROWS if row.name == name)

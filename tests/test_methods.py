@@ -1,0 +1,463 @@
+"""The behaviour matrix: every method and combination of methods.py, each against the same list of promises.
+
+`python tests/test_methods.py` runs it and prints the table of README.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from method_runs import (
+    CUT,
+    STAGES,
+    STEPS,
+    Places,
+    build,
+    draw_batches,
+    launch,
+    make_places,
+)
+from methods import ALL_MATRICES, ROWS, Row, find_row
+from torch import Tensor
+from transformers import AutoModelForMaskedLM
+
+from domext_ray.config import MethodConfig, PretrainConfig, ShapeConfig
+from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.errors import ConfigError
+from domext_ray.export import export_run, rebuild_run
+from domext_ray.model.base import Base, hash_tensors, load_base
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.counts import ParameterCounts, count_parameters
+from domext_ray.model.graft import Extensions, build_model, describe_extensions, describe_shape, detach
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.pipeline import _resolve_budget
+from domext_ray.training.engine import StepFigures, TrainState
+from domext_ray.training.evaluate import read_probe
+
+pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
+NUM_SHIPPED_WORDS = 2000
+PLAIN = MethodConfig(name="base", trains="biases", heads=0, ffn_units=0)
+each_row = pytest.mark.parametrize("row", ROWS, ids=[row.slug for row in ROWS])
+
+
+@pytest.fixture(scope="module")
+def places(tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    return make_places(tmp_path_factory.mktemp("methods"), tiny_base_folder, tiny_roberta_folder)
+
+
+@pytest.fixture(scope="module")
+def runs(places: Places) -> dict[str, Any]:
+    """What every row's own runs gave; afterwards each run directory holds the row's last checkpoint."""
+    first, second = launch(places, together=False)
+    return first | second
+
+
+@pytest.fixture(scope="module")
+def sharded(places: Places, runs: dict[str, Any]) -> dict[str, Any]:
+    """What rank 0 of two workers saw, by row and ZeRO stage."""
+    ranks = launch(places, together=True)
+    failures = {key: result for key, result in ranks[1].items() if isinstance(result, str)}
+    return ranks[0] | failures
+
+
+def take(results: dict[str, Any], key: str) -> Any:
+    """Return what a row's run gave; its failure is that of the test."""
+    if isinstance(results[key], str):
+        pytest.fail(results[key], pytrace=False)
+    return results[key]
+
+
+def measure_distance(first: TrainState, second: TrainState) -> float:
+    """Largest difference of any element of any tensor."""
+    assert first.num_updates == second.num_updates and list(first.tensors) == list(second.tensors)
+    pairs = (
+        (getattr(first.tensors[name], part), getattr(second.tensors[name], part))
+        for name in first.tensors
+        for part in ("param", "exp_avg", "exp_avg_sq")
+    )
+    return max((one - other).abs().max().item() for one, other in pairs)
+
+
+def list_losses(figures: list[StepFigures]) -> list[float]:
+    return [each.loss + each.next_sentence_loss for each in figures]
+
+
+@torch.no_grad()
+def score(model: torch.nn.Module, row: Row, places: Places) -> Tensor:
+    """Logits of a padded batch of the row's text."""
+    batch = draw_batches(row, places, STEPS)[0][0]
+    return model.eval()(batch.input_ids, attention_mask=batch.attention_mask)[0]
+
+
+# --- the matrix -----------------------------------------------------------------------------------------------------
+
+
+@each_row
+def test_trains_what_it_says_and_leaves_the_rest(row: Row, places: Places, runs: dict[str, Any]) -> None:
+    run = take(runs, row.slug)
+    expected = {name for name in run["names"] if row.trains(name)}
+    assert run["changed"] == expected
+    base = load_base(str(places.base_of(row)), next_sentence=row.pairs)
+    assert (run["sha256"] == base.sha256) == keeps_base(row)
+
+
+@each_row
+def test_gradients_are_where_it_trains(row: Row, runs: dict[str, Any]) -> None:
+    gradients = take(runs, row.slug)["gradients"]
+    assert {name for name, grad in gradients.items() if grad is not None} == {
+        name for name in gradients if row.trains(name)
+    }
+    assert [name for name, grad in gradients.items() if grad == 0.0] == []
+
+
+@each_row
+def test_counts_are_those_of_the_tensors(row: Row, places: Places, runs: dict[str, Any]) -> None:
+    take(runs, row.slug)
+    built = build(row, places)
+    counts = count_parameters(built.model.config, row.make_method(), built.base.heads, next_sentence=row.pairs)
+    params = dict(built.model.named_parameters())
+    assert counts.total == sum(each.numel() for each in params.values())
+    assert counts.trainable == sum(each.numel() for each in params.values() if each.requires_grad)
+    assert counts.encoder == sum(each.numel() for name, each in params.items() if name.startswith("bert."))
+
+
+@each_row
+def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> None:
+    """Or, where it goes on from another run, at that run's model."""
+    take(runs, row.slug)
+    built = build(row, places)
+    known = row if not row.new_words or row.after else replace(row, new_words=False)  # rows without new words
+    if row.after:
+        reference = rebuild_run(places.run_of(find_row(row.after))).model
+    else:
+        size = built.base.config.vocab_size
+        reference = build_model(built.base, ShapeConfig(), PLAIN, vocab_size=size, dropout=0.0, seed=0)
+    expected = score(reference, known, places)
+    found = score(built.model, known, places)[..., : expected.shape[-1]]
+    distance = (found - expected).abs().max().item()
+    assert torch.equal(found, expected) if row.exact_start else 1e-4 < distance < 10.0
+
+
+@each_row
+def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: dict[str, Any]) -> None:
+    take(runs, row.slug)
+    run = rebuild_run(places.run_of(row))
+    assert run.base is not None and run.checkpoint.step == STEPS
+    names = {name: name for name in run.base.original_names}
+    tensors = detach(run.model, names)
+    assert (hash_tensors(tensors) == run.base.sha256) == keeps_base(row)
+    assert all(torch.equal(each, run.base.tensors[name]) for name, each in tensors.items() if not row.trains(name))
+
+
+@pytest.fixture
+def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers copies an export's code and imports it from there: here, for one test."""
+
+    def forget_modules() -> None:
+        for name in [each for each in sys.modules if each.split(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    others = [each for each in sys.path if not Path(each, "transformers_modules").is_dir()]  # of tests before
+    monkeypatch.setattr(sys, "path", others)
+    forget_modules()
+    yield
+    forget_modules()
+
+
+@pytest.mark.usefixtures("_own_modules")
+@each_row
+def test_an_export_loads_with_transformers(row: Row, places: Places, runs: dict[str, Any], tmp_path: Path) -> None:
+    take(runs, row.slug)
+    folder = export_run(places.run_of(row), tmp_path / f"export_{row.slug.replace('-', '_')}")
+    assert bool(list(folder.glob("*.py"))) != row.plain_export
+    exported = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=not row.plain_export)
+    assert type(exported) is not DomextForMaskedLM
+    expected = score(rebuild_run(places.run_of(row)).model, row, places)
+    torch.testing.assert_close(score(exported, row, places), expected, atol=1e-5, rtol=0)
+
+
+@each_row
+def test_resume_is_exact(row: Row, runs: dict[str, Any]) -> None:
+    run = take(runs, row.slug)
+    (going_on, expected), (again, found) = run["straight"], run["resumed"]
+    assert len(again) == STEPS - CUT and again == going_on
+    assert measure_distance(found, expected) == 0.0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@each_row
+def test_zero_on_two_workers(row: Row, stage: int, runs: dict[str, Any], sharded: dict[str, Any]) -> None:
+    expected_figures, expected = take(runs, row.slug)["reference"]
+    figures, found = take(sharded, f"{row.slug}/{stage}")
+    assert list_losses(figures) == pytest.approx(list_losses(expected_figures), abs=1e-4)
+    assert [each.grad_norm for each in figures] == pytest.approx(
+        [each.grad_norm for each in expected_figures], rel=1e-3
+    )
+    assert measure_distance(found, expected) < 1e-4
+
+
+@each_row
+def test_bf16(row: Row, runs: dict[str, Any]) -> None:
+    run = take(runs, row.slug)
+    losses, expected = list_losses(run["bf16"]), list_losses(run["reference"][0])
+    assert all(each.finite for each in run["bf16"])
+    assert losses == pytest.approx(expected, abs=0.1) and losses != pytest.approx(expected, abs=1e-6)
+    assert set(run["bf16_frozen"].values()) <= {"torch.bfloat16"} and run["bf16_kept"]
+    assert bool(run["bf16_frozen"]) == any(not row.trains(name) for name in run["bf16_frozen"])
+
+
+def keeps_base(row: Row) -> bool:
+    """Whether nothing of the base trains."""
+    method = row.make_method()
+    return method.trains in ("extensions", "domain")
+
+
+# --- numbers on the shipped base ------------------------------------------------------------------------------------
+
+
+@cache
+def load_shipped() -> Base:
+    return load_base("general-mini")
+
+
+def describe_shipped(row: Row) -> tuple[DomextConfig, ParameterCounts]:
+    """Return a row's model on the shipped base, and its counts."""
+    base, method = load_shipped(), row.make_method(shipped=True)
+    earlier = describe_extensions(describe_shipped(find_row(row.after))[0]) if row.after else None
+    config = describe_shape(
+        base,
+        ShapeConfig(),
+        method,
+        vocab_size=base.config.vocab_size,
+        num_new_words=NUM_SHIPPED_WORDS if row.new_words else 0,
+        next_sentence=row.pairs,
+        earlier=earlier,
+    )
+    return config, count_parameters(config, method, base.heads, next_sentence=row.pairs)
+
+
+@each_row
+def test_shipped_sizes(row: Row, record_property: Any) -> None:
+    """The table's numbers: what trains, and how far the start is from the base where it is not exactly the base."""
+    config, counts = describe_shipped(row)
+    record_property("trained", counts.trainable)
+    record_property("share", counts.trainable_frac)
+    assert 0 < counts.trainable_frac <= 1
+    if row.exact_start:
+        return
+    base = load_shipped()
+    batch = load_tokenizer(base.tokenizer_folder)(read_probe("")[:16], padding=True, return_tensors="pt")
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    reference, model = (
+        build_model(
+            base,
+            ShapeConfig(),
+            method,
+            vocab_size=base.config.vocab_size,
+            new_words=words,
+            dropout=0.0,
+            seed=0,
+        ).eval()
+        for method, words in (
+            (PLAIN, []),
+            (row.make_method(shipped=True), [[7]] * NUM_SHIPPED_WORDS if row.new_words else []),
+        )
+    )
+    with torch.no_grad():
+        expected, found = (each(ids, attention_mask=mask).logits[mask.bool()] for each in (reference, model))
+    distance = (found[:, : expected.shape[-1]] - expected).abs().mean().item()
+    record_property("distance", distance)
+    assert 0 < distance < 10
+
+
+# --- budgets --------------------------------------------------------------------------------------------------------
+
+SIZED = {
+    "fl_tuning": {"ffn_units": 512},
+    "af": {"heads": 1, "ffn_units": 512},
+    "bottleneck": {"bottleneck_size": 64},
+    "bottleneck_without_norms": {"bottleneck_size": 64, "bottleneck_norms": False},
+    "bottleneck_upper_half": {"bottleneck_size": 64, "layers": "2-3"},
+    "exbert": {"module_hidden_size": 84, "module_ffn_size": 340},
+    "lora": {"lora_rank": 16, "lora_targets": "query,value"},
+    "lora_all_matrices": {"lora_rank": 16, "lora_targets": ALL_MATRICES},
+    "af_and_bottleneck": {"heads": 1, "ffn_units": 512, "bottleneck_size": 64},
+    "exbert_and_bottleneck": {"module_hidden_size": 84, "module_ffn_size": 340, "bottleneck_size": 64},
+    "lora_and_units": {"lora_rank": 16, "ffn_units": 100},
+}
+
+
+def make_base(shape: str) -> Base:
+    """The shipped base, or the shape of BERT-base with its pooler."""
+    if shape == "general-mini":
+        return load_shipped()
+    return replace(load_shipped(), config=DomextConfig(has_pooler=True))
+
+
+def solve(base: Base, method: dict[str, Any], budget: float, num_new_words: int = 0) -> float:
+    """Return the trainable share that a method has after its sizes were solved, as a job does it."""
+    config = PretrainConfig(
+        base=base.id, method=MethodConfig(**{"heads": 0, "ffn_units": 0, **method}, trainable_budget=budget)
+    )
+    solved = _resolve_budget(config, base, num_new_words, None).method
+    shape = describe_shape(base, config.shape, solved, vocab_size=base.config.vocab_size, num_new_words=num_new_words)
+    counts = count_parameters(shape, solved, base.heads)
+    assert counts.trainable <= counts.encoder
+    return counts.trainable / counts.encoder
+
+
+BUDGETS = (0.05, 0.17, 0.4)
+# A rank is a coarse step where all matrices of a small base have it; in two matrices a layer it is soon their width.
+REFUSED = {
+    ("lora_all_matrices", "general-mini", 0.05): "the nearest size of this method trains 4.88%",
+    ("lora", "general-mini", 0.17): "which takes a rank of 269 in matrices of width 256",
+    ("lora", "general-mini", 0.4): "which takes a rank of 877 in matrices of width 256",
+    ("lora", "bert-base", 0.4): "which takes a rank of 1980 in matrices of width 768",
+}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("shape", ["general-mini", "bert-base"])
+@pytest.mark.parametrize("name", SIZED)
+def test_a_budget_is_met_within_a_hundredth(name: str, shape: str, budget: float) -> None:
+    refusal = REFUSED.get((name, shape, budget))
+    if refusal:
+        with pytest.raises(ConfigError, match=re.escape(refusal)):
+            solve(make_base(shape), SIZED[name], budget)
+        return
+    assert solve(make_base(shape), SIZED[name], budget) == pytest.approx(budget, rel=0.01)
+
+
+@pytest.mark.parametrize("budget", [0.17, 0.4])
+def test_a_budget_counts_new_words(budget: float) -> None:
+    assert solve(load_shipped(), SIZED["exbert"], budget, NUM_SHIPPED_WORDS) == pytest.approx(budget, rel=0.01)
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def describe(method: dict[str, Any], earlier: Extensions | None = None) -> None:
+    base = load_shipped()
+    describe_shape(base, ShapeConfig(), MethodConfig(**method), vocab_size=base.config.vocab_size, earlier=earlier)
+
+
+EARLIER = Extensions({"law": {"bottleneck_size": 16}})
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda: describe({"layers": "3-4"}), "--method.layers is '3-4'; the encoder has the layers 0 to 3"),
+        (lambda: describe({"layers": "3-1"}), "--method.layers is '3-1'; it must be"),
+        (lambda: describe({"layers": "-1"}), "--method.layers is '-1'; it must be"),
+        (lambda: describe({"layers": "all"}), "--method.layers is 'all'; it must be"),
+        (
+            lambda: describe({"active_domains": "domain,law"}),
+            "--method.active_domains names 'law'; the model has domain",
+        ),
+        (lambda: describe({"active_domains": "law"}, EARLIER), "--method.active_domains is 'law'; it must be"),
+        (lambda: describe({"domain": "law"}, EARLIER), "--method.domain 'law' is the name of a domain of --init_from"),
+        (lambda: describe({"domain": "a b"}), "--method.domain is 'a b'; it must be"),
+        (
+            lambda: PretrainConfig(method=MethodConfig(heads=0, ffn_units=0, bottleneck_size=0)),
+            "--method.trains is 'extensions'; it must be all when there is no extension",
+        ),
+        (lambda: MethodConfig(bottleneck_size=-1), "--method.bottleneck_size is -1; it must be 0 or more"),
+        (lambda: MethodConfig(trains="layer_norms"), "--method.trains is 'layer_norms'; it must be"),
+        (lambda: MethodConfig(trains="all", lora_rank=4), "--method.trains is 'all'; it must be extensions"),
+        (
+            lambda: MethodConfig(trains="top_layers", heads=0, ffn_units=0),
+            "--method.top_layers is 0; it must be above 0",
+        ),
+        (
+            lambda: describe({"trains": "top_layers", "top_layers": 5, "heads": 0, "ffn_units": 0}),
+            "--method.top_layers is 5; the encoder has 4 layers",
+        ),
+        (lambda: MethodConfig(lora_rank=4, lora_targets="query,pooler"), "--method.lora_targets is 'pooler'; it must"),
+        (lambda: MethodConfig(ffn_units=0, trainable_budget=0.1), "--method.trainable_budget is 0.1; it must be 0"),
+        (
+            lambda: solve(load_shipped(), {"heads": 2, "ffn_units": 1}, 0.05),
+            "--method.trainable_budget is 0.05; the smallest size of this method",
+        ),
+        (
+            lambda: solve(load_shipped(), {"bottleneck_size": 4}, 0.0021),
+            "--method.trainable_budget is 0.0021; the ",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(act: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        act()
+    message = str(caught.value)
+    assert message.startswith("--method.") and message.endswith(".") and "\n" not in message and ". " not in message
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+PLACES_IN_TABLE = {
+    "Trains": (
+        "test_trains_what_it_says_and_leaves_the_rest",
+        "test_gradients_are_where_it_trains",
+        "test_counts_are_those_of_the_tensors",
+        "test_shipped_sizes",
+    ),
+    "Start": ("test_starts_at_the_base",),
+    "Base": ("test_trains_what_it_says_and_leaves_the_rest", "test_the_base_comes_back_from_a_checkpoint"),
+    "Resume": ("test_resume_is_exact",),
+    "ZeRO 0–3": ("test_zero_on_two_workers",),
+    "bf16": ("test_bf16",),
+    "Export": ("test_an_export_loads_with_transformers",),
+}
+"""The tests that stand behind each column; a cell of which one failed says so."""
+
+
+class Collector:
+    """A pytest plugin that keeps each row's outcomes and recorded figures."""
+
+    def __init__(self) -> None:
+        self.passed: dict[tuple[str, str], bool] = {}
+        self.figures: dict[str, dict[str, Any]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        report = yield
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if "row" in params and (report.when == "call" or report.failed):
+            key = params["row"].slug, item.originalname
+            self.passed[key] = self.passed.get(key, True) and report.passed
+            self.figures.setdefault(params["row"].slug, {}).update(report.user_properties)
+        return report
+
+    def format_table(self) -> str:
+        """Return the table of README."""
+        lines = [["Method", *PLACES_IN_TABLE], ["---"] * (len(PLACES_IN_TABLE) + 1)]
+        lines += [[row.name, *(self._format_cell(row, column) for column in PLACES_IN_TABLE)] for row in ROWS]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def _format_cell(self, row: Row, column: str) -> str:
+        if not all(self.passed.get((row.slug, test), False) for test in PLACES_IN_TABLE[column]):
+            return "**fails**"
+        figures = self.figures[row.slug]
+        return {
+            "Trains": f"{figures['trained']:,} ({figures['share']:.1%})" if "trained" in figures else "",
+            "Start": "exact" if row.exact_start else f"{figures['distance']:.1e}",
+            "Base": "kept" if keeps_base(row) else "changes",
+            "Resume": "exact",
+            "Export": "plain" if row.plain_export else "with code",
+        }.get(column, "yes")
+
+
+if __name__ == "__main__":
+    collector = Collector()
+    status = pytest.main([__file__, "-q", "--no-header"], plugins=[collector])
+    print(f"\n{collector.format_table()}")
+    sys.exit(status)
