@@ -1,33 +1,16 @@
-"""What `jobs/benchmark.py step` times the library against: each method's equations, written down literally."""
+"""What `jobs/benchmark.py step` times AF Adapter and exBERT against: their equations, written down literally."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmark_timing import Batch
 from torch import Tensor, nn
 
 from domext_ray.model.modeling_domext import DomextForMaskedLM
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows without padding.
-
-    Args:
-        input_ids: int64 [B, N].
-        masked_positions: int64 [P], places in the flattened [B·N].
-        labels: int64 [P].
-        all_labels: int64 [B·N], -100 where nothing is predicted.
-    """
-
-    input_ids: Tensor
-    masked_positions: Tensor
-    labels: Tensor
-    all_labels: Tensor
 
 
 class Rival(nn.Module, ABC):

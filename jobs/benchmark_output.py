@@ -1,0 +1,28 @@
+"""What a benchmark writes, and what its figures depend on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a result whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return what the figures depend on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}

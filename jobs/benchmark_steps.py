@@ -1,0 +1,305 @@
+"""Training steps of this library's models, in turn with a rival's or with each other's, for `jobs/benchmark.py`."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from benchmark_output import describe_machine, write_json
+from benchmark_timing import Batch, Clock, Seconds, check_figures, compute_figures, make_batch, make_step
+from rivals import AfRival, ExbertRival, Rival
+from rivals_adapters import AdaptersRival
+from torch import Tensor
+
+from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.model.graft import build_model, choose_attention, is_extension
+from domext_ray.model.modeling_domext import DomextForMaskedLM
+
+VOCAB_SIZE = 30_522
+RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run
+METHODS = {
+    "full": "continued pre-training",
+    "af": "AF Adapter",
+    "exbert": "exBERT",
+    "bottleneck": "bottleneck adapters",
+    "lora": "LoRA",
+}
+FROZEN = "frozen base, forward only"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """This library's side and the rival's, on one batch; each call makes a step, or a run of which it returns a step.
+
+    Args:
+        time_model: this library.
+        time_rival: the other one.
+        loss_difference: between the two before the first step, in fp32.
+    """
+
+    time_model: Callable[[], Seconds]
+    time_rival: Callable[[], Seconds]
+    loss_difference: float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of training steps at one length.
+
+    Args:
+        length: tokens of a row.
+        rows: rows of a step.
+        model_seconds: every repetition of this library's model.
+        rival_seconds: every repetition of the rival.
+        model_cpu_seconds: processor time of the same, over all threads; other programs disturb it less.
+        rival_cpu_seconds: likewise.
+        loss_difference: between the two before the first step, in fp32.
+    """
+
+    length: int
+    rows: int
+    model_seconds: tuple[float, ...]
+    rival_seconds: tuple[float, ...]
+    model_cpu_seconds: tuple[float, ...]
+    rival_cpu_seconds: tuple[float, ...]
+    loss_difference: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the model is, by medians."""
+        return statistics.median(self.rival_seconds) / statistics.median(self.model_seconds)
+
+    @property
+    def cpu_ratio(self) -> float:
+        """How many times less processor time the model takes, by medians."""
+        return statistics.median(self.rival_cpu_seconds) / statistics.median(self.model_cpu_seconds)
+
+
+def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
+    """Return the mean loss of the predicted positions, as training computes it."""
+    logits = model(batch.input_ids, masked_positions=batch.masked_positions).logits
+    return F.cross_entropy(logits.float(), batch.labels)
+
+
+def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
+    """Return the extensions of one of `METHODS`, or of "frozen", which has none.
+
+    The start is the papers' own: with a zero start the extensions would not show in the loss that is compared.
+    """
+    af, exbert = method == "af", method == "exbert"
+    return MethodConfig(
+        heads=options.heads if af else 0,
+        ffn_units=options.ffn_units if af else 0,
+        module_hidden_size=options.module_hidden_size if exbert else 0,
+        module_ffn_size=options.module_ffn_size if exbert else 0,
+        bottleneck_size=options.bottleneck_size if method == "bottleneck" else 0,
+        lora_rank=options.lora_rank if method == "lora" else 0,
+        lora_targets=options.lora_targets,
+        init="paper",
+        trains="all" if method in ("full", "frozen") else "extensions",
+    )
+
+
+def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
+    """Make a model of BERT-base width on the device.
+
+    Args:
+        options: its sizes.
+        method: one of `METHODS`, whose extensions train ("full": everything); "frozen": nothing trains.
+    """
+    shape = ShapeConfig(
+        num_hidden_layers=options.layers,
+        hidden_size=768,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=max(512, *options.lengths),
+    )
+    new_words = [[0]] * options.new_words if method == "exbert" else []
+    config = describe_method(options, method)
+    model = build_model(
+        None, shape, config, vocab_size=VOCAB_SIZE, new_words=new_words, dropout=options.dropout, seed=0
+    )
+    choose_attention(model, torch.device(options.device), bf16=options.precision == "bf16")
+    # Without a base its heads would train too; a real base brings them.
+    for name, param in model.named_parameters():
+        param.requires_grad_(method == "full" or (method != "frozen" and is_extension(name)))
+    return model.to(options.device).train()
+
+
+@contextmanager
+def pair_with_equations(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
+    """Pair a model with its paper's equations, on the same weights."""
+    model = make_model(options, options.method)
+    rival: Rival = (ExbertRival if options.method == "exbert" else AfRival)(copy.deepcopy(model)).train()
+    bf16 = options.precision == "bf16"
+
+    def prepare(batch: Batch) -> Pair:
+        rival.model.load_state_dict(model.state_dict())  # a length may have trained them already
+        difference = check_figures(
+            compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
+        )
+        time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
+        return Pair(time_model, make_step(rival, rival, batch, bf16=bf16), difference)
+
+    yield prepare
+
+
+@contextmanager
+def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
+    """Pair a model with AdapterHub's library in another process, on the same weights."""
+    model, bf16 = make_model(options, options.method), options.precision == "bf16"
+    with AdaptersRival(options.rival_python, model, torch.device(options.device), bf16=bf16) as rival:
+
+        def prepare(batch: Batch) -> Pair:
+            theirs = rival.prepare(batch)
+            difference = check_figures(compute_figures(model, lambda: compute_loss(model, batch)), theirs)
+            time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
+            return Pair(time_model, rival.time_step, difference)
+
+        yield prepare
+
+
+@contextmanager
+def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
+    """Pair this library's engine with transformers' Trainer and peft, on the same weights; each makes whole runs."""
+    # peft, Trainer and DeepSpeed load slowly, and only this rival needs them.
+    from rivals_trainer import EngineRuns, RunLength, TrainerRuns, one_process_group, split_rows
+
+    device, bf16 = torch.device(options.device), options.precision == "bf16"
+    length = RunLength(options.warmup + options.steps, options.warmup)
+    model = make_model(options, options.method)
+    rival = TrainerRuns(model, describe_method(options, options.method), length, device, bf16=bf16)
+
+    def prepare(batch: Batch) -> Pair:
+        rival.load(model)
+        difference = check_figures(
+            compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
+        )
+        rows = split_rows(batch)
+        ours = EngineRuns(model, len(rows), length, device, bf16=bf16)
+        losses = ours.run(rows).loss, rival.run(rows).loss
+        if not options.dropout:
+            apart = abs(losses[0] - losses[1])
+            assert apart < RUN_TOLERANCE[options.precision], f"the runs' losses are {losses[0]} and {losses[1]}"
+        return Pair(lambda: ours.run(rows).seconds, lambda: rival.run(rows).seconds, difference)
+
+    with one_process_group(device):
+        yield prepare
+
+
+PAIRINGS = {
+    "af": pair_with_equations,
+    "exbert": pair_with_equations,
+    "bottleneck": pair_with_adapters,
+    "lora": pair_with_trainer,
+}
+
+
+def measure_step(options: argparse.Namespace) -> list[StepTimes]:
+    """Time both sides at every length, in turn."""
+    results = []
+    with PAIRINGS[options.method](options) as prepare:
+        for length in options.lengths:
+            batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, torch.device(options.device))
+            pair = prepare(batch)
+            if options.method != "lora":  # whose runs warm up themselves
+                for _ in range(options.warmup):
+                    pair.time_model()
+                    pair.time_rival()
+            times = [(pair.time_model(), pair.time_rival()) for _ in range(options.repeats)]
+            model, rival = zip(*times, strict=True)
+            results.append(
+                StepTimes(
+                    length,
+                    batch.input_ids.shape[0],
+                    tuple(each.wall for each in model),
+                    tuple(each.wall for each in rival),
+                    tuple(each.cpu for each in model),
+                    tuple(each.cpu for each in rival),
+                    pair.loss_difference,
+                )
+            )
+    return results
+
+
+def format_table(results: Sequence[StepTimes]) -> str:
+    """Return the medians and their ratios as a table."""
+    lines = [
+        f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'CPU ratio':>10} {'model tokens/s':>15}"
+    ]
+    for each in results:
+        model, rival = statistics.median(each.model_seconds), statistics.median(each.rival_seconds)
+        tokens = each.length * each.rows / model
+        lines.append(
+            f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>10.2f} "
+            f"{tokens:>15,.0f}"
+        )
+    return "\n".join(lines)
+
+
+def run_step(options: argparse.Namespace) -> None:
+    """Measure, print and write."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    results = measure_step(options)
+    print(format_table(results))
+    settings = {name: value for name, value in vars(options).items() if name not in ("run", "output", "rival_python")}
+    content = {
+        "settings": settings,
+        "machine": describe_machine(torch.device(options.device)),
+        "results": [{**asdict(each), "ratio": each.ratio, "cpu_ratio": each.cpu_ratio} for each in results],
+    }
+    path = Path(options.output or f"runs/benchmark/step-{options.method}-{options.device}-{options.precision}.json")
+    write_json(path, content)
+    print(f"written to {path}")
+
+
+def run_methods(options: argparse.Namespace) -> None:
+    """Time a step of every method in turn; print and write the medians as shares of continued pre-training."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device, bf16 = torch.device(options.device), options.precision == "bf16"
+    content: list[dict[str, Any]] = []
+    models = {name: make_model(options, name) for name in METHODS}
+    frozen = make_model(options, "frozen")
+    print(f"{'length':>6} {'what':<28}{'s a step':>9} {'share':>6}")
+    for length in options.lengths:
+        batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, device)
+        steps = {
+            name: make_step(model, partial(compute_loss, model), batch, bf16=bf16) for name, model in models.items()
+        }
+        steps["frozen"] = make_forward(frozen, batch, bf16=bf16)
+        for _ in range(options.warmup):
+            for step in steps.values():
+                step()
+        times = [{name: step().wall for name, step in steps.items()} for _ in range(options.repeats)]
+        medians = {name: statistics.median(each[name] for each in times) for name in steps}
+        for name, seconds in medians.items():
+            print(f"{length:>6} {METHODS.get(name, FROZEN):<28}{seconds:>9.4f} {seconds / medians['full']:>6.2f}")
+        content.append({"length": length, "rows": batch.input_ids.shape[0], "seconds": times, "medians": medians})
+    path = Path(options.output or f"runs/benchmark/methods-{options.device}-{options.precision}.json")
+    write_json(path, {"machine": describe_machine(device), "results": content})
+    print(f"written to {path}")
+
+
+def make_forward(model: DomextForMaskedLM, batch: Batch, *, bf16: bool) -> Callable[[], Seconds]:
+    """Return a function that times the forward pass alone."""
+    device = batch.input_ids.device
+
+    @torch.no_grad()
+    def forward() -> Seconds:
+        clock = Clock(device)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+            compute_loss(model, batch)
+        return clock.read()
+
+    return forward
