@@ -70,9 +70,7 @@ def run_pretraining(config: PretrainConfig) -> Path:
     base_sha256 = base.sha256 if base else "none"
     init_sha256 = _resolve_start(config, base_sha256, paths) if config.init_from else ""
     earlier = _read_earlier(config, paths)
-    num_new_words = _count_planned_words(config, base)
-    config = _resolve_budget(config, base, num_new_words, earlier)
-    counts = _count_parameters(config, base, config.vocab.size, num_new_words, earlier)  # the method fits the base
+    config, counts = size_method(config, base, count_planned_words(config, base), earlier)
     identity = {**identity_of(config), "base_sha256": base_sha256}
     if config.init_from:
         identity["init_sha256"] = init_sha256
@@ -138,20 +136,35 @@ def _read_earlier(config: PretrainConfig, paths: RunPaths) -> Extensions | None:
     return read_extensions(paths.run) or read_extensions(Path(config.init_from).expanduser().resolve())
 
 
-def _resolve_budget(
-    config: PretrainConfig, base: Base | None, num_new_words: int, earlier: Extensions | None
-) -> PretrainConfig:
-    """Replace the method's sizes by those that its trainable budget asks for."""
-    if base is None:
-        return config
+def size_method(
+    config: PretrainConfig, base: Base | None, num_new_words: int, earlier: Extensions | None = None
+) -> tuple[PretrainConfig, ParameterCounts]:
+    """Replace the method's sizes by those that its trainable budget asks for, and count parameters.
 
-    def count_share(method: MethodConfig) -> float:
-        sized = replace(config, method=method)
-        return _count_parameters(sized, base, base.config.vocab_size, num_new_words, earlier).trainable_frac
+    Args:
+        config: the run.
+        base: its base; None for random weights.
+        num_new_words: words beside the base's.
+        earlier: extensions that the model has beside the method's own.
 
-    num_heads, hidden_size = base.config.num_attention_heads, base.config.hidden_size
-    method = solve_budget(config.method, count_share, num_heads=num_heads, hidden_size=hidden_size)
-    return replace(config, method=method)
+    Returns:
+        The run with its sizes, and its counts.
+
+    Raises:
+        ConfigError: the method does not fit the base, or no size meets the budget.
+    """
+    vocab_size = config.vocab.size if base is None else base.config.vocab_size
+
+    def count(method: MethodConfig) -> ParameterCounts:
+        return _count_parameters(replace(config, method=method), base, vocab_size, num_new_words, earlier)
+
+    method = config.method
+    if base is not None:
+        num_heads, hidden_size = base.config.num_attention_heads, base.config.hidden_size
+        method = solve_budget(
+            method, lambda each: count(each).trainable_frac, num_heads=num_heads, hidden_size=hidden_size
+        )
+    return replace(config, method=method), count(method)
 
 
 def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words: int) -> None:
@@ -204,7 +217,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
             "and a --base that they stand beside."
         )
     if config.dry_run:
-        _count_planned_words(config, base)  # brought words are checked
+        count_planned_words(config, base)  # brought words are checked
         print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
         return None
     vocabulary = _provide_extension(config, base, paths.run)
@@ -259,7 +272,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     return manifests[0]
 
 
-def _count_planned_words(config: PretrainConfig, base: Base | None) -> int:
+def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
     """New words that a run will have, as far as options tell: a learned vocabulary may find fewer."""
     if base is None or not config.vocab.words:
         return 0 if base is None else config.vocab.size
@@ -291,7 +304,7 @@ def _count_parameters(
     base: Base | None,
     vocab_size: int,
     num_new_words: int,
-    earlier: Extensions | None = None,
+    earlier: Extensions | None,
 ) -> ParameterCounts:
     next_sentence = config.objective.next_sentence
     shape = describe_shape(

@@ -22,14 +22,17 @@ from typing import Any
 import yaml
 
 from domext_ray.config import MethodConfig, PretrainConfig, RunConfig, StudyConfig, from_dict, identity_of, to_dict
-from domext_ray.corpus.extension import count_brought_words
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.budget import solve_budget
-from domext_ray.model.counts import ParameterCounts, count_parameters
-from domext_ray.model.graft import describe_shape
-from domext_ray.pipeline import run_preparation, run_pretraining, run_vocabulary
+from domext_ray.model.counts import ParameterCounts
+from domext_ray.pipeline import (
+    count_planned_words,
+    run_preparation,
+    run_pretraining,
+    run_vocabulary,
+    size_method,
+)
 from domext_ray.report import read_summary
 from domext_ray.run_directory import RunPaths, check_identity, hold_run, is_finished, read_identity, resolve_paths
 from domext_ray.tradeoff import MethodRuns, draw_study, format_study, make_base_figures, make_study, to_results
@@ -161,37 +164,11 @@ def plan_method(config: PretrainConfig, base: Base) -> PlannedMethod:
     Raises:
         ConfigError: the method does not fit the base, or no size of it meets the budget.
     """
-    num_new_words = config.vocab.size
-    if config.vocab.words:
-        num_new_words = count_brought_words(
-            config.vocab,
-            base=config.base,
-            tokenizer_folder=base.tokenizer_folder,
-            num_base_rows=base.config.vocab_size,
-        )
-    next_sentence = config.objective.next_sentence
-
-    def count(method: MethodConfig) -> ParameterCounts:
-        shape = describe_shape(
-            base,
-            config.shape,
-            method,
-            vocab_size=base.config.vocab_size,
-            num_new_words=num_new_words,
-            next_sentence=next_sentence,
-        )
-        return count_parameters(shape, method, base.heads, next_sentence=next_sentence)
-
     try:
-        sized = solve_budget(
-            config.method,
-            lambda method: count(method).trainable_frac,
-            num_heads=base.config.num_attention_heads,
-            hidden_size=base.config.hidden_size,
-        )
-        return PlannedMethod(config, sized, count(sized))
+        sized, counts = size_method(config, base, count_planned_words(config, base))
     except ConfigError as error:
         raise ConfigError(f"the method {config.method.name!r} does not fit: {error}") from error
+    return PlannedMethod(config, sized.method, counts)
 
 
 def describe_plan(config: StudyConfig, methods: Mapping[str, PlannedMethod], paths: RunPaths) -> str:

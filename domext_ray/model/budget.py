@@ -62,7 +62,7 @@ def solve_budget(
     if abs(count_share(solved) - budget) > TOLERANCE * budget:
         raise ConfigError(
             f"--method.trainable_budget is {budget:g}; the nearest size of this method trains "
-            f"{count_share(solved):.2%} of base and extension: give that, or a budget of finer steps."
+            f"{count_share(solved):.2%} of base and extension: give that share."
         )
     return solved
 
