@@ -34,9 +34,9 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from domext_ray.config import BankConfig
 from domext_ray.errors import DomextError, RunError
 from domext_ray.export import flush, rebuild_run
+from domext_ray.job_config import BankConfig
 from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import is_extension

@@ -28,13 +28,15 @@ def free(default: Any) -> Any:
     return field(default=default, metadata={"free": True})
 
 
-def _require(condition: bool, option: str, value: object, rule: str) -> None:
+def require(condition: bool, option: str, value: object, rule: str) -> None:
+    """Raise ConfigError that names the option, its value and the rule, unless the condition holds."""
     if not condition:
         raise ConfigError(f"--{option} is {value!r}; it must be {rule}.")
 
 
-def _require_one_of(value: str | int, option: str, allowed: Sequence[str | int]) -> None:
-    _require(value in allowed, option, value, "one of " + ", ".join(str(each) for each in allowed))
+def require_one_of(value: str | int, option: str, allowed: Sequence[str | int]) -> None:
+    """Raise ConfigError unless an option's value is one of those allowed."""
+    require(value in allowed, option, value, "one of " + ", ".join(str(each) for each in allowed))
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class RunConfig:
     tensorboard: bool = free(True)  # also write TensorBoard events
 
     def __post_init__(self) -> None:
-        _require(self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "1 or more")
-        _require("/" not in self.name, "run.name", self.name, "a plain folder name; the folder above it is --run.dir")
+        require(self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "1 or more")
+        require("/" not in self.name, "run.name", self.name, "a plain folder name; the folder above it is --run.dir")
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,16 @@ class PrepareConfig:
     cache_dir: str = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
 
     def __post_init__(self) -> None:
-        _require_one_of(self.document, "prepare.document", ("line", "blank_line", "file"))
-        _require(0.0 < self.held_out_frac < 0.5, "prepare.held_out_frac", self.held_out_frac, "between 0 and 0.5")
-        _require(self.min_document_chars >= 1, "prepare.min_document_chars", self.min_document_chars, "1 or more")
-        _require(
+        require_one_of(self.document, "prepare.document", ("line", "blank_line", "file"))
+        require(0.0 < self.held_out_frac < 0.5, "prepare.held_out_frac", self.held_out_frac, "between 0 and 0.5")
+        require(self.min_document_chars >= 1, "prepare.min_document_chars", self.min_document_chars, "1 or more")
+        require(
             self.max_document_chars >= self.min_document_chars,
             "prepare.max_document_chars",
             self.max_document_chars,
             "at least --prepare.min_document_chars",
         )
-        _require(self.shard_bytes >= 1024, "prepare.shard_bytes", self.shard_bytes, "1024 or more")
+        require(self.shard_bytes >= 1024, "prepare.shard_bytes", self.shard_bytes, "1024 or more")
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ class VocabConfig:
     extend: str = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:
-        _require(self.size >= 0, "vocab.size", self.size, "0 or more")
-        _require(self.min_frequency >= 1, "vocab.min_frequency", self.min_frequency, "1 or more")
-        _require(not (self.size and self.words), "vocab.size", self.size, "0 when --vocab.words brings the words")
+        require(self.size >= 0, "vocab.size", self.size, "0 or more")
+        require(self.min_frequency >= 1, "vocab.min_frequency", self.min_frequency, "1 or more")
+        require(not (self.size and self.words), "vocab.size", self.size, "0 when --vocab.words brings the words")
 
     @property
     def extends_base(self) -> bool:
@@ -115,9 +117,9 @@ class ShapeConfig:
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             if each.type == "int":
-                _require(getattr(self, each.name) >= 1, f"shape.{each.name}", getattr(self, each.name), "1 or more")
-        _require_one_of(self.position_init, "shape.position_init", ("sinusoidal", "normal"))
-        _require(
+                require(getattr(self, each.name) >= 1, f"shape.{each.name}", getattr(self, each.name), "1 or more")
+        require_one_of(self.position_init, "shape.position_init", ("sinusoidal", "normal"))
+        require(
             self.hidden_size % self.num_attention_heads == 0,
             "shape.hidden_size",
             self.hidden_size,
@@ -162,29 +164,29 @@ class MethodConfig:
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
     def __post_init__(self) -> None:
-        _require(self.name.strip() != "" and "/" not in self.name, "method.name", self.name, "a plain name")
-        _require_one_of(self.trains, "method.trains", TRAINS)
-        _require_one_of(self.init, "method.init", ("zero", "paper"))
-        _require_one_of(self.word_init, "method.word_init", ("random", "subword_mean"))
+        require(self.name.strip() != "" and "/" not in self.name, "method.name", self.name, "a plain name")
+        require_one_of(self.trains, "method.trains", TRAINS)
+        require_one_of(self.init, "method.init", ("zero", "paper"))
+        require_one_of(self.word_init, "method.word_init", ("random", "subword_mean"))
         for name in ("heads", "ffn_units", "bottleneck_size", "module_hidden_size", "lora_rank", "lora_alpha"):
-            _require(getattr(self, name) >= 0, f"method.{name}", getattr(self, name), "0 or more")
-        _require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
-        _require(
+            require(getattr(self, name) >= 0, f"method.{name}", getattr(self, name), "0 or more")
+        require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
+        require(
             (self.module_ffn_size > 0) == (self.module_hidden_size > 0) and self.module_ffn_size >= 0,
             "method.module_ffn_size",
             self.module_ffn_size,
             f"{'above 0' if self.module_hidden_size else '0'} when --method.module_hidden_size is "
             f"{self.module_hidden_size}",
         )
-        _require(0.0 < self.bottleneck_std <= 1.0, "method.bottleneck_std", self.bottleneck_std, "above 0, at most 1")
-        _require(
+        require(0.0 < self.bottleneck_std <= 1.0, "method.bottleneck_std", self.bottleneck_std, "above 0, at most 1")
+        require(
             0.0 <= self.trainable_budget < 1.0, "method.trainable_budget", self.trainable_budget, "from 0 to below 1"
         )
         for target in self.lora_target_names:
-            _require_one_of(target, "method.lora_targets", LORA_TARGETS)
+            require_one_of(target, "method.lora_targets", LORA_TARGETS)
         for name in self.active_domain_names:
-            _require(name.isidentifier(), "method.active_domains", self.active_domains, "names separated by commas")
-        _require(
+            require(name.isidentifier(), "method.active_domains", self.active_domains, "names separated by commas")
+        require(
             not self.active_domains or not self.has_domain or self.domain in self.active_domain_names,
             "method.active_domains",
             self.active_domains,
@@ -196,7 +198,7 @@ class MethodConfig:
 
     def _check_what_trains(self) -> None:
         """Refuse parts that clash: an extension that would not train, and LoRA of matrices that train themselves."""
-        _require(
+        require(
             (self.top_layers > 0) == (self.trains == "top_layers") and self.top_layers >= 0,
             "method.top_layers",
             self.top_layers,
@@ -205,25 +207,25 @@ class MethodConfig:
             else "0, or --method.trains top_layers",
         )
         adds = self.has_domain or self.module_hidden_size > 0
-        _require(
+        require(
             self.trains in ("extensions", "domain", "all") or not adds,
             "method.trains",
             self.trains,
             "extensions, domain or all when there are heads, FFN units, bottlenecks or modules",
         )
-        _require(
+        require(
             self.trains == "extensions" or not self.lora_rank,
             "method.trains",
             self.trains,
             f"extensions with --method.lora_rank {self.lora_rank}",
         )
-        _require(
+        require(
             self.trains != "domain" or self.has_domain,
             "method.trains",
             self.trains,
             "extensions when there is no domain; or give one (--method.heads, ffn_units or bottleneck_size)",
         )
-        _require(
+        require(
             not self.trainable_budget or self.is_sized,
             "method.trainable_budget",
             self.trainable_budget,
@@ -262,7 +264,7 @@ def _parse_layers(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     last = last or first
     is_range = first.strip().isdigit() and last.strip().isdigit() and int(first) <= int(last)
-    _require(is_range, "method.layers", text, "a layer, or the first and the last one, such as 6-11")
+    require(is_range, "method.layers", text, "a layer, or the first and the last one, such as 6-11")
     return int(first), int(last)
 
 
@@ -277,10 +279,10 @@ class ObjectiveConfig:
     next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
 
     def __post_init__(self) -> None:
-        _require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
+        require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
         for name in ("mask_token_frac", "random_token_frac"):
-            _require(0.0 <= getattr(self, name) <= 1.0, f"objective.{name}", getattr(self, name), "from 0 to 1")
-        _require(
+            require(0.0 <= getattr(self, name) <= 1.0, f"objective.{name}", getattr(self, name), "from 0 to 1")
+        require(
             self.mask_token_frac + self.random_token_frac <= 1.0 + 1e-9,
             "objective.random_token_frac",
             self.random_token_frac,
@@ -310,20 +312,20 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "global_batch_size", "checkpoint_every", "eval_every", "eval_rows"):
-            _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "1 or more")
-        _require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
-        _require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
+            require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "1 or more")
+        require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
+        require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
         for name in ("max_tokens", "max_seconds", "long_micro_batch_size"):
-            _require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
-        _require(
+            require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        require(
             self.long_seq_length == 0 or self.long_seq_length > self.seq_length,
             "train.long_seq_length",
             self.long_seq_length,
             f"0, or above --train.seq_length ({self.seq_length})",
         )
-        _require(0.0 < self.long_frac < 1.0, "train.long_frac", self.long_frac, "between 0 and 1")
-        _require(0.0 <= self.dropout < 1.0, "train.dropout", self.dropout, "from 0 to below 1")
-        _require(self.max_failures >= 0, "train.max_failures", self.max_failures, "0 or more")
+        require(0.0 < self.long_frac < 1.0, "train.long_frac", self.long_frac, "between 0 and 1")
+        require(0.0 <= self.dropout < 1.0, "train.dropout", self.dropout, "from 0 to below 1")
+        require(self.max_failures >= 0, "train.max_failures", self.max_failures, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -343,13 +345,13 @@ class OptimConfig:
     )  # a loss or gradient that is not finite: stop, or skip the step
 
     def __post_init__(self) -> None:
-        _require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
+        require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
         for name in ("warmup_steps", "decay_steps", "weight_decay", "max_grad_norm"):
-            _require(getattr(self, name) >= 0, f"optim.{name}", getattr(self, name), "0 or more")
+            require(getattr(self, name) >= 0, f"optim.{name}", getattr(self, name), "0 or more")
         for name in ("beta1", "beta2"):
-            _require(0.0 <= getattr(self, name) < 1.0, f"optim.{name}", getattr(self, name), "from 0 to below 1")
-        _require(self.eps > 0.0, "optim.eps", self.eps, "above 0")
-        _require_one_of(self.on_non_finite, "optim.on_non_finite", ("stop", "skip"))
+            require(0.0 <= getattr(self, name) < 1.0, f"optim.{name}", getattr(self, name), "from 0 to below 1")
+        require(self.eps > 0.0, "optim.eps", self.eps, "above 0")
+        require_one_of(self.on_non_finite, "optim.on_non_finite", ("stop", "skip"))
 
 
 @dataclass(frozen=True)
@@ -364,18 +366,18 @@ class EngineConfig:
     compile: bool = free(False)  # torch.compile the model (needs a C++ compiler on CPU)
 
     def __post_init__(self) -> None:
-        _require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
-        _require_one_of(self.precision, "engine.precision", ("bf16", "fp32"))
-        _require_one_of(self.base_dtype, "engine.base_dtype", ("auto", "fp32", "bf16"))
-        _require(
+        require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
+        require_one_of(self.precision, "engine.precision", ("bf16", "fp32"))
+        require_one_of(self.base_dtype, "engine.base_dtype", ("auto", "fp32", "bf16"))
+        require(
             not (self.base_dtype == "bf16" and self.precision == "fp32"),
             "engine.base_dtype",
             "bf16",
             "fp32 or auto when --engine.precision is fp32",
         )
         # ZeRO-3's hooks, which gather parameters, would break the compiled graph at every module.
-        _require(not (self.compile and self.zero_stage == 3), "engine.compile", True, "false at --engine.zero_stage 3")
-        _require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
+        require(not (self.compile and self.zero_stage == 3), "engine.compile", True, "false at --engine.zero_stage 3")
+        require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
 
 
 @dataclass(frozen=True)
@@ -389,8 +391,8 @@ class ScaleConfig:
     )  # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
 
     def __post_init__(self) -> None:
-        _require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")
-        _require(self.cpus_per_worker >= 0.0, "scale.cpus_per_worker", self.cpus_per_worker, "0 or more")
+        require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")
+        require(self.cpus_per_worker >= 0.0, "scale.cpus_per_worker", self.cpus_per_worker, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -414,25 +416,25 @@ class PretrainConfig:
     scale: ScaleConfig = field(default_factory=ScaleConfig)
 
     def __post_init__(self) -> None:
-        _require(bool(self.base.strip()), "base", self.base, "a name, a folder or a hub id")
-        _require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        require(bool(self.base.strip()), "base", self.base, "a name, a folder or a hub id")
+        require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         if self.base == "none":
-            _require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
-            _require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
+            require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
+            require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
             for option in ("words", "extend", "protected"):
                 value = getattr(self.vocab, option)
-                _require(not value, f"vocab.{option}", value, "empty when --base is none")
-            _require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
-            _require(
+                require(not value, f"vocab.{option}", value, "empty when --base is none")
+            require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
+            require(
                 not self.method.has_domain,
                 "method.heads",
                 self.method.heads,
                 "0, and no units or bottlenecks, without a base",
             )
-            _require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
+            require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
             longest = max(self.train.seq_length, self.train.long_seq_length)
-            _require(
+            require(
                 longest <= self.shape.max_position_embeddings,
                 "train.seq_length" if longest == self.train.seq_length else "train.long_seq_length",
                 longest,
@@ -440,7 +442,7 @@ class PretrainConfig:
             )
         elif self.method.trains == "extensions":
             method = self.method
-            _require(
+            require(
                 method.has_domain or method.module_hidden_size > 0 or method.lora_rank > 0 or self.vocab.extends_base,
                 "method.trains",
                 method.trains,
@@ -448,38 +450,43 @@ class PretrainConfig:
                 "--method.bottleneck_size, --method.module_hidden_size, --method.lora_rank, --vocab.size)",
             )
         elif self.method.trains != "all":
-            _require(
+            require(
                 self.method.trains == "domain" or not self.vocab.extends_base,
                 "method.trains",
                 self.method.trains,
                 "extensions or all with new words (--vocab.size, --vocab.words), which would not train",
             )
-        _require(
+        require(
             not self.optim.decay_steps or self.optim.warmup_steps < self.optim.decay_steps,
             "optim.warmup_steps",
             self.optim.warmup_steps,
             f"below --optim.decay_steps ({self.optim.decay_steps})",
         )
-        _check_batch(self.train, self.scale)
+        check_batch(self.train, self.scale)
 
 
-def _check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
+def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
+    """Refuse batch sizes that workers and micro batches do not divide.
+
+    Raises:
+        ConfigError: they do not.
+    """
     num_lanes = count_lanes(train.global_batch_size)
-    _require(
+    require(
         num_lanes % scale.num_workers == 0,
         "scale.num_workers",
         scale.num_workers,
         f"a divisor of {num_lanes}, the lanes that --train.global_batch_size {train.global_batch_size} makes",
     )
     rows_per_rank = train.global_batch_size // scale.num_workers
-    _require(
+    require(
         train.micro_batch_size == 0 or rows_per_rank % train.micro_batch_size == 0,
         "train.micro_batch_size",
         train.micro_batch_size,
         f"a divisor of {rows_per_rank}, a worker's share of --train.global_batch_size "
         f"({train.global_batch_size} rows over {scale.num_workers} workers)",
     )
-    _require(
+    require(
         train.long_micro_batch_size == 0 or rows_per_rank % train.long_micro_batch_size == 0,
         "train.long_micro_batch_size",
         train.long_micro_batch_size,
@@ -602,119 +609,3 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = 
 def dump_yaml(config: Any) -> str:
     """Return a configuration as YAML that `parse_config` reads back."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """Which run to export, and where to."""
-
-    run: str = ""  # the run's directory, such as runs/af
-    output: str = ""  # folder of the export; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
-    format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
-    domain: str = ""  # domain whose bottlenecks are exported (adapterhub); empty: the one that the run trained
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
-
-    def __post_init__(self) -> None:
-        _require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")
-        _require_one_of(self.format, "format", ("huggingface", "adapterhub", "peft"))
-        is_whole = self.format == "huggingface"
-        _require(is_whole or self.dtype == "float32", "dtype", self.dtype, f"float32 with --format {self.format}")
-        _require(self.format == "adapterhub" or not self.domain, "domain", self.domain, "left out but for adapterhub")
-
-    @property
-    def folder_name(self) -> str:
-        """Name of the folder in the run's directory when `output` is empty."""
-        return "export" if self.format == "huggingface" else self.format
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """Which runs to compare."""
-
-    runs: str = ""  # run directories, separated by commas
-    output: str = "comparison.png"  # the picture
-
-    def __post_init__(self) -> None:
-        _require(bool(self.runs.strip()), "runs", self.runs, "run directories, such as runs/af,runs/exbert")
-
-
-@dataclass(frozen=True)
-class StudyConfig:
-    """Several methods at an equal trainable budget and for an equal time, several seeds each.
-
-    All further sections hold for every method; what a method's preset says goes first.
-    """
-
-    methods: str = free("full,lora,fl_tuning,af,bottleneck,exbert")  # names of presets, separated by commas
-    budget: float = 0.17  # trainable share of base and extension, where a method has a size; 0: the presets' own sizes
-    seconds: float = 0.0  # training seconds of a run; or give --tokens
-    tokens: int = 0  # tokens that a run reads; or give --seconds
-    seeds: int = free(3)  # runs of each method
-    seed: int = free(0)  # the first run's seed; the others count up from it
-    pilot_seconds: float = free(10.0)  # training of each method at first, which says how many steps fit into --seconds
-    presets: dict[str, Any] = field(default_factory=dict, metadata={"free": True})  # further methods: options by name
-    base: str = "general-mini"  # general-mini (ships with the package), a folder, or a hub id
-    corpus: str = "package-docs"  # as in a training job
-    dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
-    run: RunConfig = field(default_factory=RunConfig)
-    prepare: PrepareConfig = field(default_factory=PrepareConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    scale: ScaleConfig = field(default_factory=ScaleConfig)
-
-    def __post_init__(self) -> None:
-        names = self.method_names
-        _require(all(names) and len(set(names)) == len(names), "methods", self.methods, "different names, by commas")
-        _require(0.0 <= self.budget < 1.0, "budget", self.budget, "from 0 to below 1")
-        for name in ("seconds", "tokens"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _require(
-            (self.seconds > 0) != (self.tokens > 0),
-            "seconds",
-            self.seconds,
-            f"{'0' if self.tokens else 'above 0'} when --tokens is {self.tokens}; give one of the two",
-        )
-        _require(self.seeds >= 1, "seeds", self.seeds, "1 or more")
-        _require(0 <= self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
-        _require(self.pilot_seconds > 0, "pilot_seconds", self.pilot_seconds, "above 0")
-        _require(bool(self.base.strip()) and self.base != "none", "base", self.base, "a name, a folder or a hub id")
-        _require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
-        _require(not self.train.long_seq_length, "train.long_seq_length", self.train.long_seq_length, "0 here")
-        for name in ("max_steps", "max_tokens", "max_seconds"):
-            value = getattr(self.train, name)
-            _require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --seconds rules")
-        for name in ("decay_steps", "lr"):
-            value = getattr(self.optim, name)
-            _require(value == getattr(OptimConfig, name), f"optim.{name}", value, "left out: presets have it")
-        _check_batch(self.train, self.scale)
-
-    @property
-    def method_names(self) -> tuple[str, ...]:
-        """The methods in their order."""
-        return tuple(each.strip() for each in self.methods.split(","))
-
-
-@dataclass(frozen=True)
-class BankConfig:
-    """An adapter bank and what to do with it; without --add, --remove and --verify it is listed."""
-
-    bank: str = ""  # the bank's folder; the first --add makes it
-    add: str = ""  # directory of a run, such as runs/clinic, whose domain is added
-    name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
-    remove: str = ""  # name of an adapter to delete
-    verify: bool = False  # compare the base and every file with their hashes
-    base: str = ""  # where the bank's base is, if it has moved; empty: where it was, for a new bank the run's
-
-    def __post_init__(self) -> None:
-        _require(bool(self.bank.strip()), "bank", self.bank, "a folder, such as bank")
-        _require(
-            self.name.isidentifier() if self.add else not self.name,
-            "name",
-            self.name,
-            "a name of letters, digits and underscores with --add" if self.add else "empty without --add",
-        )
-        asked = [name for name in ("add", "remove", "verify") if getattr(self, name)]
-        if len(asked) > 1:
-            raise ConfigError(f"--{asked[0]} and --{asked[1]} are both given; give one of them.")

@@ -21,9 +21,10 @@ from typing import Any
 
 import yaml
 
-from domext_ray.config import MethodConfig, PretrainConfig, RunConfig, StudyConfig, from_dict, identity_of, to_dict
+from domext_ray.config import MethodConfig, PretrainConfig, RunConfig, from_dict, identity_of, to_dict
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
+from domext_ray.job_config import StudyConfig
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.pipeline import (

@@ -13,8 +13,9 @@ and serves batches whose rows use different ones.
 from __future__ import annotations
 
 from domext_ray.bank import run_bank
-from domext_ray.config import BankConfig, parse_config
+from domext_ray.config import parse_config
 from domext_ray.errors import exit_on_user_error
+from domext_ray.job_config import BankConfig
 
 if __name__ == "__main__":
     with exit_on_user_error():

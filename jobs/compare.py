@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import StudyConfig, parse_config
+from domext_ray.config import parse_config
 from domext_ray.errors import exit_on_user_error
+from domext_ray.job_config import StudyConfig
 from domext_ray.study import read_presets, run_study
 
 DEFAULTS = Path(__file__).parent / "configs" / "compare.yaml"

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from domext_ray.comparison import draw_comparison, format_comparison, read_run
-from domext_ray.config import CompareConfig, parse_config
+from domext_ray.config import parse_config
 from domext_ray.errors import exit_on_user_error
+from domext_ray.job_config import CompareConfig
 
 if __name__ == "__main__":
     with exit_on_user_error():

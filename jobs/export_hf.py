@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from domext_ray.config import ExportConfig, parse_config
+from domext_ray.config import parse_config
 from domext_ray.errors import exit_on_user_error
 from domext_ray.export import export_run
 from domext_ray.export_adapters import export_adapter_run
+from domext_ray.job_config import ExportConfig
 
 if __name__ == "__main__":
     with exit_on_user_error():

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
 
 from domext_ray.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
-from domext_ray.config import BankConfig, MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
+from domext_ray.config import MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.job_config import BankConfig
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.graft import build_model

@@ -14,6 +14,7 @@ PACKAGE = "domext_ray"
 ORDER = (
     "errors",
     "config",
+    "job_config",
     "run_directory",
     "corpus.package_docs",
     "corpus.draws",

@@ -18,9 +18,10 @@ import pytest
 from test_report import SUMMARY
 
 from domext_ray import study
-from domext_ray.config import PretrainConfig, StudyConfig, parse_config
+from domext_ray.config import PretrainConfig, parse_config
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.job_config import StudyConfig
 from domext_ray.study import choose_presets, estimate_step_seconds, make_method_config, read_presets, run_study
 
 REPOSITORY = Path(__file__).resolve().parents[1]
