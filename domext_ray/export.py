@@ -39,15 +39,35 @@ from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
 
-CODE_FILES = ("configuration_domext.py", "layers_domext.py", "modeling_domext.py")
+CODE_FILES = ("configuration_domext.py", "layers_domext.py", "modeling_domext.py", "heads_domext.py")
 AUTO_MAP = {
     "AutoConfig": "configuration_domext.DomextConfig",
     "AutoModel": "modeling_domext.DomextModel",
     "AutoModelForMaskedLM": "modeling_domext.DomextForMaskedLM",
     "AutoModelForPreTraining": "modeling_domext.DomextForPreTraining",
-    "AutoModelForTokenClassification": "modeling_domext.DomextForTokenClassification",
-    "AutoModelForSequenceClassification": "modeling_domext.DomextForSequenceClassification",
+    "AutoModelForTokenClassification": "heads_domext.DomextForTokenClassification",
+    "AutoModelForSequenceClassification": "heads_domext.DomextForSequenceClassification",
+    "AutoModelForQuestionAnswering": "heads_domext.DomextForQuestionAnswering",
+    "AutoModelForMultipleChoice": "heads_domext.DomextForMultipleChoice",
 }
+HEAD_AUTO_CLASSES = {
+    "DomextForTokenClassification": "AutoModelForTokenClassification",
+    "DomextForSpanClassification": "AutoModelForTokenClassification",
+    "DomextForSequenceClassification": "AutoModelForSequenceClassification",
+    "DomextForRelationClassification": "AutoModelForSequenceClassification",
+    "DomextForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "DomextForMultipleChoice": "AutoModelForMultipleChoice",
+}
+"""A head of heads_domext.py -> the class of transformers that loads an export of it."""
+
+
+def map_head(head: str) -> dict[str, str]:
+    """Return the auto_map of a model with a head: transformers has no class of its own for relations and spans.
+
+    Args:
+        head: name of the head's class, a key of `HEAD_AUTO_CLASSES`.
+    """
+    return {**AUTO_MAP, HEAD_AUTO_CLASSES[head]: f"heads_domext.{head}"}
 
 
 def export_model(
@@ -124,20 +144,22 @@ class RebuiltRun:
     checkpoint: Checkpoint
 
 
-def rebuild_run(run_dir: Path) -> RebuiltRun:
-    """Rebuild the model of a run's newest checkpoint.
+def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
+    """Rebuild the model of one of a run's checkpoints.
 
     Args:
         run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
+        step: the checkpoint's step; 0: the newest.
 
     Raises:
         RunError: no run, no usable checkpoint, or one that was made with another base or model.
         BaseModelError: the base is not to be had.
     """
     config = read_run_config(run_dir)
-    latest = find_latest(run_dir / "checkpoints")
+    latest = find_latest(run_dir / "checkpoints", step)
     if latest is None:
-        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint; run the training job again.")
+        asked = f"of step {step} (see --run.keep_checkpoints)" if step else "that is usable"
+        raise RunError(f"{run_dir / 'checkpoints'} holds no checkpoint {asked}; run the training job again.")
     checkpoint = load_checkpoint(latest)
     base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
     _check_base(config, base, checkpoint, latest)

@@ -112,12 +112,18 @@ def save_checkpoint(
     return target
 
 
-def find_latest(folder: Path) -> Path | None:
+def find_latest(folder: Path, step: int = 0) -> Path | None:
     """Return the newest checkpoint of which every file has the size and hash that its manifest states.
 
     A damaged one is passed over with a warning that names the file. None if there is no sound checkpoint.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        step: only the checkpoint of this step; 0: any.
     """
-    for _, path in sorted(_list_checkpoints(folder), reverse=True):
+    for found, path in sorted(_list_checkpoints(folder), reverse=True):
+        if step not in (0, found):
+            continue
         damage = _find_damage(path, hashes=True)
         if damage is None:
             return path

@@ -1,8 +1,9 @@
 """A model and masked batches -> optimiser steps, on DeepSpeed ZeRO 0 to 3.
 
-Enters: a model of which some parameters train, and this rank's micro batches. Leaves: the figures of each step, and
-the training state (trainable tensors and their AdamW moments), whole and on the CPU of rank 0, whatever the ZeRO stage
-and the number of workers. AF Adapter section 4 (AdamW, weight decay, linear warm-up and decay), BERT appendix A.2.
+Enters: a model of which some parameters train, an objective, and this rank's micro batches. Leaves: the figures of each
+step, and the training state (trainable tensors and their AdamW moments), whole and on the CPU of rank 0, whatever the
+ZeRO stage and the number of workers. AF Adapter section 4 (AdamW, weight decay, linear warm-up and decay), BERT
+appendix A.2.
 
 Three decisions hold at every stage. bf16 means torch's autocast around the forward pass, over fp32 trainables:
 DeepSpeed's own bf16 modes cast the base, or communicate in bf16, depending on the stage. The loss is one mean over the
@@ -17,7 +18,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,7 @@ class StepFigures:
     """Figures of one optimiser step, the same on every rank.
 
     Args:
-        loss: mean negative log-likelihood over the masked tokens of the global batch, nats.
+        loss: mean loss over the targets of the global batch (negative log-likelihood of masked tokens), nats.
         next_sentence_loss: the same over the pairs of the global batch, nats; 0 without pairs.
         grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
         learning_rate: rate of this step.
@@ -93,14 +94,27 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-class _MaskedLoss(nn.Module):
-    """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass."""
+class Objective(nn.Module):
+    """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass.
+
+    Its forward takes a batch's fields by name and returns first the sums of two losses (fp32 scalars; 0 for one that
+    there is not), each of which the engine divides by its count over the global batch, then what else is looked at.
+
+    Args:
+        model: the model.
+        device: where it is.
+        bf16: run the forward pass under torch's autocast.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool) -> None:
         super().__init__()
         self.model = model
         self.device_type = device.type
         self.bf16 = bf16
+
+
+class MaskedLoss(Objective):
+    """Pre-training: masked words, and with pairs whether the second text follows the first (`MaskedBatch`)."""
 
     def forward(
         self,
@@ -148,7 +162,10 @@ class Engine:
         accumulation_steps: micro batches of one optimiser step on this rank.
         seed: the run's seed.
         device: where to train.
-        state: training state to go on from; None starts with the model as it is and moments of zero.
+        objective: the loss; its forward says what a batch is.
+        rate_scales: factors of the learning rate by parameter name, for those that differ from 1.
+        state: training state to go on from; None starts with the model as it is and moments of zero. Above ZeRO-0
+            pre-training only.
 
     Raises:
         ConfigError: compilation was asked for at ZeRO-3, or on a CPU without a C++ compiler.
@@ -166,6 +183,8 @@ class Engine:
         accumulation_steps: int,
         seed: int,
         device: torch.device,
+        objective: type[Objective] = MaskedLoss,
+        rate_scales: Mapping[str, float] | None = None,
         state: TrainState | None = None,
     ) -> None:
         self.device = torch.device(device)
@@ -185,29 +204,26 @@ class Engine:
             enable()  # type: ignore[operator]
         self._compiled = engine.compile
         self._has_pairs = bool(getattr(model, "predicts_next_sentence", False))
-        objective = _MaskedLoss(model, self.device, bf16=engine.precision == "bf16")
+        module = objective(model, self.device, bf16=engine.precision == "bf16")
         if engine.compile:
-            objective.compile()
-        trainables = list(self._trainables.values())
-        self._optimizer = build_optimizer(trainables, optim)
+            module.compile()
+        self._optimizer = build_optimizer(self._trainables, optim, rate_scales or {})
         self._num_updates = 0
-        num_elements = sum(each.numel() for each in trainables)
+        num_elements = sum(each.numel() for each in self._trainables.values())
         config = _build_config(engine, optim, micro_batch_size, accumulation_steps, num_elements)
-        self._deepspeed = _initialize(objective, self._optimizer, config, self.device)
+        self._deepspeed = _initialize(module, self._optimizer, config, self.device)
         self._deepspeed.train()
         if engine.zero_stage < 3:
             create_moments(self._optimizer)
         if state is not None and state.num_updates:
             self._load_moments(state)
 
-    def train_step(
-        self, micro_batches: Sequence[MaskedBatch], num_masked: int, step: int, num_pairs: int = 0
-    ) -> StepFigures:
-        """Make one optimiser step on the sum of the mean masked-word loss and, with pairs, the mean pair loss.
+    def train_step(self, micro_batches: Sequence[Any], num_targets: int, step: int, num_pairs: int = 0) -> StepFigures:
+        """Make one optimiser step on the objective's mean loss, or the sum of its two mean losses.
 
         Args:
             micro_batches: this rank's share of the global batch, equally many on all ranks.
-            num_masked: masked tokens of the global batch, over all ranks.
+            num_targets: targets of the global batch (masked tokens, say), over all ranks.
             step: 0-based; sets the learning rate and the dropout.
             num_pairs: pairs of the global batch, over all ranks.
 
@@ -217,7 +233,7 @@ class Engine:
         rate = compute_learning_rate(step, self._optim.lr, self._warmup_steps, self._optim.decay_steps)
         self._set_learning_rate(rate)
         seed_step(self._seed, step, self.rank)
-        counts = torch.tensor([max(num_masked, 1), max(num_pairs, 1)], dtype=torch.float64, device=self.device)
+        counts = torch.tensor([max(num_targets, 1), max(num_pairs, 1)], dtype=torch.float64, device=self.device)
         sums = self._accumulate_gradients(micro_batches, counts)
         dist.all_reduce(sums)
         loss, next_sentence_loss = (sums / counts).tolist()
@@ -235,11 +251,15 @@ class Engine:
             Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
             predicted tokens, number of pairs whose label was predicted; all of this rank.
         """
+        loss_sum, _, num_correct, num_in_order = self.predict(batch)
+        return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
+
+    def predict(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return what the objective's forward gives for one batch of this rank, without dropout and gradients."""
         self._deepspeed.eval()
         try:
             with torch.no_grad():
-                loss_sum, _, num_correct, num_in_order = self._forward(batch)
-                return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
+                return self._forward(batch)
         finally:
             self._deepspeed.train()
 
@@ -253,19 +273,17 @@ class Engine:
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
         return TrainState(tensors, self._num_updates) if self.rank == 0 else None
 
-    def _forward(self, batch: MaskedBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if self._compiled:
+    def _forward(self, batch: Any) -> tuple[Tensor, ...]:
+        is_masked = isinstance(batch, MaskedBatch)
+        if self._compiled and is_masked:
             batch = _widen(batch)
-        tensors = {
-            name: None if each is None else each.to(self.device, non_blocking=True)
-            for name, each in vars(batch).items()
-        }
-        if self._compiled:
+        tensors = {name: _move(each, self.device) for name, each in vars(batch).items()}
+        if self._compiled and is_masked:
             for name in ("masked_positions", "labels", "weights"):
                 torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
         return self._deepspeed(**tensors)
 
-    def _accumulate_gradients(self, micro_batches: Sequence[MaskedBatch], counts: Tensor) -> Tensor:
+    def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
         """Run forward and backward over this rank's share; return its loss sums (words, pairs), float64 [2].
 
         `counts`, float64 [2], are the global batch's masked tokens and pairs, by which the sums will be divided.
@@ -307,7 +325,7 @@ class Engine:
 
     def _set_learning_rate(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate_scale"]
 
     def _gather(self, name: str, param: nn.Parameter, moment: str | None) -> Tensor:
         """Return a whole parameter (`moment` None) or one of its moments; collective above ZeRO-0."""
@@ -430,6 +448,13 @@ def _forbid_compiled_op(deepspeed: Any) -> None:
         "and ninja. Install the version that cluster/constraints.txt names.",
         stacklevel=2,
     )
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    """Bring the tensors of a batch's field to a device, those in dictionaries too."""
+    if isinstance(value, dict):
+        return {name: _move(each, device) for name, each in value.items()}
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
 
 def _widen(batch: MaskedBatch) -> MaskedBatch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -27,13 +29,24 @@ def compute_learning_rate(step: int, peak: float, warmup_steps: int, decay_steps
     return peak * max(0, decay_steps - step) / (decay_steps - warmup_steps)
 
 
-def build_optimizer(params: list[nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only, never on biases and LayerNorms; torch's own, so nothing is compiled."""
+def build_optimizer(
+    params: Mapping[str, nn.Parameter], optim: OptimConfig, rate_scales: Mapping[str, float] | None = None
+) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only, never on biases and LayerNorms; torch's own, so nothing is compiled.
+
+    Args:
+        params: parameters by name.
+        optim: its options.
+        rate_scales: factors of the learning rate by parameter name, for those that differ from 1; a group of the
+            optimizer has its own as "rate_scale".
+    """
+    members: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, param in params.items():
+        members.setdefault((param.ndim < 2, (rate_scales or {}).get(name, 1.0)), []).append(param)
     groups = [
-        {"params": [each for each in params if each.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [each for each in params if each.ndim < 2], "weight_decay": 0.0},
+        {"params": members[key], "weight_decay": 0.0 if key[0] else optim.weight_decay, "rate_scale": key[1]}
+        for key in sorted(members)
     ]
-    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
 
 
