@@ -1,0 +1,1 @@
+"""A checkpoint is measured: labelled sets, tasks, fine-tuning, features, forgetting, ablations."""

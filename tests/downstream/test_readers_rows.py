@@ -1,0 +1,386 @@
+"""Rows of tables and JSON: texts, pairs, numbers, marked pairs, questions, choices and terms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labelled_fixtures import dump_lines, load, refuse, write
+
+from domext_ray.downstream.examples import Choice, Entity, LabelledText, MarkedText, Mention
+from domext_ray.downstream.read_terms import read_catalogue
+from domext_ray.downstream.sets import find_description, load_set
+from domext_ray.errors import CorpusError
+
+
+def shown(made: Any) -> list[tuple[str, str | None, str]]:
+    return [(each.text, each.pair, each.label) for each in made.train]
+
+
+ROWS = [("It rains, again", "Wet", "yes"), ('She said "go', "Now", "no")]
+TABLES = {
+    "train.tsv": "text\tpair\tlabel\n" + "".join("\t".join(row) + "\n" for row in ROWS),
+    "train.tsv.gz": "\ufefftext\tpair\tlabel\r\n\r\n" + "".join("\t".join(row) + "\r\n" for row in ROWS),
+    "train.csv": 'label,text,pair\nyes,"It rains, again",Wet\nno,"She said ""go",Now\n',
+    "train.jsonl": dump_lines([dict(zip(("text", "pair", "label"), row, strict=True)) for row in ROWS]),
+    "train.json": json.dumps([dict(zip(("text", "pair", "label"), row, strict=True)) for row in ROWS], indent=2),
+    "train.json.gz": json.dumps({str(i): {"text": r[0], "pair": [r[1]], "label": r[2]} for i, r in enumerate(ROWS)}),
+}
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_the_same_rows_from_every_layout(tmp_path: Path, name: str) -> None:
+    """A byte-order mark, Windows line ends, a comma in quotes, a lone literal quote in TSV."""
+    made = load(tmp_path, "classification", {name: TABLES[name]})
+    assert shown(made) == ROWS
+    assert made.labels == ("no", "yes")
+
+
+def test_literal_quotes_do_not_join_lines(tmp_path: Path) -> None:
+    text = 'text\tlabel\n"An open quote\t1\nsecond\t0\nthird closes"\t1\n'
+    made = load(tmp_path, "classification", {"train.tsv": text})
+    assert [each.text for each in made.train] == ['"An open quote', "second", 'third closes"']
+    assert [each.source.rsplit(":", 1)[1] for each in made.train] == ["2", "3", "4"]
+
+
+def test_lines_of_csv_with_line_breaks_in_cells(tmp_path: Path) -> None:
+    made = load(tmp_path, "classification", {"train.csv": 'text,label\n"two\nlines",a\nnext,b\n'})
+    assert [(each.text, each.source.rsplit(":", 1)[1]) for each in made.train] == [("two\nlines", "2"), ("next", "4")]
+
+
+def test_ids_and_kinds_of_labels(tmp_path: Path) -> None:
+    rows = [{"id": 5, "text": "a", "label": 1}, {"id": 5, "text": "b", "label": True}, {"text": "c", "label": " x "}]
+    made = load(tmp_path, "classification", {"train.jsonl": dump_lines(rows)})
+    assert [(each.id, each.label) for each in made.train] == [("5", "1"), ("5#2", "true"), ("3", "x")]
+
+
+DIRTY = [
+    ({"text": " ", "label": "a"}, "it has an empty 'text'"),
+    ({"text": 3, "label": "a"}, "it has no text as 'text'"),
+    ({"text": "t", "label": ""}, "it has no label"),
+    ({"text": "t", "label": 0.5}, "it has no label"),
+    ({"text": "t"}, "it has no column for 'label'"),
+    ({"text": "t\ud83d", "label": "a"}, "it has half a surrogate pair in 'text'"),
+    ({"text": "t", "pair": "", "label": "a"}, "it has an empty 'pair'"),
+]
+
+
+@pytest.mark.parametrize(("row", "fault"), DIRTY)
+def test_dirty_rows_are_counted_or_refused(tmp_path: Path, row: dict[str, Any], fault: str) -> None:
+    good = {"text": "fine", "label": "a"}
+    content = json.dumps(good) + "\n" + "\n".join([json.dumps(row)] * 5)
+    made = load(tmp_path, "classification", {"train.jsonl": content, "dev.jsonl": json.dumps(good)})
+    path = f"{tmp_path}/train.jsonl"
+    assert shown(made) == [("fine", None, "a")]
+    assert made.notes[0] == f"5 x row left out: {fault} ({path}:2, {path}:3, {path}:4 and 2 more)."
+    message = refuse(tmp_path, "classification", {}, strict=True)
+    assert message.startswith(f"train.jsonl:2: the row {fault.removeprefix('it ')}")
+    assert message.endswith("mend it, or leave out --labelled.strict.")
+
+
+def test_rows_of_another_width(tmp_path: Path) -> None:
+    text = "text\tlabel\nfine\ta\nbroken\nlong\ta\tb\n"
+    made = load(tmp_path, "classification", {"train.tsv": text})
+    assert shown(made) == [("fine", None, "a")]
+    assert made.notes[0].startswith("4 x row left out: it has not 2 fields as the first line")
+
+
+LAYOUTS = {
+    "train.tsv": ("just words\nand more\n", "train.tsv:1 has no column 'text' or 'sentence' or 'sentence1' or 'text1'"),
+    "train.csv": ('text,label\nfine,a\n"x"y,b\n', "train.csv:3 is no CSV"),
+    "train.jsonl": (
+        '{"text": "a", "label": "b"}\n["a", "b"]\n',
+        "train.jsonl:2 has another layout: a row must be an obj",
+    ),
+    "train.ndjson": ('{"text": "a", "label": "b"}\n{"text": \n', "train.ndjson:2 is no JSON"),
+    "train.json": ('"a text"', "train.json:1 has another layout: the file must be a list of objects"),
+    "train.json.gz": ('{\n"data": [1]}', "train.json.gz:2 has another layout: a row must be an object"),
+    "train.xlsx": ("PK", "train.xlsx is of no known kind"),
+    "train.txt": (b"text\tlabel\nfine\ta\n\xff\xfe\tb\n", "train.txt:3 is not UTF-8 (byte 0xff)"),
+    "train.JSON": ('[{"text": "a", "label": "b"},\n{"text" "c"}]', "train.JSON:2 is no JSON"),
+    "train.tab": ("", "The train of "),
+}
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_other_layouts_are_refused_with_the_line(tmp_path: Path, name: str) -> None:
+    content, expected = LAYOUTS[name]
+    assert refuse(tmp_path, "classification", {name: content}).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['[{"text": "a", "label": "b"}', '[{"text": "a", "label": "b"}] 1', '{"a": {}', '{"a": {}} {"b": {}}', "["],
+)
+def test_json_that_breaks_off_or_goes_on_is_refused(tmp_path: Path, content: str) -> None:
+    assert refuse(tmp_path, "classification", {"train.json": content}).startswith("train.json:1 ")
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv.gz").write_bytes(b"\x1f\x8b\x08 not really")
+    assert refuse(tmp_path, "classification", {}, files={"dev": ("train.*",)}).startswith("train.tsv.gz cannot be read")
+
+
+def test_glue_tables(tmp_path: Path) -> None:
+    """CoLA has no header; MRPC begins with a byte-order mark and has literal quotes; STS-B has numbers."""
+    cola = "src1\t1\t\tThe cat sat.\nsrc1\t0\t*\tThe sat cat the.\n"
+    mrpc = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t10\t11\t" We agree , he said .\tHe said " yes " .\n'
+    stsb = "index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tOne dog.\tA dog.\t4.250\n1\tnews\tA cat.\tRain.\tnan\n"
+    for name, content in (("cola", cola), ("mrpc", mrpc), ("sts_b", stsb)):
+        write(tmp_path / name / "train.tsv", content)
+        write(tmp_path / name / "dev.tsv.gz", content)
+    made = {n: load_set(find_description(n, ""), str(tmp_path / n)) for n in ("cola", "sts_b")}
+    assert shown(made["cola"]) == [("The cat sat.", None, "1"), ("The sat cat the.", None, "0")]
+    (pair,) = made["sts_b"].train
+    assert isinstance(pair, LabelledText)
+    assert (pair.text, pair.pair, pair.label, pair.value) == ("One dog.", "A dog.", "", 4.25)
+    assert any("it has no finite number" in note for note in made["sts_b"].notes)
+    paraphrases = load_set(find_description("mrpc", ""), str(tmp_path / "mrpc"))
+    assert shown(paraphrases) == [('" We agree , he said .', 'He said " yes " .', "1")]
+    assert paraphrases.labels == ("0", "1") and paraphrases.positive_label == "1"
+
+
+def test_pubmedqa(tmp_path: Path) -> None:
+    """An object by PMID; contexts are joined; one file is cut in three."""
+    rows = {
+        str(i): {
+            "QUESTION": f"Is it {i}?",
+            "CONTEXTS": ["One.", f"Two {i}."],
+            "final_decision": ("yes", "no", "maybe")[i % 3],
+        }
+        for i in range(60)
+    }
+    write(tmp_path / "ori_pqal.json", json.dumps(rows, indent=2))
+    made = load_set(find_description("pubmedqa", ""), str(tmp_path))
+    every = sorted((*made.train, *made.dev, *made.test), key=lambda each: int(each.id))
+    assert [(each.id, each.text, each.pair, each.label) for each in every[:2]] == [
+        ("0", "Is it 0?", "One. Two 0.", "yes"),
+        ("1", "Is it 1?", "One. Two 1.", "no"),
+    ]
+    assert every[0].source.endswith(":2") and every[1].source.endswith(":10")
+    assert len(every) == 60 and made.labels == ("yes", "no", "maybe")
+
+
+def test_placeholders(tmp_path: Path) -> None:
+    """GAD: train without header, test with one, an empty dev that is cut from train."""
+    sentences = [f"Does @DISEASE$ need @GENE$ number {i}?\t{i % 2}\n" for i in range(50)]
+    extra = "Only @GENE$ here.\t1\n@GENE$ and @GENE$ and @DISEASE$.\t0\n"
+    test = "index\tsentence\tlabel\n0\t@GENE$ causes @DISEASE$.\t1\n"
+    for name, content in (("train.tsv", "".join(sentences) + extra), ("dev.tsv", ""), ("test.tsv.gz", test)):
+        write(tmp_path / name, content)
+    made = load_set(find_description("gad", ""), str(tmp_path))
+    assert len(made.train) + len(made.dev) == 50 and 1 <= len(made.dev) <= 15
+    (example,) = made.test
+    assert example == MarkedText(
+        "1",
+        f"{tmp_path}/test.tsv.gz:2",
+        "@GENE$ causes @DISEASE$.",
+        Entity(0, 6, "GENE"),
+        Entity(14, 23, "DISEASE"),
+        "1",
+    )
+    first = next(each for each in (*made.train, *made.dev) if each.source.endswith(":1"))
+    assert isinstance(first, MarkedText)
+    assert first.text[first.head.start : first.head.end] == "@GENE$" and first.head.start > first.tail.start
+    assert made.negative_label == "0" and made.labels == ("0", "1")
+    assert any(note.startswith("2 x row left out: it has not once @GENE$ and @DISEASE$") for note in made.notes)
+
+
+BRACKETS = [
+    ("<< Iron >> binds [[ heme ]].", "Iron binds heme.", "Iron", "heme"),
+    ("[[ Heme ]] holds a << iron >>", "Heme holds a iron", "iron", "Heme"),
+    ("<<Iron>> binds [[heme]].", "Iron binds heme.", "Iron", "heme"),
+    (
+        "<< Iron >> >> zinc [[1]-x] by [[ heme [[a]] b ]].",
+        "Iron >> zinc [[1]-x] by heme [[a]] b.",
+        "Iron",
+        "heme [[a]] b",
+    ),
+    ("The << [[ iron ]] pump >> runs", "The iron pump runs", "iron pump", "iron"),
+    ("a <<  wide >> b [[ x ]]", "a wide b x", "wide", "x"),
+]
+
+
+@pytest.mark.parametrize(("marked", "plain", "head", "tail"), BRACKETS)
+def test_brackets_are_taken_out(tmp_path: Path, marked: str, plain: str, head: str, tail: str) -> None:
+    made = load(tmp_path, "relation", {"train.jsonl": dump_lines([{"text": marked, "label": "BINDS"}])})
+    (example,) = made.train
+    assert isinstance(example, MarkedText)
+    assert example.text == plain
+    stretches = (example.head, example.tail)
+    assert tuple(plain[each.start : each.end] for each in stretches) == (head, tail)
+    assert [each.label for each in stretches] == ["", ""]
+
+
+def test_rows_without_marks(tmp_path: Path) -> None:
+    rows = [{"text": "<< a >> [[ b ]]", "label": "x"}, {"text": "<< a >> b", "label": "x"}]
+    made = load(tmp_path, "relation", {"train.jsonl": dump_lines(rows)})
+    assert len(made.train) == 1 and "it has not once << >> and [[ ]]" in made.notes[0]
+    assert refuse(tmp_path, "relation", {}, files={"dev": ("train.*",)}, strict=True).startswith(
+        "train.jsonl:2: the row"
+    )
+
+
+CONTEXT = "The bridge was built in 1901. It was rebuilt in 1950, and again in 1901 style."
+
+
+def make_squad(questions: list[dict[str, Any]], **paragraph: Any) -> str:
+    body = {"qas": questions, "context": CONTEXT, **paragraph}
+    return json.dumps({"version": "v", "data": [{"title": "t", "paragraphs": [body]}]}, indent=1)
+
+
+def answer(text: str, start: int) -> dict[str, Any]:
+    return {"text": text, "answer_start": start}
+
+
+def test_questions(tmp_path: Path) -> None:
+    """Qas before their context, as many answers as there are, a question without one."""
+    questions = [
+        {"id": "q1", "question": "When?", "answers": [answer("1901", 24), answer("in 1901", 21)]},
+        {
+            "id": "q2",
+            "question": "Why?",
+            "answers": [],
+            "is_impossible": True,
+            "plausible_answers": [answer("1950", 48)],
+        },
+        {"id": "q2", "question": "Who?", "answers": []},
+    ]
+    made = load(tmp_path, "qa", {"train.json": make_squad(questions)})
+    assert [each.id for each in made.train] == ["q1", "q2", "q2#2"]
+    assert [each.answer_texts for each in made.train] == [("1901", "in 1901"), (), ()]
+    assert made.train[0].answers == (Entity(24, 28, ""), Entity(21, 28, ""))
+    lines = (tmp_path / "train.json").read_text().splitlines()
+    for each in made.train[:2]:
+        number = int(each.source.rsplit(":", 1)[1])
+        assert lines[number - 1].strip() == "{" and f'"{each.id}"' in lines[number]
+    made = load(tmp_path, "qa", {"train.json": make_squad(questions)}, no_answer=False)
+    assert [each.id for each in made.train] == ["q1"]
+    assert "4 x question left out: it has no answer" in made.notes[0]
+
+
+def test_answers_that_are_not_at_their_offset(tmp_path: Path) -> None:
+    answers = [answer("1950", 46), answer("1901", 70), answer("rebuilt", -1), answer("1902", 24), answer(" ", 3)]
+    questions = [
+        {"id": "a", "question": "When?", "answers": answers},
+        {"id": "b", "question": "When?", "answers": [answer("1901", 46)]},  # twice in the context, neither is near
+    ]
+    made = load(tmp_path, "qa", {"train.json": make_squad(questions)})
+    assert [each.answer_texts for each in made.train] == [("1950", "1901", "rebuilt")]
+    assert made.train[0].answers[1].start == 67
+    starts = [" ".join(note.split(" (")[0].split()) for note in made.notes]
+    assert starts[:4] == [
+        "6 x answer moved: it is not at its offset",
+        "4 x answer left out: it is not in the context near its offset",
+        "2 x answer left out: it is empty",
+        "2 x question left out: it has none of its answers in the context",
+    ]
+    message = refuse(tmp_path, "qa", {}, files={"dev": ("train.*",)}, strict=True)
+    assert message.split(": ", 1)[1].startswith("the answer is not at its offset ('1950')")
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "expected"),
+    [
+        ("[1]", 1, "a SQuAD file must be an object"),
+        ('{"version": 1}', 1, "a SQuAD file has a key 'data'"),
+        ('{\n"data": {}}', 2, "data must be a list"),
+        ('{"data": [\n{"paragraphs": [\n{"qas": []}]}]}', 3, "a paragraph must have a text as 'context'"),
+        (
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [\n\n{"id": 1}]}]}]}',
+            3,
+            "each of qas must have 'question'",
+        ),
+    ],
+)
+def test_other_layouts_of_squad_are_refused(tmp_path: Path, content: str, line: int, expected: str) -> None:
+    message = refuse(tmp_path, "qa", {"train.json": content})
+    assert message.startswith(f"train.json:{line} has another layout: {expected}")
+
+
+@pytest.mark.parametrize("answers", [["text"], [{"text": 3}], {"text": ["a"], "answer_start": []}, "1901"])
+def test_other_layouts_of_answers_are_refused(tmp_path: Path, answers: object) -> None:
+    content = dump_lines([{"question": "When?", "context": CONTEXT, "answers": answers}])
+    message = refuse(tmp_path, "qa", {"train.jsonl": content}, reader="records")
+    assert message.startswith("train.jsonl:1 has another layout: answers must be a list of objects")
+
+
+SWAG = (
+    ",video-id,fold-ind,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+    '0,v1,1,"A man, tired, sits.",He,gold,drinks tea.,flies.,melts.,sings to a wall.,0\n'
+    "1,v2,2,A dog runs.,It,gen,reads.,stops.,votes.,,1\n"
+    "2,v3,3,A dog runs.,It,gen,reads.,stops.,votes.,barks.,4\n"
+)
+
+
+def test_choices(tmp_path: Path) -> None:
+    made = load(tmp_path, "multiple_choice", {"train.csv": SWAG})
+    options = ("drinks tea.", "flies.", "melts.", "sings to a wall.")
+    assert made.train == (Choice("1", f"{tmp_path}/train.csv:2", "A man, tired, sits.", "He", options, 0),)
+    assert [note.split(" (")[0] for note in made.notes[:2]] == [
+        "2 x row left out: it has an empty option",
+        "2 x row left out: it names no option as its answer",
+    ]
+    write(tmp_path / "swag" / "train.csv", SWAG)
+    write(tmp_path / "swag" / "val.csv.gz", SWAG)
+    assert load_set(find_description("swag", ""), str(tmp_path / "swag")).dev[0].options == options  # type: ignore[union-attr]
+
+
+def test_choices_in_one_column(tmp_path: Path) -> None:
+    rows = [
+        {"context": "Rain.", "choices": ["wet", "dry"], "answer": 0},
+        {"context": "Sun.", "choices": ["a"], "answer": 0},
+    ]
+    columns = {"options": ("choices",)}
+    made = load(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows[:1])}, columns=columns)
+    assert made.train[0].options == ("wet", "dry")  # type: ignore[union-attr]
+    message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
+    assert message == "train.jsonl:2 has 1 options; it must have 2 as the first row."
+    message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)})
+    assert "has no column 'ending0' and 'ending1' and 'ending2' and 'ending3' for 'options'" in message
+
+
+CATALOGUES = {
+    "catalogue.txt": "胃炎\n\n慢性 胃炎\n头痛\n胃炎\n",
+    "catalogue.tsv": "K1\t胃炎\nK2\t慢性 胃炎\nR5\t头痛\n",
+    "catalogue.csv": 'K1,胃炎\nK2,"慢性 胃炎"\nR5,头痛\n',
+    "catalogue.json.gz": '["胃炎", "慢性 胃炎",\n "头痛"]',
+}
+
+
+@pytest.mark.parametrize("name", list(CATALOGUES))
+def test_catalogues(tmp_path: Path, name: str) -> None:
+    assert read_catalogue(write(tmp_path / name, CATALOGUES[name])) == ("胃炎", "慢性 胃炎", "头痛")
+
+
+def test_terms(tmp_path: Path) -> None:
+    rows = [
+        {"text": "胃不好头疼", "normalized_result": "胃炎##头痛##胃炎"},
+        {"text": "晕", "normalized_result": "头晕"},
+        {"text": "?", "normalized_result": "##"},
+    ]
+    files: dict[str, str | bytes] = {
+        "CHIP-CDN_train.json": json.dumps(rows),
+        "ICD-10 list.txt": CATALOGUES["catalogue.txt"],
+    }
+    files["CHIP-CDN_dev.json"] = json.dumps(rows[:1])
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    made = load_set(find_description("chip_cdn", ""), str(tmp_path))
+    assert [each.terms for each in made.train if isinstance(each, Mention)] == [("胃炎", "头痛"), ("头晕",)]
+    assert made.catalogue == ("胃炎", "慢性 胃炎", "头痛")
+    assert [note.split(" (")[0] for note in made.notes[:2]] == [
+        "1 x row left out: it has no term",
+        "1 x term kept: it is not in the catalogue",
+    ]
+    (tmp_path / "ICD-10 list.txt").unlink()
+    with pytest.raises(CorpusError, match=r"has no catalogue \(looked for catalogue"):
+        load_set(find_description("chip_cdn", ""), str(tmp_path))
+    write(tmp_path / "catalogue.json", '["a",\n3]')
+    with pytest.raises(CorpusError, match=r"catalogue.json:2 must be a text"):
+        load_set(find_description("chip_cdn", ""), str(tmp_path))
+    write(tmp_path / "catalogue.json", "[]")
+    with pytest.raises(CorpusError, match=r"catalogue.json has no term"):
+        load_set(find_description("chip_cdn", ""), str(tmp_path))

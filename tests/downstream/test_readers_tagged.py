@@ -1,0 +1,128 @@
+"""Tagged words: layouts, schemes, and what each scheme forbids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from labelled_fixtures import dump_lines, load, refuse
+
+from domext_ray.downstream.examples import TaggedSentence
+from domext_ray.downstream.read_tagged import BadTagError, detect_scheme, to_iob2
+
+IOB2 = "B-Gene I-Gene B-Gene O B-Drug O".split()
+SAME_TAGS = {
+    "iob1": "I-Gene I-Gene B-Gene O I-Drug O",
+    "iob2": "B-Gene I-Gene B-Gene O B-Drug O",
+    "iobes": "B-Gene E-Gene S-Gene O S-Drug O",
+    "bilou": "B-Gene L-Gene U-Gene O U-Drug O",
+}
+LONG = {"iob1": "I-A I-A I-A", "iob2": "B-A I-A I-A", "iobes": "B-A I-A E-A", "bilou": "B-A I-A L-A"}
+
+
+def as_conll(tags: str, gap: str = "\t") -> str:
+    return "".join(f"w{i}{gap}{tag}\n" for i, tag in enumerate(tags.split()))
+
+
+@pytest.mark.parametrize("scheme", list(SAME_TAGS))
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_every_scheme_becomes_iob2(tmp_path: Path, scheme: str, is_declared: bool) -> None:
+    text = as_conll(SAME_TAGS[scheme]) + "\n" + as_conll(LONG[scheme])
+    made = load(tmp_path, "ner", {"train.tsv": text}, scheme=scheme if is_declared else "auto")
+    assert [each.tags for each in made.train] == [tuple(IOB2), ("B-A", "I-A", "I-A")]
+    assert made.labels == ("A", "Drug", "Gene")
+
+
+def test_detection_reads_all_sentences() -> None:
+    """No tag of the first sentence tells IOB1 from IOB2."""
+    assert detect_scheme([["O", "O"], ["O", "I-A", "B-A"]]) == "iob1"
+    assert detect_scheme([["O", "O"], ["O", "B-A", "B-A"]]) == "iob2"
+    assert detect_scheme([["B-A", "O"], ["I-A", "O"]]) == "iob2"  # a mistake in IOB2, not IOB1
+    assert detect_scheme([["I-A", "I-B"]]) == "iob1"
+    assert detect_scheme([["B-A", "M-A", "E-A"]]) == "iobes"
+    assert to_iob2(["B-A", "M-A", "E-A"], "iobes") == ("B-A", "I-A", "I-A")
+
+
+BAD_TAGS = [
+    ("iob2", "O I-A", 1),
+    ("iob2", "B-A I-B", 1),
+    ("iob2", "B-A E-A", 1),
+    ("iob2", "B-", 0),
+    ("iob1", "O B-A", 1),
+    ("iob1", "I-B B-A", 1),
+    ("iobes", "B-A O", 1),
+    ("iobes", "B-A I-A", 1),
+    ("iobes", "B-A B-A E-A", 1),
+    ("iobes", "S-A E-A", 1),
+    ("iobes", "B-A E-B", 1),
+    ("iobes", "O U-A", 1),
+    ("bilou", "B-A U-A", 1),
+    ("bilou", "I-A L-A", 0),
+]
+
+
+@pytest.mark.parametrize(("scheme", "tags", "place"), BAD_TAGS)
+def test_what_a_scheme_forbids_is_refused_with_its_line(tmp_path: Path, scheme: str, tags: str, place: int) -> None:
+    with pytest.raises(BadTagError) as caught:
+        to_iob2(tags.split(), scheme)
+    assert caught.value.place == place
+    message = refuse(tmp_path, "ner", {"train.txt": as_conll("O O") + "\n" + as_conll(tags)}, scheme=scheme)
+    assert message.startswith(f"train.txt:{4 + place} has the tag {tags.split()[place]!r}: ")
+
+
+def test_layouts_of_conll(tmp_path: Path) -> None:
+    """Documents, further columns, white space, Windows line ends, a word that is a space or a line separator."""
+    text = (
+        "\ufeff-DOCSTART- -X- -X- O\r\n\r\nAspirin NN B-NP B-Drug\r\nhelps VB B-VP O\r\n\r\n\r\nWell UH O O\r\n"
+        "-DOCSTART- -X- -X- O\r\n\r\nNo DT O O\r\n"
+    )
+    made = load(tmp_path, "ner", {"train.conll.gz": text, "dev.tsv": " \tO\nred wine\tB-Drug\n\u2028\tI-Drug"})
+    assert [each.words for each in made.train] == [("Aspirin", "helps"), ("Well",), ("No",)]
+    assert [each.document for each in made.train] == ["1", "1", "2"]
+    assert [each.source.rsplit("/", 1)[1] for each in made.train] == [f"train.conll.gz:{n}" for n in (3, 7, 10)]
+    (sentence,) = made.dev
+    assert isinstance(sentence, TaggedSentence)
+    assert sentence.words == (" ", "red wine", "\u2028") and sentence.tags == ("O", "B-Drug", "I-Drug")
+    assert sentence.document == ""
+    assert [each.id for each in made.train] == ["1", "2", "3"]
+
+
+def test_columns_by_place(tmp_path: Path) -> None:
+    text = "1\tfever\tB-Sign\tx\n2\trose\tO\ty\n"
+    made = load(tmp_path, "ner", {"train.tsv": text}, columns={"tokens": (1,), "tags": (2,)})
+    assert made.train[0].words == ("fever", "rose") and made.train[0].tags == ("B-Sign", "O")
+
+
+@pytest.mark.parametrize(("labels", "expected"), [((), "ENTITY"), (("Disease",), "Disease")])
+def test_tags_without_a_type(tmp_path: Path, labels: tuple[str, ...], expected: str) -> None:
+    made = load(tmp_path, "ner", {"train.tsv": "old\tB\ngout\tI\nhurts\tO\n"}, labels=labels)
+    assert made.train[0].tags == (f"B-{expected}", f"I-{expected}", "O")
+    assert made.labels == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("word\tO\nlonely\n", 2), ("\nword\tO\n\tO\n", 3), ("a O\nb\t \n", 2), ('{"text": 1}\n', 1), ("a,O\n", 1)],
+)
+def test_other_layouts_are_refused_with_the_line(tmp_path: Path, text: str, line: int) -> None:
+    message = refuse(tmp_path, "ner", {"train.tsv": text})
+    # Five characters of JSON with a space in it read as a word and a tag that no scheme has.
+    assert message.startswith(f"train.tsv:{line} has ")
+
+
+def test_rows_with_lists(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "tokens": ["Old", "gout"], "ner_tags": ["O", "B-D"], "doc_id": 7},
+        {"tokens": [], "ner_tags": []},
+    ]
+    text = dump_lines(rows)
+    made = load(tmp_path, "ner", {"train.jsonl": text}, reader="records")
+    assert made.train == (TaggedSentence("a", f"{tmp_path}/train.jsonl:1", ("Old", "gout"), ("O", "B-D"), "7"),)
+    assert any("row left out: it has no words" in note and "train.jsonl:2" in note for note in made.notes)
+    for values, expected in (
+        ('"tokens": ["a"], "ner_tags": [3]', "train.jsonl:1 has another layout: tags must be a list of texts"),
+        ('"tokens": ["a"], "ner_tags": []', "train.jsonl:1 has 1 words but 0 tags"),
+        ('"tokens": ["a", "b"], "ner_tags": ["O", "I-D"]', "train.jsonl:1, tag 2, has the tag 'I-D'"),
+    ):
+        message = refuse(tmp_path, "ner", {"train.jsonl": "{" + values + "}"}, reader="records", scheme="iob2")
+        assert message.startswith(expected)

@@ -1,0 +1,279 @@
+"""Descriptions of sets, how splits are cut, and which labels there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from labelled_fixtures import dump_lines, load, refuse, write
+
+from domext_ray.downstream.examples import LabelledText, TaggedSentence
+from domext_ray.downstream.set_description import list_shipped
+from domext_ray.downstream.set_families import FAMILIES
+from domext_ray.downstream.sets import find_description, load_set, make_description, read_description
+from domext_ray.errors import ConfigError, CorpusError
+
+SHIPPED = (
+    "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc cola euadr gad kuake_qic kuake_qqr kuake_qtr mnli "
+    "mrpc ncbi_disease pubmedqa qnli qqp rte scicite squad_v1 squad_v2 sst2 sts_b swag"
+).split()
+
+
+def test_shipped_descriptions() -> None:
+    """Every YAML is well-formed and says what it is in a comment; no family is without metric."""
+    assert list(list_shipped()) == SHIPPED
+    for name, path in list_shipped().items():
+        description = find_description(name, "anywhere")
+        assert description.name == name and description.path == str(path)
+        assert path.read_text(encoding="utf-8").startswith("# ")
+        assert description.task in FAMILIES and name not in FAMILIES
+    assert find_description("cola", "").metric == "matthews"
+    assert find_description("sts_b", "").metric == "spearman"
+    assert find_description("mrpc", "").metric == "f1.positive"
+    assert find_description("gad", "").metric == "f1.micro"
+    assert find_description("bc5cdr", "").metric == "entity_f1.micro"
+
+
+CBLUE = {
+    "chip_ctc": ("CHIP-CTC_train.json", {"id": "s1", "text": "年龄", "label": "Age"}, ("年龄", None, "Age")),
+    "kuake_qic": ("KUAKE-QIC_train.json", {"query": "头疼怎么办", "label": "治疗"}, ("头疼怎么办", None, "治疗")),
+    "kuake_qtr": ("KUAKE-QTR_train.json", {"id": 1, "query": "咳嗽", "title": "咳", "label": "3"}, ("咳嗽", "咳", "3")),
+    "kuake_qqr": ("KUAKE-QQR_train.json", {"id": 1, "query1": "咳", "query2": "嗽", "label": 2}, ("咳", "嗽", "2")),
+    "chip_sts": (
+        "CHIP-STS_train.json",
+        {"text1": "咳", "text2": "嗽", "label": "1", "category": "c"},
+        ("咳", "嗽", "1"),
+    ),
+    "scicite": ("train.jsonl", {"text": "as in [3]", "label": "method", "metadata": {}}, ("as in [3]", None, "method")),
+    "rte": ("train.json", {"sentence1": "a", "sentence2": "b", "label": "entailment"}, ("a", "b", "entailment")),
+    "qnli": ("train.json", {"question": "a", "sentence": "b", "label": "entailment"}, ("a", "b", "entailment")),
+    "qqp": ("train.json", {"question1": "a", "question2": "b", "is_duplicate": "0"}, ("a", "b", "0")),
+    "sst2": ("train.json", {"sentence": "a", "label": 1}, ("a", None, "1")),
+}
+
+
+@pytest.mark.parametrize("name", list(CBLUE))
+def test_rows_of_shipped_descriptions(tmp_path: Path, name: str) -> None:
+    file, row, expected = CBLUE[name]
+    for each in (file, file.replace("train", "dev")):
+        write(tmp_path / each, dump_lines([row]))
+    made = load_set(find_description(name, ""), str(tmp_path)).train[0]
+    assert isinstance(made, LabelledText)
+    assert (made.text, made.pair, made.label) == expected
+
+
+def test_mnli_takes_the_mismatched_part_as_test(tmp_path: Path) -> None:
+    content = "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tA cat.\tAn animal.\tneutral\tentailment\n"
+    for name in ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv"):
+        write(tmp_path / name, content)
+    made = load_set(find_description("mnli", ""), str(tmp_path))
+    assert made.test[0].label == "entailment"  # type: ignore[union-attr]
+    assert made.labels == ("entailment", "neutral", "contradiction")
+
+
+def test_what_describes_a_set(tmp_path: Path) -> None:
+    """A family's defaults, a folder's own file, a shipped name, a path."""
+    assert find_description("ner", str(tmp_path)).name == tmp_path.name
+    assert find_description("ner", "owner/name").name == "owner/name"
+    write(tmp_path / "set.yaml", "task: ner\nscheme: BIOES\nfiles: {dev: [a.*, b.tsv]}\ncolumns: {tokens: form}\n")
+    found = find_description("ner", str(tmp_path))
+    assert (found.name, found.path) == (tmp_path.name, f"{tmp_path}/set.yaml")
+    assert found.scheme == "bioes" and found.reader == "conll" and found.metric == "entity_f1.micro"
+    assert found.files == {"train": ("train.*",), "dev": ("a.*", "b.tsv"), "test": ("test.*",)}
+    assert found.columns["tokens"] == ("form",) and found.columns["tags"] == ("ner_tags", "tags", -1)
+    assert find_description(f"{tmp_path}/set.yaml", "elsewhere") == found
+    with pytest.raises(ConfigError, match=r"set.yaml describes a set for ner, not for 'qa'"):
+        find_description("qa", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"--task is 'nre'; it must be a family \(ner, .*bc5cdr"):
+        find_description("nre", str(tmp_path))
+
+
+BAD_YAML = [
+    ("task: nre", "task is 'nre'; it must be one of ner, "),
+    ("labels: [a]", "must be a mapping with a key 'task'"),
+    ("- ner", "must be a mapping with a key 'task'"),
+    ("task: [", "is no YAML"),
+    ("task: ner\nshuffle: 1", "'shuffle' is no key of a description; use name, task, "),
+    (
+        "task: classification\nlabels: [yes, no]",
+        "labels is [True, False]; it must be a list of different labels (quote",
+    ),
+    ("task: ner\nlabels: [a, a]", "labels is ['a', 'a']; it must be a list of different labels"),
+    ("task: ner\nreader: squad", "reader is 'squad'; it must be one of conll, records"),
+    ("task: ner\nscheme: iob3", "scheme is 'iob3'; it must be one of auto, iob1"),
+    ("task: nested_ner\nends: closed", "ends is 'closed'; it must be one of auto, "),
+    ("task: ner\nmetric: accuracy", "metric is 'accuracy'; it must be one of entity_f1.*"),
+    ("task: classification\nmetric: f1", "metric is 'f1'; it must be one of accuracy, "),
+    (
+        "task: classification\nmetric: f1.positive",
+        "metric is 'f1.positive'; it must be another one unless positive_label",
+    ),
+    ("task: relation\nlabels: [a, b]\nnegative_label: c", "negative_label is 'c'; it must be one of labels (a, b)"),
+    (
+        "task: ner\nfiles: {training: a}",
+        "files is {'training': 'a'}; it must be file name patterns for train, dev, test",
+    ),
+    ("task: ner\ncolumns: {words: a}", "a key of columns is 'words'; it must be one of id, tokens, tags, document"),
+    ("task: ner\ncolumns: {tokens: []}", "columns is {'tokens': []}; it must be a mapping to column names or numbers"),
+    (
+        "task: ner\nfractions: {train: 0.5, dev: 0.6}",
+        "fractions is {'train': 0.5, 'dev': 0.6}; it must be shares that add",
+    ),
+    ("task: ner\nfractions: {train: 1, dev: 0}", "it must be shares above 0"),
+    ("task: relation\nmarks: [A]", "marks is ['A']; it must be two different marks"),
+    ("task: relation\nmarks: [[a, b, c], B]", "it must be two different marks"),
+    ("task: qa\nno_answer: 1", "no_answer is 1; it must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD_YAML)
+def test_descriptions_that_break_a_rule_name_the_file(tmp_path: Path, text: str, expected: str) -> None:
+    path = write(tmp_path / "mine.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        find_description(str(path), "")
+    message = str(caught.value)
+    assert message.startswith(str(path)) and expected in message and "\n" not in message
+    assert message.endswith((".", ")."))
+
+
+def test_a_missing_description(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mine.yaml cannot be read \(No such file"):
+        read_description(tmp_path / "mine.yaml")
+
+
+def texts(number: int, label: str = "a") -> list[dict[str, Any]]:
+    return [{"text": f"text {i}", "label": label} for i in range(number)]
+
+
+THREE = {"train": 0.6, "dev": 0.2, "test": 0.2}
+
+
+def cut(folder: Path, names: tuple[str, ...], seed: int = 0, **description: Any) -> Any:
+    for offset, name in enumerate(names):
+        rows = [{"text": f"{each['text']} of {offset}", "label": each["label"]} for each in texts(300)]
+        write(folder / f"{name}.jsonl", dump_lines(rows))
+    return load_set(make_description("classification", "made", **description), str(folder), seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("train",), (180, 60, 60)),
+        (("dev",), (180, 60, 60)),
+        (("train", "test"), (225, 75, 300)),
+        (("dev", "test"), (225, 75, 300)),
+        (("train", "dev"), (300, 300, 0)),
+        (("train", "dev", "test"), (300, 300, 300)),
+    ],
+)
+def test_what_is_cut_from_what(tmp_path: Path, names: tuple[str, ...], expected: tuple[int, ...]) -> None:
+    made = cut(tmp_path, names, fractions=THREE)
+    sizes = [len(made.train), len(made.dev), len(made.test)]
+    assert sum(sizes) == sum(expected)
+    for size, wanted in zip(sizes, expected, strict=True):
+        assert size == wanted if wanted in (0, 300) else abs(size - wanted) < 25
+    ids = [each.source for split in (made.train, made.dev, made.test) for each in split]
+    assert len(set(ids)) == len(ids)
+    if expected[0] < 300:
+        assert (
+            f"{names[0]} of {tmp_path} was cut by a hash of each text: {sizes[0]} train, {sizes[1]} dev"
+            in made.notes[0]
+        )
+
+
+def test_a_cut_depends_on_text_and_seed_alone(tmp_path: Path) -> None:
+    first = cut(tmp_path / "a", ("train",), fractions=THREE)
+    assert cut(tmp_path / "a", ("train",), fractions=THREE) == first
+    other = cut(tmp_path / "a", ("train",), seed=1, fractions=THREE)
+    assert {each.text for each in other.train} != {each.text for each in first.train}
+    rows = dump_lines(list(reversed(texts(300, "b") * 2)))
+    write(tmp_path / "b" / "train.jsonl", rows)
+    twice = load_set(make_description("classification", "made", fractions=THREE), str(tmp_path / "b"))
+    parts = [{each.text for each in split} for split in (twice.train, twice.dev, twice.test)]
+    assert len(set.union(*parts)) == 300 == sum(len(each) for each in parts)
+    sides = {each.text.removesuffix(" of 0") for each in first.dev}
+    renamed = load(
+        tmp_path / "c",
+        "classification",
+        {"dev.jsonl": dump_lines([{"text": f"{each['text']} of 0", "label": "c"} for each in texts(300)])},
+        fractions=THREE,
+    )
+    assert {each.text.removesuffix(" of 0") for each in renamed.dev} == sides  # type: ignore[union-attr]
+
+
+def test_missing_and_empty_splits_are_refused(tmp_path: Path) -> None:
+    row = dump_lines(texts(1))
+    message = refuse(tmp_path / "a", "classification", {"dev.jsonl": row})
+    assert re.search(r"a has no train \(looked for train\.\*\); name its file as files.train, or give shares", message)
+    message = refuse(tmp_path / "b", "classification", {"train.jsonl": row, "test.jsonl": row})
+    assert "b has no dev (looked for devel.*, dev.*, validation.*, valid.*)" in message
+    message = refuse(tmp_path / "c", "classification", {"train.jsonl": row, "dev.jsonl": ""})
+    assert message == f"The dev of {tmp_path}/c has no example."
+    message = refuse(tmp_path / "d", "classification", {"train.jsonl": '{"text": "", "label": 1}', "dev.jsonl": row})
+    assert "d has no example; 1 x row left out: it has an empty 'text' (train.jsonl:1)." in message
+    message = refuse(tmp_path / "e", "classification", {"train.jsonl": row}, files={"dev": ()}, fractions=THREE)
+    assert "has only 1 examples in train, too few to cut" in message
+    message = refuse(tmp_path / "f", "classification", {"test.jsonl": row}, fractions=THREE)
+    assert "f has no train" in message
+    made = load(tmp_path / "g", "classification", {"train.jsonl": row, "dev.jsonl": row, "test.jsonl": ""})
+    assert made.test == () and f"The test of {tmp_path}/g has no example." in made.notes
+
+
+def test_labels_that_train_has_not(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "train.tsv": "a\tB-X\n",
+        "dev.tsv": "b\tB-X\n\nc\tB-Y\n\nd\tB-Y\n",
+        "test.tsv": "e\tO\n\nf\tB-Z\n",
+    }
+    made = load(tmp_path, "ner", files)
+    assert made.labels == ("X", "Y")
+    assert made.notes == (
+        f"1 x label 'Y' of dev kept: it is not in train ({tmp_path}/dev.tsv:3).",
+        f"1 x label 'Z' of test kept: it is not in train ({tmp_path}/test.tsv:3).",
+    )
+    assert refuse(tmp_path, "ner", {}, strict=True).startswith("dev.tsv:3: the label 'Y' of dev is not in train")
+    assert load(tmp_path, "ner", {}, labels=("Z", "Y", "X", "W")).labels == ("Z", "Y", "X", "W")
+    message = refuse(tmp_path, "ner", {}, labels=("X", "Y"))
+    assert message.startswith("test.tsv:3 has the label 'Z'; labels in the description of made has X, Y only")
+
+
+def test_a_negative_label_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    row = dump_lines([{"text": "<< a >> [[ b ]]", "label": "x"}])
+    message = refuse(tmp_path, "relation", {"train.jsonl": row, "dev.jsonl": row}, negative_label="none")
+    assert "negative_label 'none' is no label of" in message and message.endswith("(x).")
+
+
+def test_examples_that_two_splits_share_are_counted(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "train.tsv": "a\tB-X\n\nb\tO\n",
+        "dev.tsv": "a\tO\n\nc\tO\n",
+        "test.tsv": "a\tO\n\nc\tO\n\nd\tO\n",
+    }
+    made = load(tmp_path, "ner", files, labels=("X",))
+    assert made.notes == (
+        f"1 x dev example that is in train too: {tmp_path}/dev.tsv:1.",
+        f"1 x test example that is in train too: {tmp_path}/test.tsv:1.",
+        f"2 x test example that is in dev too: {tmp_path}/test.tsv:1, {tmp_path}/test.tsv:3.",
+    )
+    assert load(tmp_path, "ner", files, labels=("X",), strict=True).train == made.train
+
+
+def test_documents_stay_whole_in_a_cut(tmp_path: Path) -> None:
+    text = "".join(f"-DOCSTART- O\n\nw{i}\tO\n\nv{i}\tO\n\n" for i in range(40))
+    made = load(tmp_path, "ner", {"dev.txt": text}, fractions=THREE, labels=("X",))
+    sides: dict[str, set[str]] = {}
+    for split in ("train", "dev", "test"):
+        for each in getattr(made, split):
+            assert isinstance(each, TaggedSentence)
+            sides.setdefault(each.document, set()).add(split)
+    assert len(sides) == 40 and all(len(each) == 1 for each in sides.values())
+    assert set.union(*sides.values()) == {"train", "dev", "test"}
+
+
+def test_a_class_that_labels_have_not_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "a\t5\t\tThe cat sat.\n")
+    write(tmp_path / "dev.tsv", "a\t1\t\tThe cat sat.\n")
+    with pytest.raises(CorpusError, match=r"train.tsv:1 has the label '5'; labels in .*cola.yaml has 0, 1 only"):
+        load_set(find_description("cola", ""), str(tmp_path))
