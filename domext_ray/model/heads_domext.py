@@ -1,0 +1,401 @@
+"""Task heads on the encoder: tokens, rows, marked pairs, spans, answers and choices.
+
+This file is exported as it is: it imports torch and transformers only. Every head calls the encoder `bert` and passes
+it what it does not read itself, so `token_type_ids`, `adapter_names` and the like are as in `DomextModel`. With
+`config.head_bilstm` a BiLSTM reads the encoder's states before the head does. Shapes: B rows, N tokens, d hidden size,
+C choices, T types, m size of a span's query and key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils.generic import can_return_tuple
+
+from .configuration_domext import DomextConfig
+from .layers_domext import Pooler, StateBiLSTM
+from .modeling_domext import DomextModel, DomextPreTrainedModel
+
+SPAN_SIZE = 64
+"""m: size of the query and the key by which a span's first and last token are scored."""
+
+
+class DomextHeadModel(DomextPreTrainedModel):
+    """What the heads share: they load an export of a masked LM and leave its vocabulary projection out."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^cls\."]
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.bert = DomextModel(config)
+        self.bilstm = StateBiLSTM(config) if config.head_bilstm else None
+        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+
+    def _encode(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[BaseModelOutputWithPooling, Tensor]:
+        """Return what the encoder returns, unpooled, and the states [B, N, d] that the head reads."""
+        encoded = self.bert(input_ids, attention_mask=attention_mask, pool=False, **kwargs)
+        states = encoded.last_hidden_state
+        return encoded, states if self.bilstm is None else self.bilstm(states, attention_mask)
+
+
+class PooledHeadModel(DomextHeadModel):
+    """A head on BERT's pooled [CLS]."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        # A base without a pooler gets a new one here: the classifier reads BERT's pooled [CLS].
+        self.pooler = None if config.has_pooler else Pooler(config)
+
+    def _pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        pooler = self.bert.pooler if self.pooler is None else self.pooler
+        assert pooler is not None
+        return pooler(states, attention_mask)
+
+
+class DomextForTokenClassification(DomextHeadModel):
+    """The encoder with a classifier on every token."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.num_labels = int(config.num_labels or 2)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Classify tokens; `labels` int64 [B, N] with -100 ignored, other arguments as in `DomextModel`."""
+        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        logits = self.classifier(self.dropout(states))
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+class DomextForSequenceClassification(PooledHeadModel):
+    """The encoder, BERT's pooler and a classifier or regressor on the whole row."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.num_labels = int(config.num_labels or 2)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Classify rows; the loss follows config.problem_type as in transformers, the rest is as in `DomextModel`."""
+        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        logits = self.classifier(self.dropout(self._pool(states, attention_mask)))
+        loss = None if labels is None else self._compute_loss(logits, labels)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+    def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        problem: str | None = self.config.problem_type
+        if problem is None:
+            is_class = labels.dtype in (torch.long, torch.int)
+            single = "single_label_classification" if is_class else "multi_label_classification"
+            problem = "regression" if self.num_labels == 1 else single
+        if problem == "regression":
+            return nn.functional.mse_loss(logits.squeeze(-1) if self.num_labels == 1 else logits, labels.float())
+        if problem == "multi_label_classification":
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
+        return nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
+
+
+class DomextForRelationClassification(DomextHeadModel):
+    """The encoder and a classifier on [CLS] and the two marks that open a row's marked stretches.
+
+    Source: Baldini Soares et al., "Matching the Blanks", ACL 2019 (entity start); the [CLS] state beside them and the
+    tanh layer as in Wu and He, "Enriching Pre-trained Language Model with Entity Information", CIKM 2019.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.num_labels = int(config.num_labels or 2)
+        self.dense = nn.Linear(3 * config.hidden_size, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        entity_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Classify the relation between two marked stretches.
+
+        Args:
+            input_ids: as in `DomextModel`.
+            attention_mask: as in `DomextModel`.
+            entity_positions: int64 [B, 2], places of the first and the second stretch's opening mark.
+            labels: int64 [B]; gives the mean loss.
+            **kwargs: as in `DomextModel`.
+
+        Returns:
+            Logits [B, num_labels].
+
+        Raises:
+            ValueError: `entity_positions` is missing.
+        """
+        if entity_positions is None:
+            raise ValueError("give entity_positions: the places of the two opening marks of every row.")
+        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        places = torch.cat([torch.zeros_like(entity_positions[:, :1]), entity_positions], dim=1)  # [CLS] is first
+        read = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1])).flatten(1)
+        logits = self.classifier(self.dropout(torch.tanh(self.dense(read))))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+class DomextForSpanClassification(DomextHeadModel):
+    """The encoder and a score for every span of tokens and every type: entities that nest and overlap.
+
+    s(i, j, type) = q_i·k_j / √m + (a_i,type + b_j,type) / 2, where q and k are turned by their positions: one query and
+    key for all types, so that a type costs 4m parameters.
+
+    Source: Su et al., "Global Pointer: Novel Efficient Span-based Approach for Named Entity Recognition",
+    arXiv:2208.03054 (2022), Efficient GlobalPointer.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.num_labels = int(config.num_labels or 2)
+        self.span_dense = nn.Linear(config.hidden_size, 2 * SPAN_SIZE)
+        self.type_dense = nn.Linear(2 * SPAN_SIZE, 2 * self.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """Score spans; those above 0 are entities.
+
+        Args:
+            input_ids: as in `DomextModel`.
+            attention_mask: as in `DomextModel`.
+            labels: bool [B, T, N, N], True where tokens i to j, both included, are an entity of the type. Gives the
+                mean loss over rows and types.
+            **kwargs: as in `DomextModel`.
+
+        Returns:
+            Logits [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
+            padding, the lowest number of the dtype.
+        """
+        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        projected = self.span_dense(self.dropout(states))
+        query, key = rotate(projected[..., :SPAN_SIZE]), rotate(projected[..., SPAN_SIZE:])
+        spans = torch.matmul(query, key.transpose(1, 2)) / SPAN_SIZE**0.5
+        first, last = (self.type_dense(projected) / 2).transpose(1, 2).chunk(2, dim=1)
+        logits = spans[:, None] + first[..., None] + last[:, :, None]
+        logits = logits.masked_fill(~_find_spans(projected, attention_mask)[:, None], torch.finfo(logits.dtype).min)
+        loss = None if labels is None else compute_zlpr(logits, labels).mean()
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+def rotate(states: Tensor) -> Tensor:
+    """Turn states by their positions, so that a product of two knows how far apart they are.
+
+    Args:
+        states: [B, N, m], m even.
+
+    Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), section 3.4.2.
+    """
+    size = states.shape[-1]
+    places = torch.arange(states.shape[1], device=states.device, dtype=torch.float32)
+    rates = 10000.0 ** (-torch.arange(0, size, 2, device=states.device, dtype=torch.float32) / size)
+    angles = places[:, None] * rates
+    cos, sin = angles.cos().to(states.dtype), angles.sin().to(states.dtype)
+    even, odd = states[..., ::2], states[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+def _find_spans(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Bool [B or 1, N, N]: the pairs of first and last token that are spans of the row."""
+    num_tokens = states.shape[1]
+    is_span = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=states.device).triu()
+    if attention_mask is None:
+        return is_span
+    is_token = attention_mask.bool()
+    return is_span & is_token[:, :, None] & is_token[:, None]
+
+
+def compute_zlpr(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of scores whose threshold is 0, for each row and type.
+
+    log(1 + Σ_negative e^s) + log(1 + Σ_positive e^-s): unlike binary cross-entropy it does not need the few spans that
+    are entities weighted against the many that are none.
+
+    Args:
+        logits: [B, T, N, N].
+        labels: bool, as `logits`.
+
+    Returns:
+        fp32 [B, T], nats.
+
+    Source: Su et al., "ZLPR: A Novel Loss for Multi-label Classification", arXiv:2208.02955 (2022).
+    """
+    scores, is_entity = logits.float().flatten(2), labels.bool().flatten(2)
+    lowest = torch.finfo(scores.dtype).min
+    zero = scores.new_zeros(*scores.shape[:2], 1)
+    negative = torch.cat([scores.masked_fill(is_entity, lowest), zero], dim=-1)
+    positive = torch.cat([(-scores).masked_fill(~is_entity, lowest), zero], dim=-1)
+    return negative.logsumexp(-1) + positive.logsumexp(-1)
+
+
+class DomextForQuestionAnswering(DomextHeadModel):
+    """The encoder and a score for every token as the answer's first and as its last.
+
+    Source: Devlin et al., "BERT", NAACL 2019, section 4.2; names as in transformers' BertForQuestionAnswering.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Score the answer's first and last token.
+
+        Args:
+            input_ids: as in `DomextModel`.
+            attention_mask: as in `DomextModel`.
+            start_positions: int64 [B], place of the first token; one outside the row is left out of the loss.
+            end_positions: int64 [B], place of the last token, likewise. Both give the mean loss.
+            **kwargs: as in `DomextModel`.
+
+        Returns:
+            start_logits and end_logits [B, N].
+        """
+        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        start, end = self.qa_outputs(states).unbind(dim=-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            outside = start.shape[1]
+            losses = [
+                nn.functional.cross_entropy(logits, places.view(-1).clamp(0, outside), ignore_index=outside)
+                for logits, places in ((start, start_positions), (end, end_positions))
+            ]
+            loss = (losses[0] + losses[1]) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start.contiguous(),
+            end_logits=end.contiguous(),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+
+class DomextForMultipleChoice(PooledHeadModel):
+    """The encoder, BERT's pooler and one score for every choice.
+
+    Source: Devlin et al., "BERT", NAACL 2019, section 4.4; names as in transformers' BertForMultipleChoice.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        adapter_names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        """Score choices; the encoder sees each as a row of its own.
+
+        Args:
+            input_ids: int64 [B, C, N].
+            attention_mask: [B, C, N], or None when nothing is padded.
+            token_type_ids: int64 [B, C, N].
+            position_ids: int64 [B, C, N].
+            inputs_embeds: float [B, C, N, d], in the place of `input_ids`.
+            labels: int64 [B], place of the right choice; gives the mean loss.
+            adapter_names: B names, as in `DomextModel`.
+            **kwargs: as in `DomextModel`.
+
+        Returns:
+            Logits [B, C].
+
+        Raises:
+            ValueError: neither or both of `input_ids` and `inputs_embeds` are given.
+        """
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None:
+            raise ValueError("give exactly one of input_ids and inputs_embeds.")
+        num_choices = given.shape[1]
+        names = None if adapter_names is None else [name for name in adapter_names for _ in range(num_choices)]
+        mask = _join_choices(attention_mask)
+        encoded, states = self._encode(
+            _join_choices(input_ids),
+            mask,
+            token_type_ids=_join_choices(token_type_ids),
+            position_ids=_join_choices(position_ids),
+            inputs_embeds=_join_choices(inputs_embeds),
+            adapter_names=names,
+            **kwargs,
+        )
+        logits = self.classifier(self.dropout(self._pool(states, mask))).view(-1, num_choices)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
+
+
+def _join_choices(values: Tensor | None) -> Tensor | None:
+    """[B, C, ...] -> [B·C, ...]."""
+    return None if values is None else values.flatten(0, 1)

@@ -1,0 +1,75 @@
+"""What tests of task families share: outputs that are right by construction, and a few dozen plain training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from conftest import SHAPE
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.downstream.examples import AnyExample
+from domext_ray.downstream.tasks import Row, Task
+from domext_ray.model import heads_domext
+from domext_ray.model.configuration_domext import DomextConfig
+
+
+def make_one_hot(targets: np.ndarray, num_labels: int) -> np.ndarray:
+    """Logits [..., L] that are highest at the target; of what has none, at the last label, which is never right."""
+    return 5.0 * np.eye(num_labels, dtype=np.float32)[np.where(targets < 0, num_labels - 1, targets)]
+
+
+def decode_oracle(task: Task, examples: Sequence[AnyExample]) -> list[Any]:
+    """Predictions from logits that are the rows' own targets."""
+    rows = task.encode(examples, is_training=False)
+    outputs = [(make_one_hot(row.targets["labels"], len(task.head_labels)),) for row in rows]
+    return task.decode(examples, rows, outputs)
+
+
+def make_head(task: Task, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Any:
+    """A random tiny model with the task's head, without dropout."""
+    torch.manual_seed(seed)
+    labels = dict(enumerate(task.head_labels))
+    config = DomextConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=132,
+        type_vocab_size=2,
+        pad_token_id=tokenizer.pad_token_id,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        has_pooler=True,
+        id2label=labels,
+        label2id={label: i for i, label in labels.items()},
+        **SHAPE,
+        **task.head_config,
+    )
+    return getattr(heads_domext, task.head)(config)
+
+
+def train_briefly(task: Task, model: Any, *, steps: int, lr: float = 3e-3) -> list[float]:
+    """Train on all of the training split at once; return the mean losses."""
+    batch = task.collate(task.encode(task.data.train, is_training=True))
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    losses = []
+    for _ in range(steps):
+        loss = task.compute_loss_sum(model(**batch.inputs), batch.targets) / batch.num_targets
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@torch.no_grad()
+def predict(task: Task, model: Any, examples: Sequence[AnyExample]) -> list[Any]:
+    """Predict row by row, so that nothing is padded."""
+    rows = task.encode(examples, is_training=False)
+    outputs = [run_row(task, model, row) for row in rows]
+    return task.decode(examples, rows, outputs)
+
+
+def run_row(task: Task, model: Any, row: Row) -> tuple[np.ndarray, ...]:
+    """The outputs that decoding needs of one row."""
+    return tuple(each[0].numpy() for each in task.read_outputs(model(**task.collate([row]).inputs)))

@@ -1,0 +1,292 @@
+"""Token classification: every word tagged once whatever the windows, valid IOB2, and a head that learns it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from brief_training import decode_oracle, make_head, predict, train_briefly
+from conftest import WORDS
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from domext_ray.downstream.examples import LabelledSet, TaggedSentence
+from domext_ray.downstream.pieces import encode_words
+from domext_ray.downstream.task_tokens import (
+    NO_TAG,
+    TokenClassificationTask,
+    assign_words,
+    find_best_tags,
+    grow_window,
+    repair_tags,
+    split_windows,
+)
+from domext_ray.downstream.tasks import TaskOptions
+from domext_ray.errors import ConfigError, CorpusError
+
+TYPES = ("Person", "Place")
+DROPPED = "\x07"
+
+
+@pytest.fixture(scope="module")
+def bert(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_base_folder)
+
+
+@pytest.fixture(scope="module")
+def roberta(tiny_roberta_folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_roberta_folder)
+
+
+def make_sentence(text: str, number: int = 0, document: str = "") -> TaggedSentence:
+    """ "the/B-Person dog/I-Person runs" -> a sentence; words without a tag are O."""
+    pairs = [each.rpartition("/") if "/" in each else (each, "", "O") for each in text.split(" ")]
+    words, _, tags = zip(*pairs, strict=True)
+    return TaggedSentence(f"s{number}", f"made.txt:{number + 1}", words, tags, document)
+
+
+def make_set(*texts: str) -> LabelledSet:
+    sentences = tuple(make_sentence(text, i) for i, text in enumerate(texts))
+    return LabelledSet("made", sentences, sentences, sentences, TYPES)
+
+
+SIMPLE = make_set("the doctor/B-Person walk to town/B-Place")
+
+
+def make_random_sentences(seed: int, count: int = 12) -> tuple[TaggedSentence, ...]:
+    """Words of one or many pieces, unknown characters, and words without any piece; valid tags; some documents."""
+    draw = random.Random(seed)
+    sentences = []
+    for i in range(count):
+        size = draw.randint(1, 40)
+        pool = [*WORDS, "zebra", "unquestionably", "x" * 25, "\u4e2d\u6587", "[SEP]", "</s>", DROPPED]
+        words = tuple(draw.choice(pool) for _ in range(size))
+        tags = [
+            "O" if word == DROPPED else draw.choice(["O", *(f"{p}-{t}" for t in TYPES for p in "BI")]) for word in words
+        ]
+        sentences.append(TaggedSentence(str(i), f"made.txt:{i + 1}", words, repair_tags(tags), f"d{i // 4}"))
+    return tuple(sentences)
+
+
+def test_the_first_piece_of_a_word_carries_its_tag(bert: PreTrainedTokenizerBase) -> None:
+    data = make_set("the zoo/B-Place [SEP] dog/B-Person walk/I-Person")
+    task = TokenClassificationTask(data, bert, TaskOptions())
+    assert task.head_labels == ("O", "B-Person", "I-Person", "B-Place", "I-Place")
+    (row,) = task.encode(data.train, is_training=True)
+    tokens = bert.convert_ids_to_tokens(row.input_ids.tolist())
+    expected = ["[CLS]", "the", "z", "##o", "##o", "[UNK]", "s", "##e", "##p", "[UNK]", "dog", "walk", "[SEP]"]
+    assert tokens == expected
+    assert row.targets["labels"].tolist() == [NO_TAG, 0, 3, NO_TAG, NO_TAG, 0, *[NO_TAG] * 4, 1, 2, NO_TAG]
+    assert row.token_type_ids is None
+    assert row.input_ids.dtype == row.targets["labels"].dtype == np.int64
+    batch = task.collate([row, *task.encode([make_sentence("the dog/B-Person")], is_training=True)])
+    assert batch.num_targets == 7
+    assert batch.targets["labels"].shape == batch.inputs["input_ids"].shape == (2, 13)  # type: ignore[union-attr]
+
+
+def test_words_have_the_pieces_that_transformers_gives_them(
+    bert: PreTrainedTokenizerBase, roberta: PreTrainedTokenizerBase, tiny_roberta_folder: Path
+) -> None:
+    sentences = [[w for w in each.words if w not in ("[SEP]", "</s>")] for each in make_random_sentences(0)]
+    sentences = [each for each in sentences if each]
+    spaced = AutoTokenizer.from_pretrained(tiny_roberta_folder, add_prefix_space=True)
+    for tokenizer, reference in ((bert, bert), (roberta, spaced)):
+        for words, pieces in zip(sentences, encode_words(tokenizer, sentences), strict=True):
+            expected = reference(words, is_split_into_words=True, add_special_tokens=False)
+            assert pieces.ids.tolist() == expected["input_ids"]
+            sizes = [expected.word_ids().count(i) for i in range(len(words))]
+            assert pieces.sizes.tolist() == sizes
+    assert encode_words(roberta, [["the", "</s>"]])[0].ids.tolist().count(roberta.sep_token_id) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_windows_cover_and_owners_have_most_context(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for _ in range(20):
+        room, stride = int(draw.integers(1, 20)), int(draw.integers(0, 25))
+        sizes = draw.integers(0, min(room, 6) + 1, size=int(draw.integers(1, 60)))
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        windows = split_windows(sizes, room, stride)
+        assert windows[0][0] == 0 and windows[-1][1] == len(sizes)
+        for (first, last), (after, further) in itertools.pairwise(windows):
+            assert first < after <= last < further
+            assert bounds[last] - bounds[after] <= stride
+            # One word more would be too much to share, or leave the next word no room.
+            assert bounds[last] - bounds[after - 1] > stride or bounds[last + 1] - bounds[after - 1] > room
+        assert all(bounds[last] - bounds[first] <= room for first, last in windows)
+        owners = assign_words(bounds, windows, 0, len(sizes))
+        for word, owner in enumerate(owners):
+            contexts = [
+                min(bounds[word] - bounds[first], bounds[last] - bounds[word + 1]) if first <= word < last else -1
+                for first, last in windows
+            ]
+            assert contexts[owner] == max(contexts) >= 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_grown_window_is_full_and_centred(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for _ in range(20):
+        bounds = np.concatenate([[0], np.cumsum(draw.integers(0, 4, size=40))])
+        first, last = sorted(draw.integers(0, 41, size=2).tolist())
+        room = int(bounds[last] - bounds[first] + draw.integers(0, 40))
+        begin, end = grow_window(bounds, first, last, room)
+        assert 0 <= begin <= first <= last <= end <= 40
+        left, right = bounds[first] - bounds[begin], bounds[end] - bounds[last]
+        assert bounds[end] - bounds[begin] <= room
+        if bounds[end] - bounds[begin] < room - 2 * 3:  # a word has 3 pieces at most
+            assert bounds[begin] == 0 and end == 40
+        if bounds[begin] > 0 and end < 40:
+            assert abs(left - right) <= 2 * 3
+
+
+@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_word_is_asked_about_exactly_once(
+    seed: int, name: str, context: bool, request: pytest.FixtureRequest
+) -> None:
+    tokenizer = request.getfixturevalue(name)
+    draw = random.Random(seed)
+    sentences = make_random_sentences(seed)
+    data = LabelledSet("made", sentences, sentences, sentences, TYPES)
+    options = TaskOptions(max_length=draw.randint(3, 60), stride=draw.randint(0, 30), context=context)
+    task = TokenClassificationTask(data, tokenizer, options)
+    pieces = encode_words(tokenizer, [each.words for each in sentences])
+    rows = task.encode(sentences, is_training=True)
+    assert [row.example for row in rows] == sorted(row.example for row in rows)
+    asked: list[tuple[int, int]] = []
+    for row in rows:
+        assert row.length <= options.max_length
+        assert row.input_ids[0] == tokenizer.cls_token_id and row.input_ids[-1] == tokenizer.sep_token_id
+        own, tags = pieces[row.example], sentences[row.example].tags
+        for word, position in zip(row.place.words, row.place.positions, strict=True):
+            asked.append((row.example, int(word)))
+            # The word stands there as a whole, or as much of it as a row holds.
+            ids = own.ids[own.bounds[word] : own.bounds[word + 1]][: options.max_length - 2]
+            assert row.input_ids[position : position + len(ids)].tolist() == ids.tolist()
+            assert task.head_labels[row.targets["labels"][position]] == tags[word]
+        assert (row.targets["labels"] != NO_TAG).sum() == len(row.place.words)
+    expected = [(i, word) for i, each in enumerate(pieces) for word in np.flatnonzero(each.sizes)]
+    assert sorted(asked) == expected
+    predictions = decode_oracle(task, sentences)
+    assert predictions == [each.tags for each in sentences]
+    assert task.score(sentences, predictions).get("entity_f1.micro") == 1.0
+
+
+def test_context_is_of_the_same_document_and_not_asked_about(bert: PreTrainedTokenizerBase) -> None:
+    texts = ["the cat walk", "a dog/B-Person run", "the rain and the sun", "new table"]
+    sentences = tuple(make_sentence(text, i, "one" if i < 3 else "two") for i, text in enumerate(texts))
+    data = LabelledSet("made", sentences, sentences, sentences, TYPES)
+
+    def read_rows(max_length: int) -> list[str]:
+        task = TokenClassificationTask(data, bert, TaskOptions(max_length=max_length, context=True))
+        rows = task.encode(sentences, is_training=False)
+        assert [row.place.words.tolist() for row in rows] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1]]
+        return [bert.decode(row.input_ids[1:-1]) for row in rows]
+
+    whole = " ".join(text.replace("/B-Person", "") for text in texts[:3])
+    assert read_rows(30) == [whole, whole, whole, "new table"]
+    assert read_rows(9) == [
+        "the cat walk a dog run the",
+        "cat walk a dog run the rain",
+        "dog run the rain and the sun",
+        "new table",
+    ]
+    alone = TokenClassificationTask(SIMPLE, bert, TaskOptions(context=True))
+    alone.encode(SIMPLE.train, is_training=True)
+    assert len(alone.notes) == 1 and "made.txt:1" in alone.notes[0] and "context" in alone.notes[0]
+
+
+def test_what_no_piece_or_no_room_is_left_for_is_counted(bert: PreTrainedTokenizerBase) -> None:
+    data = make_set("the dog/B-Person", f"{DROPPED}/B-Person the {DROPPED}", "the " + "z" * 30 + "/B-Place")
+    task = TokenClassificationTask(data, bert, TaskOptions(max_length=12, stride=4))
+    for _ in range(2):
+        assert decode_oracle(task, data.train)[1] == ("O", "O", "O")
+        assert decode_oracle(task, data.train)[2] == ("O", "B-Place")
+    assert len(task.notes) == 2
+    assert ": 2, the first at made.txt:2." in task.notes[0]
+    assert ": 1, the first at made.txt:3." in task.notes[1] and "10 pieces" in task.notes[1]
+    # A sentence that the tokenizer drops as a whole still has a row and a prediction.
+    nothing = [make_sentence(DROPPED)]
+    assert [row.length for row in task.encode(nothing, is_training=False)] == [2]
+    assert decode_oracle(task, nothing) == [("O",)]
+
+
+def test_tags_are_the_best_valid_sequence() -> None:
+    """Against all sequences, one by one."""
+    draw = np.random.default_rng(0)
+
+    def is_valid(path: tuple[int, ...]) -> bool:
+        return all(tag == 0 or tag % 2 or (i > 0 and path[i - 1] in (tag, tag - 1)) for i, tag in enumerate(path))
+
+    num_repaired = 0
+    for size in [1, 2, 3, 4, 5] * 12:
+        scores = draw.normal(size=(size, 5))
+        valid = [path for path in itertools.product(range(5), repeat=size) if is_valid(path)]
+        expected = max(valid, key=lambda path: sum(scores[range(size), path]))
+        assert tuple(find_best_tags(scores)) == expected
+        num_repaired += tuple(scores.argmax(axis=1)) != expected
+    assert num_repaired > 10
+    impossible = np.array([[0.0, -np.inf, -np.inf], [1.0, 0.0, 5.0]])
+    assert find_best_tags(impossible).tolist() == [0, 0]
+
+
+def test_the_baseline_gives_each_word_its_usual_tag(bert: PreTrainedTokenizerBase) -> None:
+    data = make_set("dog/B-Person walk", "dog/B-Person house", "dog water/B-Place house/I-Place", "red house/I-Place")
+    task = TokenClassificationTask(data, bert, TaskOptions())
+    found = task.predict_majority([make_sentence("dog zebra house"), make_sentence("water house")])
+    assert found == [("B-Person", "O", "B-Place"), ("B-Place", "I-Place")]
+    assert repair_tags(["I-A", "I-A", "I-B", "O", "I-B", "B-B", "I-B"]) == (
+        "B-A", "I-A", "B-B", "O", "B-B", "B-B", "I-B",
+    )  # fmt: skip
+
+
+def test_unknown_types_and_wrong_options(bert: PreTrainedTokenizerBase) -> None:
+    task = TokenClassificationTask(SIMPLE, bert, TaskOptions())
+    strange = [make_sentence("the cat/B-Animal", 6)]
+    with pytest.raises(CorpusError, match=r"^made.txt:7: the tag 'B-Animal' .* Person, Place; name its type"):
+        task.encode(strange, is_training=True)
+    (row,) = task.encode(strange, is_training=False)
+    assert row.targets["labels"].tolist() == [NO_TAG, 0, NO_TAG, NO_TAG]
+    score = task.score([*strange, *SIMPLE.test], [("O", "O"), *(each.tags for each in SIMPLE.test)])
+    assert score.get("entity_recall.micro") < 1.0
+    with pytest.raises(ConfigError, match="max_length is 2; .* 3 at least"):
+        TokenClassificationTask(SIMPLE, bert, TaskOptions(max_length=2))
+    with pytest.raises(ConfigError, match="the metric of made is 'f1'; its figures are entity_f1.macro"):
+        TokenClassificationTask(SIMPLE, bert, TaskOptions(), metric="f1")
+    chosen = TokenClassificationTask(SIMPLE, bert, TaskOptions(), metric="entity_f1.per_type.Place")
+    assert chosen.score(SIMPLE.test, [each.tags for each in SIMPLE.test]).primary == "entity_f1.per_type.Place"
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_head_learns_it(name: str, request: pytest.FixtureRequest) -> None:
+    """The same words with other tags in another place: the word alone does not tell."""
+    tokenizer = request.getfixturevalue(name)
+    names = ["dog", "cat", "teacher", "doctor"]
+    texts = [f"the {a}/B-Person see {b} old/B-Place {c}/I-Place" for a, b, c in itertools.permutations(names, 3)]
+    data = make_set(*texts)
+    task = TokenClassificationTask(data, tokenizer, TaskOptions(max_length=10, stride=4))
+    baseline = task.score(data.train, task.predict_majority(data.train)).get(task.metric)
+    model = make_head(task, tokenizer)
+    losses = train_briefly(task, model, steps=60)
+    assert losses[-1] < 0.1 < losses[0]
+    score = task.score(data.train, predict(task, model.eval(), data.train))
+    assert score.primary == "entity_f1.micro"
+    assert score.get("entity_f1.micro") > max(0.95, baseline + 0.2)
+
+
+def test_the_loss_is_summed_in_fp32_over_tagged_words(bert: PreTrainedTokenizerBase) -> None:
+    task = TokenClassificationTask(SIMPLE, bert, TaskOptions())
+    batch = task.collate(task.encode(SIMPLE.train, is_training=True))
+    model = make_head(task, bert).to(torch.bfloat16)
+    outputs = model(**batch.inputs)
+    loss = task.compute_loss_sum(outputs, batch.targets)
+    assert loss.dtype == torch.float32 and loss.ndim == 0
+    losses = -outputs.logits.float().log_softmax(-1).flatten(0, 1)
+    labels = batch.targets["labels"].flatten()
+    expected = sum(losses[i, label] for i, label in enumerate(labels.tolist()) if label != NO_TAG)
+    torch.testing.assert_close(loss, expected)

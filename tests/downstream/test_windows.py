@@ -1,0 +1,75 @@
+"""Windows lose nothing, pieces know their characters, and rows are what the tokenizer writes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import WORDS
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from domext_ray.downstream.windows import add_windows, encode_texts, holds, plan_windows, read_template
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def tokenizer(
+    request: pytest.FixtureRequest, tiny_base_folder: Path, tiny_roberta_folder: Path
+) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_base_folder if request.param == "bert" else tiny_roberta_folder)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_windows_cover_a_text_and_overlap(seed: int) -> None:
+    draw = random.Random(seed)
+    num_pieces, size, overlap = draw.randint(0, 90), draw.randint(1, 30), draw.randint(0, 40)
+    windows = plan_windows(num_pieces, size, overlap)
+    assert windows[0][0] == 0 and windows[-1][1] == num_pieces
+    assert all(end - start == min(size, num_pieces) for start, end in windows), "every window is as long as it can be"
+    assert len(set(windows)) == len(windows)
+    for before, after in zip(windows, windows[1:], strict=False):
+        assert before[1] - after[0] >= min(overlap, size // 2) and after[0] > before[0]
+    stretches = []
+    for _ in range(draw.randint(0, 6)):
+        first = draw.randint(0, max(0, num_pieces - 1))
+        stretches.append((first, draw.randint(first, num_pieces)))
+    more = add_windows(windows, stretches, num_pieces, size)
+    assert set(windows) <= set(more) and more == sorted(set(more))
+    assert all(0 <= start <= end <= num_pieces and end - start <= size for start, end in more)
+    for stretch in stretches:
+        assert any(holds(window, stretch) for window in more) == (stretch[1] - stretch[0] <= size)
+
+
+def test_pieces_are_their_characters(tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = ["the  dog\tand [SEP] zebra9 .", "", "  ", "naïve 漢字 😀 the <s>"]
+    for text, pieces in zip(texts, encode_texts(tokenizer, texts), strict=True):
+        seen = np.zeros(len(text), dtype=bool)
+        for start, end, is_visible in zip(pieces.starts, pieces.ends, pieces.is_visible, strict=True):
+            assert is_visible == (start < end)
+            if is_visible:
+                assert text[start:end].strip() == text[start:end] != ""
+                seen[start:end] = True
+        assert all(seen[i] or each.isspace() for i, each in enumerate(text))
+        assert not set(pieces.ids) & {tokenizer.cls_token_id, tokenizer.sep_token_id}
+    assert encode_texts(tokenizer, ["the dog"])[0].cut((1, 2)).starts.tolist() == [4]
+
+
+def test_rows_are_what_the_tokenizer_writes(tokenizer: PreTrainedTokenizerBase) -> None:
+    draw = random.Random(0)
+    for _ in range(20):
+        first, second = (" ".join(draw.choices(WORDS, k=draw.randint(1, 6))) for _ in range(2))
+        pieces = [each.ids for each in encode_texts(tokenizer, [first, second])]
+        for texts in ([first], [first, second]):
+            expected = tokenizer(*texts)
+            template = read_template(tokenizer, pair=len(texts) == 2)
+            ids, types = template.join(*pieces[: len(texts)])
+            assert ids.tolist() == expected["input_ids"]
+            assert template.num_special == tokenizer.num_special_tokens_to_add(pair=len(texts) == 2)
+            place = template.find_text(*pieces[: len(texts) - 1])
+            last = pieces[len(texts) - 1]
+            assert ids[place : place + len(last)].tolist() == last.tolist()
+            if "token_type_ids" in tokenizer.model_input_names and len(texts) == 2:
+                assert types is not None and types.tolist() == expected["token_type_ids"]
+            else:
+                assert types is None
