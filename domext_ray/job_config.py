@@ -1,4 +1,4 @@
-"""The configurations of jobs that train no model of their own: export, comparison, study and bank.
+"""The configurations of jobs that train no model of their own: export, comparison, study, forgetting and bank.
 
 As in config.py, nothing here reads a file, and `config.parse_config` makes them from YAML and flags.
 """
@@ -56,6 +56,44 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.runs.strip()), "runs", self.runs, "run directories, such as runs/af,runs/exbert")
+
+
+@dataclass(frozen=True)
+class ForgettingConfig:
+    """Which models predict the same masked words of general text, and of which text."""
+
+    models: str = ""  # [NAME=]MODEL by commas; MODEL is a run's directory, an export, a base's folder or a hub id
+    corpus: str = ""  # general text that no model was trained on: files, globs or folders, by commas
+    output: str = "forgetting"  # folder of results.json, forgetting.md, forgetting.png and what was predicted before
+    num_texts: int = 10_000  # texts that are drawn from the corpus (AF Adapter: 10,000)
+    mask_frac: float = 0.15  # share of the tokens that is masked, once and for all models
+    max_length: int = 128  # tokens of a row; longer texts are cut, at the same character for all models
+    shared_words: bool = True  # models with different vocabularies are compared on the words that all have as one token
+    batch_size: int = 32  # rows of a forward pass; the figures do not depend on it
+    seed: int = 0  # of the texts and masks
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.named_models]
+        require(all(model for _, model in self.named_models), "models", self.models, "models such as base=NAME,runs/af")
+        require(len(set(names)) == len(names), "models", self.models, "models of different names (NAME=MODEL)")
+        require(bool(self.corpus.strip()), "corpus", self.corpus, "at least one file or folder of general text")
+        require(bool(self.output.strip()), "output", self.output, "a folder")
+        for name, least in (("num_texts", 1), ("max_length", 8), ("batch_size", 1), ("seed", 0)):
+            require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
+        require(0.0 < self.mask_frac < 1.0, "mask_frac", self.mask_frac, "between 0 and 1")
+
+    @property
+    def named_models(self) -> tuple[tuple[str, str], ...]:
+        """The models and their names: what stands before "=", or the last part of the path (before "export")."""
+        pairs = []
+        for entry in (each.strip() for each in self.models.split(",")):
+            name, mark, model = entry.partition("=")
+            if not mark or "/" in name:
+                parts = [each for each in entry.split("/") if each] or [""]
+                name, model = parts[-2] if parts[-1] == "export" and len(parts) > 1 else parts[-1], entry
+            pairs.append((name.strip(), model.strip()))
+        return tuple(pairs)
 
 
 @dataclass(frozen=True)
