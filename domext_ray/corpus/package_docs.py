@@ -62,9 +62,14 @@ def describe_distribution(name: str) -> str:
     return f"{name} {_index_distributions()[name][0]} docs-{EXTRACTOR_VERSION}"
 
 
+def list_source_files(name: str) -> tuple[str, ...]:
+    """Return the paths of a distribution's Python files in order; tests, vendored code and tables are left out."""
+    return _index_distributions()[name][1]
+
+
 def read_paragraphs(name: str) -> Iterator[str]:
     """Yield the prose paragraphs of a distribution's docstrings, file by file."""
-    for path in _index_distributions()[name][1]:
+    for path in list_source_files(name):
         try:
             source = Path(path).read_bytes()
         except OSError:  # a file that its package's record names and that is not there
@@ -79,6 +84,18 @@ def extract_prose(docstring: str) -> Iterator[str]:
     Args:
         docstring: the text between the quotes.
     """
+    for block in split_blocks(docstring):
+        prose = _strip_markup(block)
+        if _reads_as_prose(prose):
+            yield prose
+
+
+def split_blocks(docstring: str) -> Iterator[str]:
+    """Yield the paragraphs, list items and descriptions of parameters of a docstring, each on a line with its mark-up.
+
+    Args:
+        docstring: the text between the quotes.
+    """
     first, _, rest = docstring.partition("\n")
     text = first.strip() + "\n" + textwrap.dedent(rest.expandtabs())
     fenced = False
@@ -89,10 +106,7 @@ def extract_prose(docstring: str) -> Iterator[str]:
             fenced ^= is_fence
             if line.strip() and (is_fence or not fenced):
                 lines.append(line)
-        for block in _split_items(lines):
-            prose = _strip_markup(block)
-            if _reads_as_prose(prose):
-                yield prose
+        yield from _split_items(lines)
 
 
 def _split_items(lines: list[str]) -> Iterator[str]:
