@@ -38,15 +38,10 @@ from domext_ray.errors import DomextError, RunError
 from domext_ray.export import flush, rebuild_run
 from domext_ray.job_config import BankConfig
 from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.graft import is_extension
-from domext_ray.model.modeling_domext import (
-    NO_DOMAIN,
-    DomextForMaskedLM,
-    DomextForSequenceClassification,
-    DomextForTokenClassification,
-    DomextModel,
-)
+from domext_ray.model.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
+from domext_ray.model.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
 from domext_ray.training.start import read_run_config
 
 FORMAT = 1
@@ -314,7 +309,7 @@ class AdapterBank:
         """
         entry, tensors = self.read_adapter(name)
         config = configure_adapter(self.base, entry)
-        config.domains = {name: entry.domain}
+        config.domains = {name: complete_domain(name, entry.domain, config.num_hidden_layers)}
         with torch.random.fork_rng(devices=[]):  # every parameter is overwritten; the caller's draws stay as they were
             model = ARCHITECTURES[entry.architecture](config)
         model.load_state_dict(self.base.tensors, strict=False)
@@ -512,6 +507,8 @@ def _check_encoder(encoder: nn.Module, base: Base) -> None:
 
 
 def _check_shape(config: DomextConfig, base: Base) -> None:
+    if config.causal:
+        raise RunError("the model reads from left to right (--objective.kind), and a bank's base reads both sides.")
     for name, value in _describe_shape(base.config).items():
         if getattr(config, name) != value:
             raise RunError(

@@ -50,8 +50,9 @@ class CardFacts:
 
     @property
     def has_extension(self) -> bool:
-        """Whether the model is more than a plain BERT or RoBERTa, so that its folder brings code."""
-        return bool(self.num_new_words or self.extensions.domains or self.extensions.module_hidden_size)
+        """Whether the model is more than a plain BERT or RoBERTa, or another, so that its folder brings code."""
+        parts = self.num_new_words or self.extensions.domains or self.extensions.module_hidden_size
+        return bool(parts or self.config.objective.is_left_to_right)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -132,11 +133,23 @@ def _describe_domain(name: str, domain: dict[str, Any]) -> str:
         parts[-1] += " (AF Adapter)"
     if domain["bottleneck_size"]:
         norms = " and shifts of the LayerNorms" if domain["layer_norms"] else ""
-        parts.append(f"two bottlenecks of width {domain['bottleneck_size']:,}{norms} (Houlsby)")
+        parts.append(f"{_describe_bottlenecks(domain)} of width {domain['bottleneck_size']:,}{norms} (Houlsby)")
     return (
         f"for the domain `{name}`, in each of the layers {domain['first_layer']} to {domain['last_layer']} "
         f"{' and '.join(parts)}"
     )
+
+
+def _describe_bottlenecks(domain: dict[str, Any]) -> str:
+    """Say how many bottlenecks a layer has and in what they differ from the paper's main ones."""
+    both = domain["bottleneck_place"] == "both"
+    number = "two" if both else {"attention": "an attention", "output": "an FFN"}[domain["bottleneck_place"]]
+    kinds = [
+        "parallel" if domain["bottleneck_parallel"] else "",
+        domain["bottleneck_activation"] if domain["bottleneck_activation"] != "gelu" else "",
+        "normalised" if domain["bottleneck_layer_norm"] else "",
+    ]
+    return " ".join([number, *filter(None, kinds), "bottlenecks" if both else "bottleneck"])
 
 
 def _describe_trained(method: MethodConfig) -> str:
@@ -151,7 +164,16 @@ def _describe_trained(method: MethodConfig) -> str:
 
 
 def _describe_objective(config: PretrainConfig) -> str:
+    if config.objective.is_left_to_right:
+        return "predicting the next token from those before it"
     return "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
+
+
+def _describe_masking(config: PretrainConfig) -> str:
+    objective = config.objective
+    if objective.is_left_to_right:
+        return "none; a token attends to those before it only"
+    return f"{objective.mask_prob:.0%} of {'whole words' if objective.whole_word else 'tokens'}"
 
 
 def _describe_figures(summary: dict[str, Any]) -> str:
@@ -185,7 +207,7 @@ def _describe_making(facts: CardFacts) -> str:
         "Optimiser steps": f"{facts.num_steps:,} of {config.train.global_batch_size} rows",
         "Tokens read": f"{facts.summary['train']['tokens']:,}" if facts.summary else "not recorded",
         "Longest row": f"{max(config.train.seq_length, config.train.long_seq_length)} tokens",
-        "Masking": f"{config.objective.mask_prob:.0%} of {'whole words' if config.objective.whole_word else 'tokens'}",
+        "Masking": _describe_masking(config),
         "Peak learning rate": f"{config.optim.lr:g}",
         "Seed": f"{config.seed}",
     }
@@ -205,7 +227,7 @@ model = AutoModelForMaskedLM.from_pretrained(folder)
 
 _LOADING = """## Loading
 
-torch and transformers are enough. The folder brings its own model code, hence `trust_remote_code=True`: read the three
+torch and transformers are enough. The folder brings its own model code, hence `trust_remote_code=True`: read the four
 `*_domext.py` files first if you did not make this folder yourself.
 
 ```python
@@ -216,8 +238,8 @@ tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
 ```
 
-`AutoModel`, `AutoModelForPreTraining`, `AutoModelForTokenClassification` and `AutoModelForSequenceClassification` load
-it in the same way."""
+`AutoModel`, `AutoModelForPreTraining`, `AutoModelForTokenClassification`, `AutoModelForSequenceClassification`,
+`AutoModelForQuestionAnswering` and `AutoModelForMultipleChoice` load it in the same way."""
 
 _BERT_ENTRY = """@inproceedings{devlin2019bert,
   title = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},

@@ -149,6 +149,10 @@ class MethodConfig:
     bottleneck_size: int = 0  # width m of two bottlenecks a layer (Houlsby: 64); 0: none
     bottleneck_norms: bool = True  # bottlenecks shift their sublayers' LayerNorms (the base's own stay as they are)
     bottleneck_std: float = 0.01  # standard deviation of bottlenecks' weights with --method.init paper
+    bottleneck_activation: Literal["gelu", "relu", "tanh"] = "gelu"  # between a bottleneck's two matrices
+    bottleneck_layer_norm: bool = False  # a bottleneck normalises what it reads, with a LayerNorm of its own
+    bottleneck_place: Literal["both", "attention", "output"] = "both"  # sublayers that have one; output: the FFN
+    bottleneck_parallel: bool = False  # a bottleneck reads its sublayer's input instead of its output
     init: Literal["zero", "paper"] = "zero"  # the domain's start; zero: step 0 is the base; paper: the papers' own
     module_hidden_size: int = 0  # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
     module_ffn_size: int = 0  # FFN units f' of such a module (exBERT: 1024)
@@ -178,7 +182,7 @@ class MethodConfig:
             f"{'above 0' if self.module_hidden_size else '0'} when --method.module_hidden_size is "
             f"{self.module_hidden_size}",
         )
-        require(0.0 < self.bottleneck_std <= 1.0, "method.bottleneck_std", self.bottleneck_std, "above 0, at most 1")
+        self._check_bottlenecks()
         require(
             0.0 <= self.trainable_budget < 1.0, "method.trainable_budget", self.trainable_budget, "from 0 to below 1"
         )
@@ -195,6 +199,16 @@ class MethodConfig:
         if self.layers:
             _parse_layers(self.layers)
         self._check_what_trains()
+
+    def _check_bottlenecks(self) -> None:
+        require(0.0 < self.bottleneck_std <= 1.0, "method.bottleneck_std", self.bottleneck_std, "above 0, at most 1")
+        require_one_of(self.bottleneck_activation, "method.bottleneck_activation", ("gelu", "relu", "tanh"))
+        require_one_of(self.bottleneck_place, "method.bottleneck_place", ("both", "attention", "output"))
+        for name in ("activation", "layer_norm", "place", "parallel"):
+            option, value = f"bottleneck_{name}", getattr(self, f"bottleneck_{name}")
+            plain = getattr(MethodConfig, option)
+            rule = f"{str(plain).lower()} without bottlenecks (--method.bottleneck_size 0)"
+            require(self.bottleneck_size > 0 or value == plain, f"method.{option}", value, rule)
 
     def _check_what_trains(self) -> None:
         """Refuse parts that clash: an extension that would not train, and LoRA of matrices that train themselves."""
@@ -270,8 +284,13 @@ def _parse_layers(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words)."""
+    """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words).
 
+    kind: masked: some tokens are predicted from both sides; left_to_right: every token from those before it, which is
+    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked.
+    """
+
+    kind: Literal["masked", "left_to_right"] = "masked"  # see above
     mask_prob: float = 0.15  # share of tokens that are predicted
     mask_token_frac: float = 0.8  # of these: replaced by [MASK]
     random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
@@ -279,6 +298,13 @@ class ObjectiveConfig:
     next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
 
     def __post_init__(self) -> None:
+        require_one_of(self.kind, "objective.kind", ("masked", "left_to_right"))
+        require(
+            not (self.is_left_to_right and self.next_sentence),
+            "objective.next_sentence",
+            self.next_sentence,
+            "false with --objective.kind left_to_right, where the first token sees nothing of the pair",
+        )
         require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
         for name in ("mask_token_frac", "random_token_frac"):
             require(0.0 <= getattr(self, name) <= 1.0, f"objective.{name}", getattr(self, name), "from 0 to 1")
@@ -288,6 +314,11 @@ class ObjectiveConfig:
             self.random_token_frac,
             "at most 1 - --objective.mask_token_frac",
         )
+
+    @property
+    def is_left_to_right(self) -> bool:
+        """Whether every token is predicted from those before it."""
+        return self.kind == "left_to_right"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def export_model(
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
-    _check_target(folder)
+    check_target(folder)
     with new_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
         check_tokenizer(tokenizer, temporary)
@@ -158,8 +158,8 @@ def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
     config = read_run_config(run_dir)
     latest = find_latest(run_dir / "checkpoints", step)
     if latest is None:
-        asked = f"of step {step} (see --run.keep_checkpoints)" if step else "that is usable"
-        raise RunError(f"{run_dir / 'checkpoints'} holds no checkpoint {asked}; run the training job again.")
+        asked = f" of step {step}" if step else ""
+        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; run the training job again.")
     checkpoint = load_checkpoint(latest)
     base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
     _check_base(config, base, checkpoint, latest)
@@ -185,7 +185,7 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         RunError: see `rebuild_run`, or `folder` holds something that is no export.
         BaseModelError: the base is not to be had.
     """
-    _check_target(folder)
+    check_target(folder)
     run = rebuild_run(run_dir)
     merge_lora(cast(nn.Module, run.model))
     shape = cast(DomextConfig, run.model.config)
@@ -204,7 +204,12 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
     return export_model(run.model, run.tokenizer, folder, card, dtype)
 
 
-def _check_target(folder: Path) -> None:
+def check_target(folder: Path) -> None:
+    """Refuse to write an export over something else.
+
+    Raises:
+        RunError: `folder` is a file, or holds files that are no export.
+    """
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file; give the export a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not _is_export(folder):

@@ -33,6 +33,7 @@ ADAPTERS_VERSION = "1.3.0"
 
 _SUBLAYERS = ("attention.output", "output")
 _LORA_TENSOR = ".default.weight"
+_CAUSAL = "attention from left to right (--objective.kind)"
 _MERGED = "take the ordinary export, in which LoRA is merged"
 _AUGMENTED = "take the ordinary export, which holds everything"
 
@@ -43,7 +44,7 @@ base_model: {base}
 ---
 # Bottleneck adapter {domain} on {base}
 
-Two adapters of width {size} a layer (Houlsby et al. 2019), in the format of AdapterHub's library. To load it, in this
+{number} of width {size} a layer (Houlsby et al. 2019), in the format of AdapterHub's library. To load it, in this
 folder and after `pip install adapters=={version}`:
 
 ```python
@@ -149,9 +150,15 @@ def export_adapterhub(
             else f"`{name}` is the base's hub id, or stands for its folder."
         )
         checkpoint = "base" if has_base else name
-        size = config.domains[domain]["bottleneck_size"]
+        sizes = config.domains[domain]
         readme = _ADAPTERHUB_README.format(
-            base=name, domain=domain, size=size, version=ADAPTERS_VERSION, checkpoint=checkpoint, note=note
+            base=name,
+            domain=domain,
+            number="Two adapters" if sizes["bottleneck_place"] == "both" else "An adapter",
+            size=sizes["bottleneck_size"],
+            version=ADAPTERS_VERSION,
+            checkpoint=checkpoint,
+            note=note,
         )
         (temporary / "README.md").write_text(readme, encoding="utf-8")
         _open_to_all(temporary)
@@ -209,6 +216,9 @@ def _check_bottlenecks(model: DomextForMaskedLM, domain: str) -> None:
         f"{config.extension_vocab_size} new words": config.extension_vocab_size,
         f"extension modules of width {config.module_hidden_size}": config.module_hidden_size,
         "LoRA": len(_name_lora(model)),
+        # That library's LayerNorm has another epsilon than the base's.
+        f"a LayerNorm inside the bottlenecks of the domain {domain!r}": sizes["bottleneck_layer_norm"],
+        _CAUSAL: config.causal,
     }
     active = config.domains if config.active_domains is None else config.active_domains
     found |= {f"the active domain {name!r} besides {domain!r}": 1 for name in active if name != domain}
@@ -220,6 +230,8 @@ def _check_bottlenecks(model: DomextForMaskedLM, domain: str) -> None:
 def _check_lora(model: DomextForMaskedLM, base: Base, tensors: dict[str, Tensor]) -> None:
     if not tensors:
         raise RunError("the model has no LoRA that peft's format could hold; train one (--method.lora_rank).")
+    if cast(DomextConfig, model.config).causal:
+        raise RunError(f"the model has {_CAUSAL}, which peft's format does not hold; {_MERGED}.")
     if cast(DomextConfig, model.config).has_extension:
         raise RunError(f"the model has extensions beside LoRA, which peft's format does not hold; {_MERGED}.")
     changed = _find_changed(model, base)
@@ -278,17 +290,17 @@ def _name_bottlenecks(model: DomextForMaskedLM, domain: str) -> dict[str, Tensor
 
 
 def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> dict[str, Any]:
-    """Return adapter_config.json of AdapterHub's library: its DoubleSeqBnConfig with GELU, every choice spelt out."""
+    """Return adapter_config.json of AdapterHub's library: its DoubleSeqBnConfig, every choice spelt out."""
     config = cast(DomextConfig, model.config)
     sizes = config.domains[domain]
     layers = range(sizes["first_layer"], sizes["last_layer"] + 1)
     is_roberta = _is_roberta(model)
     return {
         "config": {
-            "mh_adapter": True,
-            "output_adapter": True,
+            "mh_adapter": sizes["bottleneck_place"] != "output",
+            "output_adapter": sizes["bottleneck_place"] != "attention",
             "cross_adapter": False,
-            "non_linearity": "gelu",
+            "non_linearity": sizes["bottleneck_activation"],
             "reduction_factor": find_reduction_factor(config.hidden_size, sizes["bottleneck_size"]),
             "original_ln_before": False,
             "original_ln_after": True,
@@ -297,7 +309,7 @@ def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> 
             "ln_before": False,
             "ln_after": False,
             "init_weights": "houlsby",
-            "is_parallel": False,
+            "is_parallel": sizes["bottleneck_parallel"],
             "scaling": 1.0,
             "use_gating": False,
             "dropout": 0.0,

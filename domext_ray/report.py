@@ -364,31 +364,59 @@ def _label(axes: Axes, text: str, x: float, y: float, side: int, **style: Any) -
 
 
 def _build_page(name: str, records: Sequence[dict[str, Any]], summary: dict[str, Any], settings: str) -> str:
-    figures = "\n".join(
-        f"<figure>{_draw_svg(panel, records)}<figcaption>{html.escape(panel.caption)}</figcaption></figure>"
-        for panel in _PANELS
+    figures = []
+    for panel in _PANELS:
+        figure = Figure(figsize=(6.2, 4.2), layout="constrained")
+        _draw(figure, panel, records)
+        figures.append((figure, panel.caption))
+    return fill_page(
+        name,
+        describe_result(summary),
+        build_table(("", "before", "after", "change"), _compare(summary)),
+        figures,
+        build_table(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
+        settings,
+    )
+
+
+def fill_page(
+    name: str, result: str, comparison: str, figures: Sequence[tuple[Figure, str]], cost: str, settings: str
+) -> str:
+    """Return a page that needs no network.
+
+    Args:
+        name: the run's name.
+        result: one sentence.
+        comparison: an HTML table.
+        figures: pictures with their captions.
+        cost: an HTML table.
+        settings: the run's configuration.
+    """
+    drawn = "\n".join(
+        f"<figure>{_draw_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+        for figure, caption in figures
     )
     page = string.Template(PAGE.read_text(encoding="utf-8"))
     return page.substitute(
         name=html.escape(name),
-        result=html.escape(describe_result(summary)),
-        comparison=_build_table(("", "before", "after", "change"), _compare(summary)),
-        figures=figures,
-        cost=_build_table(("", ""), _flatten({"parameters": summary["parameters"], "train": summary["train"]})),
+        result=html.escape(result),
+        comparison=comparison,
+        figures=drawn,
+        cost=cost,
         settings=html.escape(settings),
     )
 
 
-def _draw_svg(panel: _Panel, records: Sequence[dict[str, Any]]) -> str:
-    figure = Figure(figsize=(6.2, 4.2), layout="constrained")
-    _draw(figure, panel, records)
+def _draw_svg(figure: Figure) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
 
 
-def _build_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def build_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table; a header of empty cells is left out."""
+
     def line(tag: str, cells: Sequence[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
@@ -396,12 +424,12 @@ def _build_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{head}<tbody>{''.join(line('td', row) for row in rows)}</tbody></table>"
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested figures as (path, shown value)."""
+def list_figures(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested figures as (path, shown value)."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, dict):
-            rows += _flatten(value, f"{prefix}{name}.")
+            rows += list_figures(value, f"{prefix}{name}.")
         elif isinstance(value, float):
             rows.append((f"{prefix}{name}", f"{value:.2%}" if name.endswith("_frac") else f"{value:,.1f}"))
         else:

@@ -32,17 +32,25 @@ class RunPaths:
 
 
 def resolve_paths(config: PretrainConfig) -> RunPaths:
-    """Say where a run lives.
+    """Say where a run lives."""
+    root = resolve_root(config.run.dir)
+    cache = Path(config.prepare.cache_dir).expanduser().resolve() if config.prepare.cache_dir else root / ".corpora"
+    return RunPaths(root / (config.run.name or config.method.name), cache)
+
+
+def resolve_root(directory: str) -> Path:
+    """Return the folder of all runs.
 
     A submitted job (`ray job submit`) runs in a copy of the working directory that a resubmission does not find
     again, so there a relative --run.dir stands below ~/domext_runs.
+
+    Args:
+        directory: --run.dir.
     """
-    root = Path(config.run.dir).expanduser()
+    root = Path(directory).expanduser()
     if not root.is_absolute() and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        root = SUBMITTED_RUNS.expanduser() / ("" if config.run.dir == "runs" else root)
-    root = root.resolve()
-    cache = Path(config.prepare.cache_dir).expanduser().resolve() if config.prepare.cache_dir else root / ".corpora"
-    return RunPaths(root / (config.run.name or config.method.name), cache)
+        root = SUBMITTED_RUNS.expanduser() / ("" if directory == "runs" else root)
+    return root.resolve()
 
 
 def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:

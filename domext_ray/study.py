@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from domext_ray.config import MethodConfig, PretrainConfig, RunConfig, from_dict, identity_of, to_dict
+from domext_ray.config import MethodConfig, PretrainConfig, RunConfig, from_dict, identity_of, require, to_dict
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.job_config import StudyConfig
@@ -90,6 +90,9 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     """
     presets = choose_presets(config, shipped)
     configs = {name: make_method_config(config, name, preset) for name, preset in presets.items()}
+    for each in configs.values():
+        kind = each.objective.kind
+        require(kind == "masked", "objective.kind", kind, "masked in a study, whose measures ask for masked words")
     base = load_base(config.base, next_sentence=config.objective.next_sentence)
     read_probe(config.train.general_probe)
     sources = resolve_sources(config.corpus, config.prepare)

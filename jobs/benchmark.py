@@ -13,6 +13,8 @@ medians and their ratio are printed and written as JSON. `--method` says which:
 `python jobs/benchmark.py methods` times a step of every method of this library in turn, as shares of continued
 pre-training, in which all weights train.
 
+`python jobs/benchmark.py finetune` times fine-tuning against transformers' Trainer on the same rows.
+
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
 """
@@ -23,13 +25,15 @@ import argparse
 from collections.abc import Sequence
 
 import torch
+from benchmark_finetune import add_finetune_options, run_finetune
 from benchmark_overhead import run_overhead
 from benchmark_steps import PAIRINGS, run_methods, run_step
 
 from domext_ray.errors import ConfigError, exit_on_user_error
 
 POSITIVE = (
-    "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths"
+    "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "
+    "batch_size"
 ).split()
 
 
@@ -46,6 +50,9 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     methods.set_defaults(run=run_methods)
     for each in (step, methods):
         add_sizes(each)
+    finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
+    finetune.set_defaults(run=run_finetune)
+    add_finetune_options(finetune)
     overhead = verbs.add_parser("overhead", help="Ray, Ray Data and DeepSpeed against a bare PyTorch loop")
     overhead.set_defaults(run=run_overhead, device="cpu")
     overhead.add_argument("--steps", type=int, default=60, help="steps of a job and of the loop")

@@ -1,6 +1,10 @@
-"""Compare finished runs on one corpus: bits per character and forgetting over training seconds, as table and picture.
+"""Compare finished runs: pre-training runs on one corpus, or models fine-tuned on one labelled set.
 
-python jobs/compare_runs.py --runs runs/af,runs/exbert,runs/bert --output comparison.png
+    python jobs/compare_runs.py --runs runs/af,runs/exbert,runs/bert --output comparison.png
+    python jobs/compare_runs.py --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
+
+Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with bootstrap
+intervals, and paired differences to the first run.
 """
 
 from __future__ import annotations
@@ -9,13 +13,32 @@ from pathlib import Path
 
 from domext_ray.comparison import draw_comparison, format_comparison, read_run
 from domext_ray.config import parse_config
+from domext_ray.downstream.finetune_comparison import (
+    check_comparable,
+    draw_finetuned,
+    format_finetuned,
+    is_finetuned,
+    read_finetuned,
+)
 from domext_ray.errors import exit_on_user_error
 from domext_ray.job_config import CompareConfig
+
+
+def compare(config: CompareConfig) -> str:
+    """Draw the picture and return the table."""
+    folders = [Path(each.strip()).expanduser() for each in config.runs.split(",")]
+    picture = Path(config.output).expanduser()
+    if any(is_finetuned(each) for each in folders):
+        finetuned = [read_finetuned(each) for each in folders]
+        check_comparable(finetuned)
+        draw_finetuned(finetuned, picture)
+        return format_finetuned(finetuned)
+    runs = [read_run(each) for each in folders]
+    draw_comparison(runs, picture)
+    return format_comparison(runs)
+
 
 if __name__ == "__main__":
     with exit_on_user_error():
         config = parse_config(CompareConfig)
-        runs = [read_run(Path(each.strip()).expanduser()) for each in config.runs.split(",")]
-        print(format_comparison(runs))
-        draw_comparison(runs, Path(config.output).expanduser())
-        print(f"\npicture: {config.output}")
+        print(f"{compare(config)}\n\npicture: {config.output}")

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from domext_ray.config import (
     EngineConfig,
-    ObjectiveConfig,
     OptimConfig,
     PretrainConfig,
     TrainConfig,
@@ -114,7 +113,7 @@ def make_config(row: Row, places: Places) -> PretrainConfig:
         init_from=str(places.run_of(find_row(row.after))) if row.after else "",
         vocab=VocabConfig(words=str(places.words_file) if row.new_words else ""),
         method=row.make_method(),
-        objective=ObjectiveConfig(next_sentence=row.pairs),
+        objective=row.make_objective(),
         train=TrainConfig(global_batch_size=NUM_ROWS, seq_length=48),
         optim=OPTIM,
     )
@@ -195,7 +194,7 @@ def draw_rows(row: Row, places: Places, step: int) -> pa.Table:
 
 def draw_batches(row: Row, places: Places, step: int, rank: int = 0, world_size: int = 1) -> tuple[list[Any], int]:
     """Return a rank's micro batches of a step, and the masked tokens of the global batch."""
-    objective = replace(ObjectiveConfig(next_sentence=row.pairs), mask_prob=0.3)
+    objective = replace(row.make_objective(), mask_prob=0.3)
     masker = Masker(_load_tokenizer(places.tokenizer_of(row)), objective, seed=3)
     table, share = draw_rows(row, places, step), NUM_ROWS // world_size
     own = masker.mask(table.slice(rank * share, share), epoch=0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from domext_ray.config import MethodConfig
+from domext_ray.config import MethodConfig, ObjectiveConfig
 
 ALL_MATRICES = "query,key,value,attention_output,intermediate,output"
 
@@ -25,6 +25,7 @@ class Row:
         roberta: on the tiny RoBERTa.
         new_words: beside the base's words there are new ones.
         pairs: rows are pairs, and a fresh next-sentence head trains.
+        left_to_right: every token predicts the next one (`--objective.kind`).
         after: name of the row whose run this one goes on from (`--init_from`).
     """
 
@@ -37,6 +38,7 @@ class Row:
     roberta: bool = False
     new_words: bool = False
     pairs: bool = False
+    left_to_right: bool = False
     after: str = ""
 
     @property
@@ -48,6 +50,11 @@ class Row:
         """Return the method on the tiny base, or on the shipped one."""
         values = {"heads": 0, "ffn_units": 0, **self.method, **(self.shipped if shipped else {})}
         return MethodConfig(name=self.slug, **values)
+
+    def make_objective(self) -> ObjectiveConfig:
+        """Return what the row's run predicts."""
+        kind: Literal["masked", "left_to_right"] = "left_to_right" if self.left_to_right else "masked"
+        return ObjectiveConfig(kind=kind, next_sentence=self.pairs)
 
     def trains(self, name: str) -> bool:
         """Whether a tensor is expected to train."""
@@ -112,6 +119,20 @@ ROWS = [
         {**SHIPPED_BOTTLENECK, "layers": "2-3"},
         exact_start=False,
         roberta=True,
+    ),
+    Row(
+        "bottleneck, parallel, LayerNorm inside, ReLU",
+        {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"},
+        r"\.(attention\.)?output\.domains\.domain\.(input_norm|down|up|norm)\.",
+        SHIPPED_BOTTLENECK,
+    ),
+    Row(
+        "bottleneck after attention, tanh, left to right",
+        {**BOTTLENECK, "bottleneck_place": "attention", "bottleneck_activation": "tanh"},
+        r"\.attention\.output\.domains\.domain\.(down|up|norm)\.",
+        SHIPPED_BOTTLENECK,
+        roberta=True,
+        left_to_right=True,
     ),
     # combinations
     Row(

@@ -37,6 +37,7 @@ from domext_ray.training.engine import TensorState, TrainState
 REPOSITORY = Path(__file__).resolve().parents[1]
 BOTTLENECK = {"bottleneck_size": 5}
 EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}
+VARIANT = {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"}
 BASES = ("tiny_base_folder", "tiny_roberta_folder", "headless_folder")
 
 
@@ -145,7 +146,7 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
     assert bank.names() == ["art", "zoo"] and not bank.verify()
 
 
-@pytest.mark.parametrize("sizes", [BOTTLENECK, EVERYTHING])
+@pytest.mark.parametrize("sizes", [BOTTLENECK, EVERYTHING, VARIANT])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("base_name", BASES)
 @pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
@@ -166,6 +167,25 @@ def test_a_loaded_adapter_is_the_model_that_was_added(
     assert bank.describe("law") == entry and entry.origin == {"paper": "1902.00751"}
     own = [each.numel() for name, each in model.named_parameters() if name not in base.tensors]
     assert entry.num_parameters == sum(own) and entry.num_bytes < 4 * sum(own) + 20_000
+
+
+def test_an_entry_of_an_earlier_version_loads(bank: AdapterBank, base: Base) -> None:
+    """It says nothing of the bottlenecks' variants, which came later."""
+    model, batch = make_model(base), make_batch(base, 2)
+    bank.add("law", model, "own")
+    path = bank.folder / "adapters" / "law" / "adapter.json"
+    stored = json.loads(path.read_text())
+    values = stored["adapter"]
+    values["domain"] = {
+        name: each for name, each in values["domain"].items() if not name.startswith("bottleneck_") or "size" in name
+    }
+    stored["sha256"] = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(stored))
+    assert torch.equal(score(bank.load("law"), batch), score(model, batch))
+    served = make_model(base)
+    bank.attach(served, "law")
+    served.bert.set_active_domains(["law"])
+    assert torch.equal(score(served, batch), score(model, batch))
 
 
 def test_files_do_not_name_the_adapter(bank: AdapterBank, base: Base) -> None:
@@ -341,6 +361,7 @@ def change_base(model: PreTrainedModel) -> None:
         (change_base, r"layer.1.output.LayerNorm.bias \(float32\) is not as in the bank's base \(1 tensors differ"),
         (lambda model: model.to(torch.bfloat16), r"\(bfloat16\) is not as in the bank's base"),
         (lambda model: setattr(model.config, "layer_norm_eps", 1e-6), "has layer_norm_eps 1e-06"),
+        (lambda model: setattr(model.config, "causal", True), "reads from left to right"),
     ],
 )
 def test_a_model_that_is_not_base_and_domain_is_refused(

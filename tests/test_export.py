@@ -66,7 +66,12 @@ model = tf.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).
 with torch.no_grad():
     logits = model(**batch).logits
     shapes = {}
-    for name in ("AutoModel", "AutoModelForTokenClassification", "AutoModelForSequenceClassification"):
+    for name in (
+        "AutoModel",
+        "AutoModelForTokenClassification",
+        "AutoModelForSequenceClassification",
+        "AutoModelForQuestionAnswering",
+    ):
         other = getattr(tf, name).from_pretrained(folder, trust_remote_code=True).eval()
         shapes[name] = list(other(**batch)[0].shape)
 assert "domext_ray" not in sys.modules
@@ -174,6 +179,7 @@ def test_an_export_loads_alone_and_gives_equal_logits(
         "AutoModel": [2, 8, 16],
         "AutoModelForTokenClassification": [2, 8, 2],
         "AutoModelForSequenceClassification": [2, 2],
+        "AutoModelForQuestionAnswering": [2, 8],
     }
 
 
@@ -188,6 +194,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
         "configuration_domext.py",
         "layers_domext.py",
         "modeling_domext.py",
+        "heads_domext.py",
         "tokenizer.json",
         "README.md",
     }
@@ -199,7 +206,9 @@ def test_an_export_has_every_file_and_says_what_it_is(
         "AutoConfig",
         "AutoModel",
         "AutoModelForMaskedLM",
+        "AutoModelForMultipleChoice",
         "AutoModelForPreTraining",
+        "AutoModelForQuestionAnswering",
         "AutoModelForSequenceClassification",
         "AutoModelForTokenClassification",
     ]

@@ -101,7 +101,8 @@ def read_example(folder: Path, base_folder: Path) -> str:
 def load_with_adapter(base_folder: Path, adapter: Path) -> PreTrainedModel:
     """Load a plain model and put an adapter's tensors behind each sublayer, by hooks: no code of ours."""
     model = AutoModelForMaskedLM.from_pretrained(base_folder).eval()
-    name = json.loads((adapter / "adapter_config.json").read_text())["name"]
+    description = json.loads((adapter / "adapter_config.json").read_text())
+    name, activation = description["name"], ACTIVATIONS[description["config"]["non_linearity"]]
     tensors = load_file(adapter / "adapter.safetensors")
     for first in sorted(key for key in tensors if key.endswith("adapter_down.0.weight")):
         sublayer, _ = first.split(f".adapters.{name}.")
@@ -109,16 +110,23 @@ def load_with_adapter(base_folder: Path, adapter: Path) -> PreTrainedModel:
             [tensors.pop(f"{sublayer}.adapters.{name}.{part}.{kind}") for kind in ("weight", "bias")]
             for part in ("adapter_down.0", "adapter_up")
         )
-        model.get_submodule(f"{sublayer}.dropout").register_forward_hook(make_hook(down, up))
+        model.get_submodule(f"{sublayer}.dropout").register_forward_hook(make_hook(down, up, activation))
     assert not tensors, "an adapter that nothing reads"
     return model
 
 
-def make_hook(down: list[torch.Tensor], up: list[torch.Tensor]) -> Callable[..., torch.Tensor]:
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+}
+
+
+def make_hook(
+    down: list[torch.Tensor], up: list[torch.Tensor], activation: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     def adapt(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        inner = output @ down[0].T + down[1]
-        inner = 0.5 * inner * (1 + torch.erf(inner / 2**0.5))
-        return output + inner @ up[0].T + up[1]
+        return output + activation(output @ down[0].T + down[1]) @ up[0].T + up[1]
 
     return adapt
 
@@ -138,6 +146,25 @@ def test_a_bottleneck_folder_computes_the_models_logits(
     )
     loaded = load_with_adapter(plain, folder / "adapter")
     torch.testing.assert_close(score(loaded, plain), score(model, base_folder), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields"),
+    [
+        ({"bottleneck_activation": "tanh", "bottleneck_place": "attention"}, {"output_adapter": False}),
+        ({"bottleneck_activation": "relu", "bottleneck_place": "output"}, {"mh_adapter": False}),
+    ],
+)
+def test_activation_and_place_are_the_formats_own(
+    variant: dict[str, Any], fields: dict[str, Any], tiny_base_folder: Path, tmp_path: Path
+) -> None:
+    model = make_model(tiny_base_folder, bottleneck_norms=False, **BOTTLENECK, **variant)
+    folder = export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
+    found = json.loads((folder / "adapter" / "adapter_config.json").read_text())["config"]
+    assert found.items() >= (HOULSBY | fields | {"non_linearity": variant["bottleneck_activation"]}).items()
+    assert "An adapter of width 5 a layer" in (folder / "README.md").read_text()
+    loaded = load_with_adapter(tiny_base_folder, folder / "adapter")
+    torch.testing.assert_close(score(loaded, tiny_base_folder), score(model, tiny_base_folder), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("base_name", "prefix"), list(zip(BASES, ("bert", "roberta"), strict=True)))
@@ -221,6 +248,7 @@ def test_the_reduction_factor_gives_the_width(hidden_size: int) -> None:
         ("task", BOTTLENECK | {"ffn_units": 8}, "8 extra FFN units"),
         ("task", BOTTLENECK | {"module_hidden_size": 4, "module_ffn_size": 8}, "extension modules of width 4"),
         ("task", BOTTLENECK | {"lora_rank": 2}, "has LoRA"),
+        ("task", BOTTLENECK | {"bottleneck_layer_norm": True}, "a LayerNorm inside the bottlenecks"),
     ],
 )
 def test_what_adapterhubs_format_does_not_hold_is_refused(
@@ -244,6 +272,14 @@ def test_a_second_active_domain_and_new_words_are_refused(tiny_base_folder: Path
     model = build_model(base, ShapeConfig(), method, vocab_size=size, new_words=[[7, 8]], dropout=0.0, seed=0)
     with pytest.raises(RunError, match="1 new words"):
         export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
+    for settings, export in (
+        (BOTTLENECK, lambda model: export_bottlenecks(model, tiny_base_folder, tmp_path / "export")),
+        (LORA, lambda model: export_peft(model, tmp_path / "export", MethodConfig(**LORA), base)),
+    ):
+        model = make_model(tiny_base_folder, **settings)
+        model.config.causal = True
+        with pytest.raises(RunError, match="attention from left to right"):
+            export(model)
 
 
 def test_only_an_earlier_export_of_the_kind_is_replaced(tiny_base_folder: Path, tmp_path: Path) -> None:
@@ -356,19 +392,28 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("base_name", "layers", "bottleneck_norms"),
-    [(BASES[0], "", True), (BASES[0], "1", False), (BASES[1], "1", True), (BASES[1], "", False)],
+    ("base_name", "layers", "bottleneck_norms", "variant"),
+    [
+        (BASES[0], "", True, {}),
+        (BASES[0], "1", False, {}),
+        (BASES[1], "1", True, {}),
+        (BASES[1], "", False, {}),
+        (BASES[0], "", True, {"bottleneck_parallel": True, "bottleneck_activation": "relu"}),
+        (BASES[1], "", False, {"bottleneck_place": "output", "bottleneck_activation": "tanh"}),
+        (BASES[0], "", False, {"bottleneck_parallel": True, "bottleneck_place": "attention"}),
+    ],
 )
 def test_adapterhubs_own_library_gives_the_models_logits(
     base_name: str,
     layers: str,
     bottleneck_norms: bool,
+    variant: dict[str, Any],
     library: tuple[str, dict[str, str]],
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     base_folder = request.getfixturevalue(base_name)
-    model = make_model(base_folder, bottleneck_norms=bottleneck_norms, layers=layers, **BOTTLENECK)
+    model = make_model(base_folder, bottleneck_norms=bottleneck_norms, layers=layers, **BOTTLENECK, **variant)
     folder = export_bottlenecks(model, base_folder, tmp_path / "export")
     plain = folder / "base" if bottleneck_norms else base_folder
     python, environment = library

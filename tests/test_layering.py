@@ -34,6 +34,7 @@ ORDER = (
     "model.configuration_domext",
     "model.layers_domext",
     "model.modeling_domext",
+    "model.heads_domext",
     "model.base",
     "model.lora",
     "model.counts",
@@ -62,7 +63,7 @@ ORDER = (
 )
 """Every module of the package; one may import only those before it. Jobs come last and may import all."""
 
-EXPORTED = ("model.configuration_domext", "model.layers_domext", "model.modeling_domext")
+EXPORTED = ("model.configuration_domext", "model.layers_domext", "model.modeling_domext", "model.heads_domext")
 """Copied into exports as they are, so they may import only torch, transformers, the standard library and each other."""
 
 RESTRICTED = {

@@ -139,7 +139,8 @@ def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> N
         reference = rebuild_run(places.run_of(find_row(row.after))).model
     else:
         size = built.base.config.vocab_size
-        reference = build_model(built.base, ShapeConfig(), PLAIN, vocab_size=size, dropout=0.0, seed=0)
+        plain = {"vocab_size": size, "causal": row.left_to_right}
+        reference = build_model(built.base, ShapeConfig(), PLAIN, **plain, dropout=0.0, seed=0)
     expected = score(reference, known, places)
     found = score(built.model, known, places)[..., : expected.shape[-1]]
     distance = (found - expected).abs().max().item()
@@ -287,6 +288,7 @@ SIZED = {
     "bottleneck": {"bottleneck_size": 64},
     "bottleneck_without_norms": {"bottleneck_size": 64, "bottleneck_norms": False},
     "bottleneck_upper_half": {"bottleneck_size": 64, "layers": "2-3"},
+    "bottleneck_variants": {"bottleneck_size": 64, "bottleneck_place": "output", "bottleneck_layer_norm": True},
     "exbert": {"module_hidden_size": 84, "module_ffn_size": 340},
     "lora": {"lora_rank": 16, "lora_targets": "query,value"},
     "lora_all_matrices": {"lora_rank": 16, "lora_targets": ALL_MATRICES},
@@ -351,6 +353,7 @@ def describe(method: dict[str, Any], earlier: Extensions | None = None) -> None:
 
 
 EARLIER = Extensions({"law": {"bottleneck_size": 16}})
+VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}})
 
 
 @pytest.mark.parametrize(
@@ -372,6 +375,22 @@ EARLIER = Extensions({"law": {"bottleneck_size": 16}})
             "--method.trains is 'extensions'; it must be all when there is no extension",
         ),
         (lambda: MethodConfig(bottleneck_size=-1), "--method.bottleneck_size is -1; it must be 0 or more"),
+        (
+            lambda: MethodConfig(bottleneck_activation="selu", bottleneck_size=8),
+            "--method.bottleneck_activation is 'selu'; it must be one of gelu, relu, tanh",
+        ),
+        (
+            lambda: MethodConfig(bottleneck_place="embeddings", bottleneck_size=8),
+            "--method.bottleneck_place is 'embeddings'; it must be one of both, attention, output",
+        ),
+        (
+            lambda: MethodConfig(bottleneck_parallel=True),
+            "--method.bottleneck_parallel is True; it must be false without bottlenecks",
+        ),
+        (
+            lambda: describe({"domain": "law", "heads": 0, "ffn_units": 0, "bottleneck_size": 16}, VARIED),
+            "--method.domain 'law' is the name of a domain of --init_from that has other parts",
+        ),
         (lambda: MethodConfig(trains="layer_norms"), "--method.trains is 'layer_norms'; it must be"),
         (lambda: MethodConfig(trains="all", lora_rank=4), "--method.trains is 'all'; it must be extensions"),
         (

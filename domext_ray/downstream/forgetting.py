@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
-from domext_ray.downstream.start_model import quiet_transformers
+from domext_ray.downstream.start_model import TRAININGS, quiet_transformers
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export import rebuild_run
 from domext_ray.job_config import ForgettingConfig
@@ -61,7 +61,7 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
         RunError: the run has no usable checkpoint.
     """
     folder = Path(model).expanduser()
-    if (folder / "trials").is_dir():
+    if (folder / TRAININGS).is_dir():
         raise BaseModelError(f"--models {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
     if (folder / "config.yaml").is_file():
         run = rebuild_run(folder)

@@ -14,6 +14,11 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 _SIZES = ("heads", "ffn_units", "bottleneck_size")
+BOTTLENECK_CHOICES = {
+    "bottleneck_activation": ("gelu", "relu", "tanh"),
+    "bottleneck_place": ("both", "attention", "output"),
+}
+"""What the words in a domain's description may be; the first is what it is when left out."""
 
 
 class DomextConfig(PreTrainedConfig):
@@ -41,10 +46,17 @@ class DomextConfig(PreTrainedConfig):
             units a layer) and "bottleneck_size" (width m of two bottlenecks a layer), of which one at least is above
             0; "layer_norms", whether the bottlenecks shift their sublayers' LayerNorms; "first_layer" and
             "last_layer", the layers that have all this, counted from 0. What is left out is 0, True, and all layers.
+            Variants of the bottlenecks (Houlsby et al. section 3.6): "bottleneck_activation", gelu, relu or tanh;
+            "bottleneck_layer_norm", whether a LayerNorm of their own stands before W_down; "bottleneck_place", after
+            both sublayers, or one a layer after "attention" or after the FFN ("output"); "bottleneck_parallel",
+            whether they read their sublayer's input instead of its output. Left out: gelu, False, both, False.
         active_domains: domains that take part in the forward pass; None: all.
         module_hidden_size: width h' of the extension modules' attention, a multiple of `num_attention_heads`; 0: none.
         module_ffn_size: FFN units f' of the extension modules.
         gate_bias: start of the gates' bias; a positive one favours the base.
+        causal: a token attends to itself and to those before it only (BERT section 5.1, left to right).
+        head_bilstm: width of each direction of a BiLSTM between the encoder and a task's head (BERT section 5.1); 0:
+            none.
         domain_init: "zero" starts every domain's output at exactly 0, so that step 0 is the base; "paper" uses the
             default initialisation for heads and units, as AF Adapter's public code does, and Houlsby's near-identity
             start for bottlenecks.
@@ -78,6 +90,8 @@ class DomextConfig(PreTrainedConfig):
         module_hidden_size: int = 0,
         module_ffn_size: int = 0,
         gate_bias: float = 0.0,
+        causal: bool = False,
+        head_bilstm: int = 0,
         domain_init: str = "zero",
         bottleneck_std: float = 0.01,
         classifier_dropout: float | None = None,
@@ -108,6 +122,8 @@ class DomextConfig(PreTrainedConfig):
         self.module_hidden_size = module_hidden_size
         self.module_ffn_size = module_ffn_size
         self.gate_bias = gate_bias
+        self.causal = causal
+        self.head_bilstm = head_bilstm
         self.domain_init = domain_init
         self.bottleneck_std = bottleneck_std
         self.classifier_dropout = classifier_dropout
@@ -143,6 +159,8 @@ class DomextConfig(PreTrainedConfig):
             raise ValueError(f"domain_init is {self.domain_init!r}; it must be zero or paper.")
         if not 0.0 < self.bottleneck_std <= 1.0:
             raise ValueError(f"bottleneck_std is {self.bottleneck_std}; it must be above 0 and at most 1.")
+        if self.head_bilstm < 0:
+            raise ValueError(f"head_bilstm is {self.head_bilstm}; it must be 0 or more.")
         check_active(self.active_domains, self.domains)
 
     @property
@@ -152,8 +170,8 @@ class DomextConfig(PreTrainedConfig):
 
     @property
     def has_extension(self) -> bool:
-        """Whether this is more than a plain BERT or RoBERTa."""
-        return bool(self.domains or self.extension_vocab_size or self.module_hidden_size)
+        """Whether this is more than a plain BERT or RoBERTa, or another: one that reads from left to right."""
+        return bool(self.domains or self.extension_vocab_size or self.module_hidden_size or self.causal)
 
     @property
     def max_row_length(self) -> int:
@@ -172,8 +190,8 @@ def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -
         num_hidden_layers: layers of the model.
 
     Raises:
-        ValueError: the name is no identifier, a key is unknown, a size is below 0, none is above, or a layer is not
-            in the model.
+        ValueError: the name is no identifier, a key or a word is unknown, a size is below 0, none is above, or a layer
+            is not in the model.
     """
     # torch keeps domains by name beside its own attributes; names that start with __ have a meaning in adapter_names.
     if not name.isidentifier() or name.startswith("__") or hasattr(nn.ModuleDict(), name):
@@ -184,6 +202,9 @@ def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -
     defaults = {
         **dict.fromkeys(_SIZES, 0),
         "layer_norms": True,
+        **{choice: words[0] for choice, words in BOTTLENECK_CHOICES.items()},
+        "bottleneck_layer_norm": False,
+        "bottleneck_parallel": False,
         "first_layer": 0,
         "last_layer": num_hidden_layers - 1,
     }
@@ -194,6 +215,9 @@ def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -
     if min(domain[size] for size in _SIZES) < 0 or not any(domain[size] for size in _SIZES):
         sizes = ", ".join(f"{size} {domain[size]}" for size in _SIZES)
         raise ValueError(f"the domain {name!r} has {sizes}; none may be below 0 and one must be above.")
+    for choice, words in BOTTLENECK_CHOICES.items():
+        if domain[choice] not in words:
+            raise ValueError(f"the domain {name!r} has {choice} {domain[choice]!r}; it must be {', '.join(words)}.")
     if not 0 <= domain["first_layer"] <= domain["last_layer"] < num_hidden_layers:
         raise ValueError(
             f"the domain {name!r} has the layers {domain['first_layer']} to {domain['last_layer']}; the model has 0 to "

@@ -51,7 +51,7 @@ def count_module_parameters(hidden_size: int, module_hidden_size: int, module_ff
 
 
 def count_bottleneck_parameters(hidden_size: int, bottleneck_size: int) -> int:
-    """Count the parameters of one bottleneck without its shift of a LayerNorm, which adds 2·d.
+    """Count the parameters of one bottleneck without its shift of a LayerNorm or its own LayerNorm, 2·d each.
 
     Source: Houlsby et al. section 2.1: 2·m·d + d + m.
     """
@@ -66,7 +66,8 @@ def count_domain_parameters(config: DomextConfig, domain: dict[str, Any]) -> int
         domain: a complete description, as in `DomextConfig.domains`.
 
     Source: AF Adapter section 3.2: in a layer, an extra head adds 4·d·d_k + 3·d_k parameters, b'_O adds d once a
-    domain, and a units add 2·d·a + a + d. `count_bottleneck_parameters` twice, and two LayerNorms 4·d.
+    domain, and a units add 2·d·a + a + d. In each sublayer that has a bottleneck `count_bottleneck_parameters`, and
+    2·d for each of its LayerNorms.
     """
     d = config.hidden_size
     head_size = d // config.num_attention_heads
@@ -74,7 +75,9 @@ def count_domain_parameters(config: DomextConfig, domain: dict[str, Any]) -> int
     a_layer = num_heads * (4 * d * head_size + 3 * head_size) + (d if num_heads else 0)
     a_layer += 2 * d * units + units + d if units else 0
     if size:
-        a_layer += 2 * count_bottleneck_parameters(d, size) + (4 * d if domain["layer_norms"] else 0)
+        num_norms = domain["layer_norms"] + domain["bottleneck_layer_norm"]
+        num_places = 2 if domain["bottleneck_place"] == "both" else 1
+        a_layer += num_places * (count_bottleneck_parameters(d, size) + num_norms * 2 * d)
     return (domain["last_layer"] - domain["first_layer"] + 1) * a_layer
 
 

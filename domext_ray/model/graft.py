@@ -53,6 +53,7 @@ def describe_shape(
     vocab_size: int,
     num_new_words: int = 0,
     next_sentence: bool = False,
+    causal: bool = False,
     pad_token_id: int = 0,
     earlier: Extensions | None = None,
 ) -> DomextConfig:
@@ -65,6 +66,7 @@ def describe_shape(
         vocab_size: rows of the word embedding table when there is no base.
         num_new_words: extension words beside the base's.
         next_sentence: the model also predicts whether the second text follows the first, so it needs a pooler.
+        causal: tokens attend to those before them only.
         pad_token_id: id of [PAD] when there is no base.
         earlier: extensions of the run that this one goes on from; they stand beside the method's own.
 
@@ -84,13 +86,13 @@ def describe_shape(
         )
     else:
         config = DomextConfig(**_own_values(base.config))
-    _add_domains(config, method, earlier or Extensions())
+    add_domains(config, method, earlier or Extensions())
     _add_modules(config, method, earlier or Extensions())
     if method.top_layers > config.num_hidden_layers:
         raise ConfigError(
             f"--method.top_layers is {method.top_layers}; the encoder has {config.num_hidden_layers} layers."
         )
-    config.gate_bias = method.gate_bias
+    config.gate_bias, config.causal = method.gate_bias, causal
     config.extension_vocab_size = num_new_words
     config.vocab_size += num_new_words
     if next_sentence:
@@ -103,11 +105,17 @@ def describe_shape(
     return config
 
 
-def _add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
-    """Describe an earlier run's domains and the method's own."""
-    domains = dict(earlier.domains)
+def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
+    """Describe an earlier run's domains and the method's own in a model's configuration.
+
+    Raises:
+        ConfigError: see `describe_shape`.
+    """
+    num_layers = config.num_hidden_layers
+    # A run of an earlier version says less of its domains.
+    domains = {name: complete_domain(name, domain, num_layers) for name, domain in earlier.domains.items()}
     if method.has_domain:
-        last = config.num_hidden_layers - 1
+        last = num_layers - 1
         first, end = method.layer_range or (0, last)
         if end > last:
             raise ConfigError(f"--method.layers is {method.layers!r}; the encoder has the layers 0 to {last}.")
@@ -116,11 +124,15 @@ def _add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions
             "ffn_units": method.ffn_units,
             "bottleneck_size": method.bottleneck_size,
             "layer_norms": method.bottleneck_norms,
+            "bottleneck_activation": method.bottleneck_activation,
+            "bottleneck_layer_norm": method.bottleneck_layer_norm,
+            "bottleneck_place": method.bottleneck_place,
+            "bottleneck_parallel": method.bottleneck_parallel,
             "first_layer": first,
             "last_layer": end,
         }
         try:
-            complete_domain(method.domain, own, config.num_hidden_layers)
+            complete_domain(method.domain, own, num_layers)
         except ValueError as error:
             raise ConfigError(f"--method.domain: {error}") from error
         if domains.get(method.domain, own) != own:
@@ -173,6 +185,7 @@ def build_model(
     vocab_size: int,
     new_words: Sequence[Sequence[int]] = (),
     next_sentence: bool = False,
+    causal: bool = False,
     pad_token_id: int = 0,
     earlier: Extensions | None = None,
     dropout: float,
@@ -187,6 +200,7 @@ def build_model(
         vocab_size: words that the tokenizer has, the new ones not counted.
         new_words: the base's pieces of every extension word, for `method.word_init`.
         next_sentence: make a `DomextForPreTraining`.
+        causal: tokens attend to those before them only.
         pad_token_id: id of [PAD].
         earlier: extensions of the run that this one goes on from.
         dropout: of hidden states and attention weights.
@@ -202,6 +216,7 @@ def build_model(
         vocab_size=vocab_size,
         num_new_words=len(new_words),
         next_sentence=next_sentence,
+        causal=causal,
         pad_token_id=pad_token_id,
         earlier=earlier,
     )
@@ -283,7 +298,7 @@ def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Colle
     return {
         name
         for name in names
-        if (_trains_extension(name, method) if is_extension(name) else _trains_base(name, method, first_layer))
+        if (_trains_extension(name, method) if is_extension(name) else trains_base(name, method, first_layer))
         or (name.startswith(trained) and not is_extension(name))
     }
 
@@ -295,7 +310,8 @@ def _trains_extension(name: str, method: MethodConfig) -> bool:
     return method.trains == "extensions" and (method.module_hidden_size > 0 or not is_module)
 
 
-def _trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
+def trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
+    """Whether a method that trains parts of the base trains this parameter; top layers count from `first_layer`."""
     if method.trains == "top_layers":
         return name.startswith("bert.encoder.layer.") and int(name.split(".")[3]) >= first_layer
     if method.trains == "layer_norms":

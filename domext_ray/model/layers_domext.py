@@ -9,7 +9,8 @@ AF Adapter section 3.2: extra heads are attended on their own, and `concat(base,
 two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Domain heads and units return their term of that sum.
 
 Houlsby et al. section 2.1: `LN(A(sublayer(x)) + x)`, `A(u) = u + W_up φ(W_down u + b_down) + b_up`. Bottlenecks of
-several domains read the same u, which has the domains' heads and units in it, and their terms are summed.
+several domains read the same u, which has the domains' heads and units in it, and their terms are summed. Section 3.6,
+parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
 
 exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
 transformer layer of the same kind, w a d -> 1 layer. New words have embeddings of their own, tied to their output.
@@ -138,8 +139,6 @@ class HeadGroup(nn.Module):
         head_size: their size; 0: that of the base's heads.
     """
 
-    is_causal = False
-
     def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0) -> None:
         super().__init__()
         self.config = config
@@ -147,6 +146,11 @@ class HeadGroup(nn.Module):
         self.query = Linear(config.hidden_size, num_heads * self.head_size)
         self.key = Linear(config.hidden_size, num_heads * self.head_size)
         self.value = Linear(config.hidden_size, num_heads * self.head_size)
+
+    @property
+    def is_causal(self) -> bool:
+        """What a fused attention implementation asks when it gets no mask."""
+        return self.config.causal
 
     def attend(
         self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -247,23 +251,29 @@ class BottleneckOutput(ExtensionOutput):
 
 
 class Bottleneck(nn.Module):
-    """Houlsby's adapter without its skip connection: `W_up GELU(W_down u + b_down) + b_up`; [B, N, d] -> [B, N, d].
+    """Houlsby's adapter without its skip connection: `W_up φ(W_down u + b_down) + b_up`; [B, N, d] -> [B, N, d].
 
     Args:
         config: the model's configuration.
-        size: width m.
-        layer_norm: it brings a shift of the sublayer's LayerNorm.
+        domain: complete description of its domain, as in `DomextConfig.domains`.
     """
 
-    def __init__(self, config: DomextConfig, size: int, *, layer_norm: bool) -> None:
+    def __init__(self, config: DomextConfig, domain: dict[str, Any]) -> None:
         super().__init__()
-        self.down = BottleneckInput(config.hidden_size, size)
-        self.up = BottleneckOutput(size, config.hidden_size)
-        self.norm = NormShift(config) if layer_norm else None
+        width, size = config.hidden_size, domain["bottleneck_size"]
+        self.is_parallel: bool = domain["bottleneck_parallel"]
+        self.input_norm = LayerNorm(width, eps=config.layer_norm_eps) if domain["bottleneck_layer_norm"] else None
+        self.down = BottleneckInput(width, size)
+        self.activation = ACT2FN[domain["bottleneck_activation"]]
+        self.up = BottleneckOutput(size, width)
+        self.norm = NormShift(config) if domain["layer_norms"] else None
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return this domain's term of the sublayer's output."""
-        return self.up(nn.functional.gelu(self.down(hidden_states)))
+    def forward(self, sublayer_input: Tensor, sublayer_output: Tensor) -> Tensor:
+        """Return this domain's term of the sublayer's output, from whichever of the two it reads."""
+        inputs = sublayer_input if self.is_parallel else sublayer_output
+        if self.input_norm is not None:
+            inputs = self.input_norm(inputs)
+        return self.up(self.activation(self.down(inputs)))
 
 
 def select_domains(
@@ -316,7 +326,7 @@ class SublayerOutput(nn.Module):
         """
         output = self.dropout(add_terms(self.dense(hidden_states), terms))
         bottlenecks = select_domains(self.config, self.domains, domain_rows)
-        inner = [Term(rows, each(take_rows(output, rows))) for each, rows in bottlenecks]
+        inner = [Term(rows, each(take_rows(residual, rows), take_rows(output, rows))) for each, rows in bottlenecks]
         shifts = [(rows, *each.norm()) for each, rows in bottlenecks if each.norm is not None]
         return self.LayerNorm(
             add_terms(output, inner) + residual,
@@ -443,11 +453,11 @@ class Layer(GradientCheckpointingLayer):
         if sizes["ffn_units"]:
             parts.append((self.domains, DomainUnits(self.config, sizes["ffn_units"])))
         if sizes["bottleneck_size"]:
-            for sublayer in (self.attention.output, self.output):
-                bottleneck = Bottleneck(self.config, sizes["bottleneck_size"], layer_norm=sizes["layer_norms"])
-                parts.append((sublayer.domains, bottleneck))
-        for place, part in parts:
-            place[name] = part
+            for place, sublayer in (("attention", self.attention.output), ("output", self.output)):
+                if sizes["bottleneck_place"] in ("both", place):
+                    parts.append((sublayer.domains, Bottleneck(self.config, sizes)))
+        for domains, part in parts:
+            domains[name] = part
         return [part for _, part in parts]
 
     def drop_domain(self, name: str) -> None:
@@ -559,15 +569,58 @@ class Encoder(nn.Module):
 
 
 class Pooler(nn.Module):
-    """[CLS] -> dense -> tanh; [B, N, d] -> [B, d]."""
+    """[CLS] -> dense -> tanh; [B, N, d] -> [B, d]. From left to right [CLS] sees itself alone: there the last token."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
+        self.config = config
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Pool the first token."""
-        return torch.tanh(self.dense(hidden_states[:, 0]))
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Pool the token that has seen the whole row.
+
+        Args:
+            hidden_states: [B, N, d].
+            attention_mask: [B, N], 0 for padding, or None; read where the last token is pooled.
+        """
+        if not self.config.causal:
+            return torch.tanh(self.dense(hidden_states[:, 0]))
+        if attention_mask is None:
+            return torch.tanh(self.dense(hidden_states[:, -1]))
+        last = (attention_mask.ne(0) * torch.arange(hidden_states.shape[1], device=hidden_states.device)).argmax(dim=1)
+        return torch.tanh(self.dense(hidden_states[torch.arange(len(last), device=last.device), last]))
+
+
+class StateBiLSTM(nn.Module):
+    """One BiLSTM layer over an encoder's states, and a projection back to their width (BERT section 5.1, "+ BiLSTM").
+
+    Args:
+        config: the model's configuration; `head_bilstm` is the width of each direction.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(config.hidden_size, config.head_bilstm, batch_first=True, bidirectional=True)
+        self.dense = Linear(2 * config.head_bilstm, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Read every row in both directions, the backward one from its last token and not from its padding.
+
+        Args:
+            hidden_states: [B, N, d].
+            attention_mask: [B, N], 1 for tokens, then 0 for padding; None: nothing is padded.
+
+        Returns:
+            [B, N, d]; padding has the projection's bias.
+        """
+        if attention_mask is None:
+            return self.dense(self.lstm(hidden_states)[0])
+        lengths = attention_mask.ne(0).sum(dim=1).clamp_min(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(hidden_states, lengths, batch_first=True, enforce_sorted=False)
+        states, _ = nn.utils.rnn.pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, total_length=hidden_states.shape[1]
+        )
+        return self.dense(states)
 
 
 class PredictionTransform(nn.Module):

@@ -1,4 +1,4 @@
-"""The augmented BERT as transformers models: encoder, masked LM, pre-training, token and sequence classification.
+"""The augmented BERT as transformers models: encoder, masked LM and pre-training; heads_domext.py has the tasks' heads.
 
 This file is exported as it is: it imports torch and transformers only. Base parameters keep Hugging Face BERT's names;
 extensions stand under `domains.<name>` (heads, units and bottlenecks) and `extension` (modules and new words). In
@@ -14,13 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -154,6 +149,16 @@ class DomextModel(DomextPreTrainedModel):
         rows = {name: [i for i, each in enumerate(adapter_names) if each == name] for name in named}
         return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
 
+    def _build_mask(self, embedded: Tensor, attention_mask: Tensor | None) -> Any:
+        """Return the mask that the attention implementation wants; None where there is nothing to hide from it."""
+        if self.config.causal:
+            return create_causal_mask(
+                config=self.config, inputs_embeds=embedded, attention_mask=attention_mask, past_key_values=None
+            )
+        if attention_mask is None:
+            return None
+        return create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
+
     @can_return_tuple
     def forward(
         self,
@@ -197,12 +202,9 @@ class DomextModel(DomextPreTrainedModel):
         if keep_weights and self.config._attn_implementation != "eager":
             raise ValueError('output_attentions needs attn_implementation="eager": fused attention keeps no weights.')
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
-        mask = None
-        if attention_mask is not None:
-            mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
         last, states, weights = self.encoder(
             embedded,
-            mask,
+            self._build_mask(embedded, attention_mask),
             keep_states=bool(keep_states),
             keep_weights=bool(keep_weights),
             domain_rows=self._find_rows(adapter_names, embedded.shape[0]),
@@ -210,7 +212,7 @@ class DomextModel(DomextPreTrainedModel):
         )
         return BaseModelOutputWithPooling(
             last_hidden_state=last,
-            pooler_output=self.pooler(last) if pool and self.pooler is not None else None,
+            pooler_output=self.pooler(last, attention_mask) if pool and self.pooler is not None else None,
             hidden_states=states,
             attentions=weights,
         )
@@ -338,72 +340,3 @@ class DomextForPreTraining(DomextForMaskedLM):
             hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
-
-
-class DomextForTokenClassification(DomextPreTrainedModel):
-    """The encoder with a classifier on every token."""
-
-    def __init__(self, config: DomextConfig) -> None:
-        super().__init__(config)
-        self.num_labels = int(config.num_labels or 2)
-        self.bert = DomextModel(config)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
-    ) -> TokenClassifierOutput:
-        """Classify tokens; `labels` int64 [B, N] with -100 ignored, other arguments as in `DomextModel`."""
-        encoded = self.bert(input_ids, pool=False, **kwargs)
-        logits = self.classifier(self.dropout(encoded.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-
-
-class DomextForSequenceClassification(DomextPreTrainedModel):
-    """The encoder, BERT's pooler and a classifier or regressor on the whole row."""
-
-    def __init__(self, config: DomextConfig) -> None:
-        super().__init__(config)
-        self.num_labels = int(config.num_labels or 2)
-        self.bert = DomextModel(config)
-        # A base without a pooler gets a new one here: the classifier reads BERT's pooled [CLS].
-        self.pooler = None if config.has_pooler else Pooler(config)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any
-    ) -> SequenceClassifierOutput:
-        """Classify rows; the loss follows config.problem_type as in transformers, the rest is as in `DomextModel`."""
-        encoded = self.bert(input_ids, **kwargs)
-        pooled = encoded.pooler_output if self.pooler is None else self.pooler(encoded.last_hidden_state)
-        logits = self.classifier(self.dropout(pooled))
-        loss = None if labels is None else self._compute_loss(logits, labels)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
-
-    def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        problem: str | None = self.config.problem_type
-        if problem is None:
-            is_class = labels.dtype in (torch.long, torch.int)
-            single = "single_label_classification" if is_class else "multi_label_classification"
-            problem = "regression" if self.num_labels == 1 else single
-        if problem == "regression":
-            return nn.functional.mse_loss(logits.squeeze(-1) if self.num_labels == 1 else logits, labels.float())
-        if problem == "multi_label_classification":
-            return nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
-        return nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
-
-
-def _classifier_dropout(config: DomextConfig) -> float:
-    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout

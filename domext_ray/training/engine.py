@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -183,7 +183,7 @@ class Engine:
         accumulation_steps: int,
         seed: int,
         device: torch.device,
-        objective: type[Objective] = MaskedLoss,
+        objective: Callable[..., Objective] = MaskedLoss,
         rate_scales: Mapping[str, float] | None = None,
         state: TrainState | None = None,
     ) -> None:

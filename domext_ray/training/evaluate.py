@@ -9,6 +9,9 @@ Token losses of different vocabularies do not compare. For bits per character, p
 them are chosen by their characters alone, so they are the same for every model whose tokenizer splits text at the same
 places; all pieces of a chosen word are masked at once, and the sum of -log2 p over the pieces is divided by the
 characters of the words. The number of masks shows a model into how many pieces its own vocabulary cuts a word.
+
+Both the probe and bits per character ask for masked words, which a model that reads from left to right was never shown:
+for such a run they are not measured, and its loss on held-out rows is that of the next token.
 """
 
 from __future__ import annotations
@@ -332,8 +335,8 @@ class Evaluations:
 
     Args:
         domain: held-out rows, masked by the run's objective.
-        general: the general probe; empty if no word of it is one token.
-        characters: held-out text, the same words masked for every vocabulary.
+        general: the general probe; empty if no word of it is one token, or the run reads from left to right.
+        characters: held-out text, the same words masked for every vocabulary; empty from left to right, too.
     """
 
     domain: list[MaskedBatch]
@@ -353,6 +356,8 @@ def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: Pre
         batch_size=batch_size,
         pad_to=pad_to,
     )
+    if config.objective.is_left_to_right:
+        return Evaluations(domain, [], CharacterSet([], num_chars=0, num_words=0))
     probe = build_probe_batches(
         read_probe(config.train.general_probe),
         tokenizer,

@@ -173,12 +173,12 @@ class RunProgress:
 
 
 def _describe_evaluation(record: dict[str, Any]) -> str:
-    general = record["eval/general_mlm_accuracy"]
-    shown = "no one-token word" if general is None else f"{general:.1%}"
+    bits, general = record["eval/domain_bits_per_character"], record["eval/general_mlm_accuracy"]
     return (
         f"step {record['step']:,}  held-out loss {record['eval/domain_mlm_loss']:.3f}, accuracy "
-        f"{record['eval/domain_mlm_accuracy']:.1%}, {record['eval/domain_bits_per_character']:.3f} bits a character; "
-        f"general accuracy {shown}"
+        f"{record['eval/domain_mlm_accuracy']:.1%}, bits a character "
+        f"{'not measured' if bits is None else f'{bits:.3f}'}; general accuracy "
+        f"{'not measured' if general is None else f'{general:.1%}'}"
     )
 
 

@@ -5,6 +5,8 @@ Rows that are pairs (see `corpus.pairs`) keep their segments and their next-sent
 BERT section 3.1: 15 % of the tokens are predicted; of these 80 % are replaced by [MASK], 10 % by a random ordinary
 token, 10 % stay. With whole-word masking (AF Adapter's setting) one draw decides for all tokens of a word. Because
 a draw depends on the row and on nothing around it, masks move with the row, whatever worker reads it.
+
+Section 5.1, left to right: nothing is masked, and every token of a row but the last predicts the one after it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class MaskedBatch:
         attention_mask: int64 [B, N], or None when nothing is padded.
         token_type_ids: int64 [B, N], or None for all zeros.
         masked_positions: int64 [P], P ≥ 1, places in the flattened [B·N].
-        labels: int64 [P], the original tokens.
+        labels: int64 [P], the tokens to predict: the original ones, or the next ones.
         weights: float32 [P], 1 for a predicted token, 0 for filler.
         next_sentence_labels: int64 [B], 0: the second text follows the first, 1: it is from another document,
             NO_LABEL: the row does not count; None for rows that are no pairs.
@@ -67,8 +69,8 @@ class MaskedRows:
 
     Args:
         inputs: int64 [S], tokens that the model sees.
-        labels: int64 [S], tokens as they were.
-        selected: bool [S], tokens to predict.
+        labels: int64 [S], tokens as they were; from left to right the next ones, 0 at the end of a row.
+        selected: bool [S], places where something is predicted.
         lengths: int64 [R], tokens a row.
         second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
         next_sentence: int64 [R], next-sentence labels; None likewise.
@@ -115,6 +117,8 @@ class Masker:
         tokens, lengths = flatten_lists(rows, "input_ids")
         starts, _ = flatten_lists(rows, "word_starts")
         tokens = tokens.astype(np.int64)
+        if self.objective.is_left_to_right:
+            return _shift(tokens, lengths)
         row_ids = np.repeat(rows.column("row_id").to_numpy(), lengths)
         positions = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         drawn_at = positions
@@ -168,6 +172,13 @@ class Masker:
                 )
             )
         return batches
+
+
+def _shift(tokens: np.ndarray, lengths: np.ndarray) -> MaskedRows:
+    """Let every token of a row but the last predict the next one; rows are flat, as in `MaskedRows`."""
+    is_last = np.zeros(len(tokens), dtype=bool)
+    is_last[np.cumsum(lengths) - 1] = True
+    return MaskedRows(tokens, np.where(is_last, 0, np.roll(tokens, -1)), ~is_last, lengths)
 
 
 def pad_batch(

@@ -75,6 +75,7 @@ def build_run_model(
         vocab_size=max(tokenizer.get_vocab().values()) + 1 - len(new_words),
         new_words=new_words,
         next_sentence=config.objective.next_sentence,
+        causal=config.objective.is_left_to_right,
         pad_token_id=tokenizer.pad_token_id,
         earlier=earlier,
         dropout=dropout,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from torch import Tensor, nn
 
 from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.counts import count_bottleneck_parameters, count_parameters
-from domext_ray.model.graft import build_model
+from domext_ray.model.graft import Extensions, build_model, describe_shape
 from domext_ray.model.layers_domext import Bottleneck, Layer
 from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextModel
 
@@ -20,7 +22,7 @@ SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_atten
 HEADS = ("cls.predictions.", "bert.pooler.")
 
 
-def make_encoder(**domains: dict[str, int]) -> DomextModel:
+def make_encoder(**domains: dict[str, Any]) -> DomextModel:
     torch.manual_seed(0)
     config = DomextConfig(**SIZES, max_position_embeddings=16, domains=domains, domain_init="paper")
     model = DomextModel(config).eval()
@@ -42,16 +44,31 @@ def base(tiny_base_folder: Path) -> Base:
     return load_base(str(tiny_base_folder))
 
 
-def finish(output: nn.Module, projected: Tensor, residual: Tensor) -> Tensor:
+ACTIVATIONS = {
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "relu": lambda x: torch.where(x > 0, x, 0.0),
+    "tanh": lambda x: (x.exp() - (-x).exp()) / (x.exp() + (-x).exp()),
+}
+
+
+def normalize(inputs: Tensor) -> Tensor:
+    centered = inputs - inputs.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+
+
+def finish(output: nn.Module, projected: Tensor, residual: Tensor, **variant: Any) -> Tensor:
     """`LN(A(projected) + residual)` with the LayerNorm that the domain trained."""
-    adapter = output.domains["law"]
-    down = projected @ adapter.down.weight.T + adapter.down.bias
-    inner = down * 0.5 * (1 + torch.erf(down / 2**0.5))
-    total = projected + inner @ adapter.up.weight.T + adapter.up.bias + residual
-    centered = total - total.mean(-1, keepdim=True)
-    normalized = centered / (centered.square().mean(-1, keepdim=True) + 1e-12).sqrt()
-    weight, bias = output.LayerNorm.weight + adapter.norm.weight, output.LayerNorm.bias + adapter.norm.bias
-    return normalized * weight + bias
+    total, weight, bias = projected + residual, output.LayerNorm.weight, output.LayerNorm.bias
+    if "law" in output.domains:
+        adapter = output.domains["law"]
+        read = residual if variant.get("bottleneck_parallel") else projected
+        if variant.get("bottleneck_layer_norm"):
+            read = normalize(read) * adapter.input_norm.weight + adapter.input_norm.bias
+        down = read @ adapter.down.weight.T + adapter.down.bias
+        inner = ACTIVATIONS[variant.get("bottleneck_activation", "gelu")](down)
+        total = total + inner @ adapter.up.weight.T + adapter.up.bias
+        weight, bias = weight + adapter.norm.weight, bias + adapter.norm.bias
+    return normalize(total) * weight + bias
 
 
 def test_a_layer_follows_the_equations() -> None:
@@ -63,9 +80,80 @@ def test_a_layer_follows_the_equations() -> None:
     torch.testing.assert_close(layer(hidden_states, None)[0], expected, atol=1e-5, rtol=1e-5)
 
 
+PLACES = {"both": ["attention", "output"], "attention": ["attention"], "output": ["output"]}
+VARIANTS = [
+    {
+        "bottleneck_activation": activation,
+        "bottleneck_layer_norm": layer_norm,
+        "bottleneck_place": place,
+        "bottleneck_parallel": parallel,
+    }
+    for activation, layer_norm, place, parallel in product(ACTIVATIONS, (False, True), PLACES, (False, True))
+]
+each_variant = pytest.mark.parametrize(
+    "variant", VARIANTS, ids=["-".join(map(str, each.values())) for each in VARIANTS]
+)
+
+
+@each_variant
+def test_a_variant_follows_its_equations(variant: dict[str, Any]) -> None:
+    layer: Layer = make_encoder(law={"bottleneck_size": 5, **variant}).encoder.layer[1]
+    sublayers = {"attention": layer.attention.output, "output": layer.output}
+    assert [name for name, each in sublayers.items() if "law" in each.domains] == PLACES[variant["bottleneck_place"]]
+    hidden_states = torch.randn(2, 7, 32)
+    context, _ = layer.attention.self(hidden_states, None)
+    attended = finish(layer.attention.output, layer.attention.output.dense(context), hidden_states, **variant)
+    expected = finish(layer.output, layer.output.dense(layer.intermediate(attended)), attended, **variant)
+    torch.testing.assert_close(layer(hidden_states, None)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@each_variant
+def test_a_variant_is_counted_starts_at_the_base_and_trains_alone(variant: dict[str, Any], base: Base) -> None:
+    ids = torch.randint(5, 200, (2, 9))
+    plain, model = build(base, bottleneck_size=0, trains="all"), build(base, **variant)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, plain(ids).logits)
+    counts = count_parameters(
+        model.config, MethodConfig(heads=0, ffn_units=0, bottleneck_size=6, **variant), base.heads
+    )
+    places, layers, m, d = len(PLACES[variant["bottleneck_place"]]), 2, 6, 32
+    one = 2 * m * d + d + m + 2 * d + (2 * d if variant["bottleneck_layer_norm"] else 0)
+    assert counts.trainable == layers * places * one
+    assert counts.trainable == sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert counts.total == sum(each.numel() for each in model.parameters())
+    model(ids, labels=ids).loss.backward()
+    with_gradient = {name for name, each in model.named_parameters() if each.grad is not None}
+    assert with_gradient == {name for name, _ in model.named_parameters() if ".domains." in name}
+
+
+def test_variants_survive_saving(tmp_path: Path) -> None:
+    variant = {"bottleneck_activation": "tanh", "bottleneck_layer_norm": True, "bottleneck_parallel": True}
+    model, ids = make_encoder(law={"bottleneck_size": 5, **variant}, art={"heads": 1}), torch.randint(1, 60, (2, 8))
+    model.save_pretrained(tmp_path)
+    again = DomextModel.from_pretrained(tmp_path).eval()
+    assert again.config.domains == model.config.domains
+    with torch.no_grad():
+        assert torch.equal(again(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_what_an_earlier_version_wrote_of_its_domains_is_completed(base: Base) -> None:
+    """A checkpoint's record and a bank's entry from before the variants have none of their keys."""
+    old = {"heads": 0, "ffn_units": 0, "bottleneck_size": 4, "layer_norms": True, "first_layer": 0, "last_layer": 1}
+    method = MethodConfig(heads=0, ffn_units=0, bottleneck_size=4, domain="law")
+    size = base.config.vocab_size
+    again = describe_shape(base, ShapeConfig(), method, vocab_size=size, earlier=Extensions({"law": old}))
+    fresh = describe_shape(base, ShapeConfig(), method, vocab_size=size)
+    assert again.domains == fresh.domains
+    other = MethodConfig(heads=1, ffn_units=0, domain="art")
+    beside = describe_shape(base, ShapeConfig(), other, vocab_size=size, earlier=Extensions({"law": old}))
+    DomextForMaskedLM(beside)
+    assert beside.domains["law"] == fresh.domains["law"]
+
+
 @pytest.mark.parametrize(("width", "size"), [(768, 64), (384, 1), (32, 512)])
 def test_one_bottleneck_has_2md_d_and_m_parameters(width: int, size: int) -> None:
-    bottleneck = Bottleneck(DomextConfig(hidden_size=width, num_attention_heads=4), size, layer_norm=False)
+    domain = complete_domain("law", {"bottleneck_size": size, "layer_norms": False}, 1)
+    bottleneck = Bottleneck(DomextConfig(hidden_size=width, num_attention_heads=4), domain)
     assert sum(each.numel() for each in bottleneck.parameters()) == 2 * size * width + width + size
     assert count_bottleneck_parameters(width, size) == 2 * size * width + width + size
 
@@ -115,11 +203,18 @@ def test_rows_name_their_domains() -> None:
         art={"bottleneck_size": 4, "heads": 1, "ffn_units": 2, "first_layer": 1},
         law={"bottleneck_size": 3, "layer_norms": False},
         zoo={"heads": 2},
+        side={
+            "bottleneck_size": 3,
+            "bottleneck_parallel": True,
+            "bottleneck_layer_norm": True,
+            "bottleneck_activation": "relu",
+        },
+        top={"bottleneck_size": 4, "bottleneck_place": "output", "bottleneck_activation": "tanh"},
     )
-    ids = torch.randint(1, 60, (6, 8))
+    ids = torch.randint(1, 60, (9, 8))
     mask = torch.ones_like(ids)
     mask[::2, 5:] = 0
-    names = ["art", "law", "__base__", "art", "zoo", "law"]
+    names = ["art", "law", "__base__", "art", "zoo", "law", "side", "top", "side"]
 
     def run(rows: list[int], active: list[str]) -> Tensor:
         model.set_active_domains(active)

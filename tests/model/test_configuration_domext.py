@@ -19,7 +19,12 @@ def test_saving_keeps_every_value(tmp_path: Path) -> None:
         mlm_head_act="gelu",
         pad_token_id=1,
         position_rule="roberta",
-        domains={"medicine": {"heads": 2, "ffn_units": 8}, "law": {"heads": 0, "ffn_units": 16}},
+        domains={
+            "medicine": {"heads": 2, "ffn_units": 8},
+            "law": {"bottleneck_size": 16, "bottleneck_activation": "tanh", "bottleneck_parallel": True},
+        },
+        causal=True,
+        head_bilstm=24,
         active_domains=["law"],
         domain_init="paper",
         tie_word_embeddings=False,
@@ -45,6 +50,7 @@ def test_defaults_are_bert_base() -> None:
     assert config.tie_word_embeddings
     assert config.pad_token_id == 0
     assert config.domains == {}
+    assert not config.causal and not config.has_extension
 
 
 @pytest.mark.parametrize(("rule", "pad", "longest"), [("absolute", 0, 512), ("roberta", 1, 510)])
@@ -66,6 +72,9 @@ def test_longest_row(rule: str, pad: int, longest: int) -> None:
         ({"domains": {"law": {"bottleneck": 8}}}, "has the key 'bottleneck'"),
         ({"domains": {"law": {"bottleneck_size": 8, "first_layer": 12}}}, "the layers 12 to 11; the model has 0 to 11"),
         ({"domains": {"law": {"bottleneck_size": 8, "first_layer": 2, "last_layer": 1}}}, "the layers 2 to 1"),
+        ({"domains": {"law": {"bottleneck_size": 8, "bottleneck_activation": "selu"}}}, "gelu, relu, tanh"),
+        ({"domains": {"law": {"bottleneck_size": 8, "bottleneck_place": "ffn"}}}, "both, attention, output"),
+        ({"head_bilstm": -1}, "head_bilstm is -1; it must be 0 or more"),
         ({"bottleneck_std": 0.0}, "must be above 0"),
         ({"active_domains": ["law"]}, "active_domains names 'law'; the model has no domain"),
     ],

@@ -1,4 +1,4 @@
-"""The models: zero start, masked positions, padding, checkpointing, compiling, export and the task heads."""
+"""The models: zero start, masked positions, padding, checkpointing, compiling and export."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, BertConfig, BertForSequenceClassification
+from transformers import AutoModelForMaskedLM
 
 from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.modeling_domext import (
-    DomextForMaskedLM,
-    DomextForSequenceClassification,
-    DomextForTokenClassification,
-    DomextModel,
-)
+from domext_ray.model.modeling_domext import DomextForMaskedLM
 
 VOCAB, LENGTH = 90, 12
 DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
@@ -219,61 +214,6 @@ def test_the_code_files_travel_with_the_weights(
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_reloading_as_another_head_keeps_the_encoder(tmp_path: Path, ids: Tensor) -> None:
-    model = make_model(domain_init="paper", has_pooler=True)
-    model.save_pretrained(tmp_path)
-    expected = model.bert(ids)
-    for model_class in (DomextForTokenClassification, DomextForSequenceClassification):
-        other = model_class.from_pretrained(tmp_path, num_labels=3).eval()
-        assert torch.equal(other.bert(ids).last_hidden_state, expected.last_hidden_state)
-        assert other(ids).logits.shape == ((3, LENGTH, 3) if model_class is DomextForTokenClassification else (3, 3))
-    encoder = DomextModel.from_pretrained(tmp_path).eval()
-    assert torch.equal(encoder(ids).pooler_output, expected.pooler_output)
-
-
 def test_every_tensor_moves_to_bf16_and_back(ids: Tensor) -> None:
     model = make_model(domain_init="paper", has_pooler=True)
     assert model.to(torch.bfloat16)(ids).logits.dtype == torch.bfloat16
-
-
-def test_token_classification_names_labels_and_ignores_some(ids: Tensor) -> None:
-    model = make_model(DomextForTokenClassification, id2label={0: "O", 1: "B", 2: "I"})
-    assert model.config.id2label[1] == "B"
-    labels = torch.randint(0, 3, ids.shape)
-    labels[:, 6:] = -100
-    found = model(ids, labels=labels)
-    expected = torch.nn.functional.cross_entropy(found.logits[:, :6].reshape(-1, 3), labels[:, :6].reshape(-1))
-    torch.testing.assert_close(found.loss, expected)
-
-
-@pytest.mark.parametrize(
-    ("problem", "num_labels", "labels"),
-    [
-        (None, 1, torch.tensor([0.5, 1.5, -2.0])),
-        (None, 3, torch.tensor([0, 2, 1])),
-        (None, 3, torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])),
-        ("regression", 2, torch.tensor([[0.5, 1.0], [1.5, 0.0], [-2.0, 3.0]])),
-        ("single_label_classification", 3, torch.tensor([0, 2, 1])),
-        ("multi_label_classification", 3, torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]])),
-    ],
-)
-@pytest.mark.parametrize("has_pooler", [False, True])
-def test_sequence_classification_is_berts(
-    ids: Tensor, problem: str | None, num_labels: int, labels: Tensor, has_pooler: bool
-) -> None:
-    model = make_model(
-        DomextForSequenceClassification, domains={}, has_pooler=has_pooler, num_labels=num_labels, problem_type=problem
-    )
-    values = {name: value for name, value in model.config.to_dict().items() if hasattr(BertConfig(), name)}
-    values |= {"num_labels": num_labels, "problem_type": problem, "layer_norm_eps": 1e-12}
-    for name in ("model_type", "architectures", "id2label", "label2id"):
-        values.pop(name, None)
-    theirs = BertForSequenceClassification(BertConfig(**values)).eval()
-    state = {
-        name.replace("pooler.", "bert.pooler.", 1) if name.startswith("pooler.") else name: each
-        for name, each in model.state_dict().items()
-    }
-    theirs.load_state_dict(state)
-    expected, found = theirs(ids, labels=labels), model(ids, labels=labels)
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=1e-5)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.config import EngineConfig, MethodConfig, ObjectiveConfig, OptimConfig, ShapeConfig
+from domext_ray.config import EngineConfig, MethodConfig, ObjectiveConfig, OptimConfig, PretrainConfig, ShapeConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest, ShardRecord
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, build_chunks
@@ -34,6 +34,7 @@ from domext_ray.training.evaluate import (
     _split_passages,
     build_character_batches,
     build_domain_batches,
+    build_evaluations,
     build_probe_batches,
     evaluate,
     evaluate_characters,
@@ -103,6 +104,15 @@ def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: Pre
         len(build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=500, batch_size=500)[0].input_ids)
         == 74
     )
+
+
+def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    manifest = write_held_out(tmp_path, tokenizer, (30,))
+    config = PretrainConfig(objective=ObjectiveConfig(kind="left_to_right"))
+    found = build_evaluations(config, manifest, tokenizer)
+    assert found.general == [] and found.characters == CharacterSet([], 0, 0)
+    assert sum(each.num_masked for each in found.domain) == 30 * 21
+    assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain)
 
 
 @pytest.fixture(scope="module")

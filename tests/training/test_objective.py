@@ -11,6 +11,7 @@ import torch
 from transformers import BertTokenizer
 
 from domext_ray.config import ObjectiveConfig
+from domext_ray.errors import ConfigError
 from domext_ray.training.objective import NO_LABEL, Masker, pad_batch
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
@@ -111,6 +112,24 @@ def test_a_batch_without_a_masked_token_has_one_filler() -> None:
     row = np.array([2, 7, 3])
     batch = pad_batch([row], [row], [np.zeros(3, dtype=bool)], pad_id=0)
     assert batch.weights.tolist() == [0.0] and batch.num_masked == 0 and len(batch.labels) == 1
+
+
+def test_left_to_right_predicts_the_next_token(tokenizer: BertTokenizer) -> None:
+    masker = Masker(tokenizer, ObjectiveConfig(kind="left_to_right"), seed=1)
+    rows = pa.concat_tables([make_rows(2, length=30), make_rows(1, length=20), make_rows(1, length=1)])
+    first, second = masker.collate(masker.mask(rows.combine_chunks(), epoch=3), micro_batch_size=3)
+    ids = rows.column("input_ids").to_pylist()
+    for i, row in enumerate(ids[:3]):
+        assert first.input_ids[i, : len(row)].tolist() == row, "nothing is masked"
+    width = first.input_ids.shape[1]
+    pairs = [(i * width + place, row[place + 1]) for i, row in enumerate(ids[:3]) for place in range(len(row) - 1)]
+    assert list(zip(first.masked_positions.tolist(), first.labels.tolist(), strict=True)) == pairs
+    assert first.num_masked == len(pairs) and first.num_pairs == 0 and first.token_type_ids is None
+    assert second.input_ids[0, :3].tolist() == ids[3] and second.labels.tolist() == ids[3][1:]
+    with pytest.raises(ConfigError, match=r"--objective.next_sentence is True; it must be false with .*left_to_right"):
+        ObjectiveConfig(kind="left_to_right", next_sentence=True)
+    with pytest.raises(ConfigError, match=r"--objective.kind is 'backwards'; it must be one of masked, left_to_right"):
+        ObjectiveConfig(kind="backwards")  # type: ignore[arg-type]
 
 
 def make_pairs(num_rows: int) -> pa.Table:

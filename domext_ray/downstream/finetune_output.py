@@ -1,0 +1,322 @@
+"""What a fine-tuning run shows: its plan, a progress line, a summary, a table, a picture and a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from domext_ray.config import dump_yaml
+from domext_ray.downstream.labelled import LoadedSet
+from domext_ray.downstream.scores import flatten
+from domext_ray.downstream.stages import StagedTask
+from domext_ray.downstream.start_model import TRAININGS, StartModel
+from domext_ray.downstream.training import Point
+from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, VIOLET, build_table, fill_page, list_figures
+from domext_ray.training.metrics import write_text
+
+PLAIN_LINE_SECONDS = 10.0
+MAX_BARS = 24
+"""Figures of a picture at most; a set of many labels has the most important ones first."""
+
+
+class FinetuneProgress:
+    """A line on standard error: trainings that have ended, and where the slowest running one is.
+
+    Args:
+        folder: where trainings write their progress.
+        num_trainings: all of them.
+        num_kept: those that had ended before this start.
+    """
+
+    def __init__(self, folder: Path, num_trainings: int, num_kept: int) -> None:
+        self.folder, self.num_trainings, self.num_kept = folder, num_trainings, num_kept
+        self.started = self.shown = time.monotonic()
+        self.is_terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> FinetuneProgress:
+        if self.num_kept:
+            print(f"{self.num_kept} of {self.num_trainings} trainings have ended before.", file=sys.stderr, flush=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_terminal:
+            print(file=sys.stderr)
+
+    def show(self, running: Sequence[Point]) -> None:
+        """Show how far the running trainings are; on a terminal in place, elsewhere every ten seconds."""
+        now = time.monotonic()
+        if not running or (not self.is_terminal and now - self.shown < PLAIN_LINE_SECONDS):
+            return
+        self.shown = now
+        states = [state for each in running if (state := self._read(each)) is not None]
+        num_ended = len(list(self.folder.glob("*.json")))
+        done = [state["step"] / state["steps"] for state in states]
+        line = f"{num_ended} of {self.num_trainings} trainings ended"
+        if states:
+            slowest = states[int(np.argmin(done))]
+            rate = sum(state["tokens_per_second"] for state in states)
+            line += (
+                f"; {slowest['stage']} step {slowest['step']:,}/{slowest['steps']:,}  loss {slowest['loss']:.3f}  "
+                f"{rate:,.0f} tokens/s"
+            )
+            ended_now = num_ended - self.num_kept + sum(done)
+            if ended_now > 0.05:
+                left = (now - self.started) / ended_now * (self.num_trainings - self.num_kept - ended_now)
+                line += f"  about {max(left, 0.0) / 60:.1f} min left"
+        start, end = ("\r\033[K", "") if self.is_terminal else ("", "\n")
+        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+
+    def _read(self, point: Point) -> dict[str, Any] | None:
+        records = read_progress(self.folder / f"{point.key}.progress.jsonl")
+        return records[-1] if records else None
+
+
+def read_progress(path: Path) -> list[dict[str, Any]]:
+    """Read what a training reported; a line that is being written is left out."""
+    records = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return records
+
+
+def describe_finetune_plan(
+    config: FinetuneConfig, start: StartModel, task: StagedTask, counts: Mapping[str, tuple[int, int]], folder: Path
+) -> str:
+    """Return what a run would do: configuration, set, model, parameters, trainings."""
+    data = task.data
+    num_trainings = len(config.grid.points) * config.grid.restarts
+    lines = [
+        dump_yaml(config).rstrip(),
+        "",
+        f"set: {data.name}, {len(data.train):,} / {len(data.dev):,} / {len(data.test):,} examples, chosen by "
+        f"{task.metric} on dev",
+        *(f"note: {note}" for note in data.notes),
+        f"model: {start.kind} {start.name}, sha256 {start.sha256[:12]}",
+        *(
+            f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
+            for name, (trained, total) in counts.items()
+        ),
+        f"trainings: {num_trainings}",
+        f"run directory: {folder}",
+    ]
+    return "\n".join(lines)
+
+
+def build_summary(
+    config: FinetuneConfig,
+    start: StartModel,
+    loaded: LoadedSet,
+    task: StagedTask,
+    counts: Mapping[str, tuple[int, int]],
+    results: Sequence[Mapping[str, Any]],
+    best: Mapping[str, Any],
+    chosen: Sequence[Mapping[str, Any]],
+    final: Any,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the content of summary.json.
+
+    Args:
+        config: the run.
+        start: the encoder.
+        loaded: the set.
+        task: the task.
+        counts: trained and all parameters of each stage's model.
+        results: records of all trainings.
+        best: that of the best one.
+        chosen: those of the best one and its restarts.
+        final: what `finetune.score_chosen` returned.
+        seconds: wall clock of this start, scoring and export included.
+    """
+    data = loaded.data
+    return {
+        "task": loaded.family,
+        "set": {
+            "name": data.name,
+            "sha256": loaded.sha256,
+            "examples": {"train": len(data.train), "dev": len(data.dev), "test": len(data.test)},
+        },
+        "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
+        "metric": task.metric,
+        "dev": final.dev,
+        "test": final.test,
+        "restarts": {
+            "seeds": [each["point"]["seed"] for each in chosen],
+            **{
+                split: {
+                    "values": values,
+                    "mean": float(np.mean(values)),
+                    "std": float(np.std(values, ddof=len(values) > 1)),
+                }
+                for split, values in final.restarts.items()
+            },
+        },
+        "baselines": final.baselines,
+        "steps": final.steps,
+        "best": {"point": best["point"], "thresholds": best["thresholds"]},
+        "trainings": [
+            {**each["point"], "dev": each["dev"], "steps": each["steps"], "train_seconds": each["train_seconds"]}
+            for each in results
+        ],
+        "parameters": {
+            name: {"trainable": trained, "total": total, "trainable_frac": trained / total}
+            for name, (trained, total) in counts.items()
+        },
+        "train": {
+            "seconds": sum(each["train_seconds"] for each in results),
+            "tokens_per_second": sum(each["tokens"] for each in results)
+            / sum(each["train_seconds"] for each in results),
+            "wall_seconds": seconds,
+        },
+        "notes": list(dict.fromkeys([*data.notes, *final.notes])),
+    }
+
+
+def format_finetune_summary(summary: Mapping[str, Any]) -> str:
+    """Return the short table that a run ends with.
+
+    Args:
+        summary: content of summary.json.
+    """
+    path = summary["metric"]
+    rows: list[tuple[str, ...]] = [("", "dev", "test")]
+    rows.append((path, *(_show_interval(summary[split], path) for split in ("dev", "test"))))
+    restarts = summary["restarts"]
+    if len(restarts["seeds"]) > 1:
+        name = f"mean of {len(restarts['seeds'])} restarts"
+        rows.append((name, *(_show_restarts(restarts, split) for split in ("dev", "test"))))
+    for name in summary["baselines"]["dev"]:
+        values = (summary["baselines"].get(split, {}).get(name) for split in ("dev", "test"))
+        rows.append((f"baseline: {name}", *("" if each is None else f"{flatten(each)[path]:.3f}" for each in values)))
+    width = max(len(row[0]) for row in rows)
+    lines = [f"{name:<{width}}  {dev:>22}  {test:>22}".rstrip() for name, dev, test in rows]
+    point = summary["best"]["point"]
+    trained = sum(each["trainable"] for each in summary["parameters"].values())
+    lines.append(
+        f"{summary['model']['name']} on {summary['set']['name']}: {trained:,} parameters trained; best of "
+        f"{len(summary['trainings'])} trainings: rate {point['lr']:g}, batch {point['batch_size']}, "
+        f"{point['epochs']:g} epochs, seed {point['seed']}; {summary['train']['wall_seconds'] / 60:.1f} min, "
+        f"{summary['train']['tokens_per_second']:,.0f} tokens/s a training"
+    )
+    lines += [f"note: {note}" for note in summary["notes"]]
+    return "\n".join(lines)
+
+
+def _show_interval(figures: Mapping[str, Any], path: str) -> str:
+    if not figures:
+        return "none"
+    low, high = figures["intervals"][path]
+    value = flatten({name: each for name, each in figures.items() if name not in ("intervals", "examples")})[path]
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _show_restarts(restarts: Mapping[str, Any], split: str) -> str:
+    return f"{restarts[split]['mean']:.3f} ± {restarts[split]['std']:.3f}" if split in restarts else "none"
+
+
+def write_finetune_report(folder: Path) -> Path:
+    """Draw a run's figures and write report.html and scores.png.
+
+    Args:
+        folder: a fine-tuning run's directory, with summary.json.
+
+    Returns:
+        Path of report.html.
+    """
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    progress = {
+        path.name.removesuffix(".progress.jsonl"): read_progress(path)
+        for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
+    }
+    with matplotlib.rc_context(STYLE):
+        picture = Figure(figsize=(12.4, 4.4), layout="constrained", dpi=120)
+        left, right = picture.subplots(1, 2)
+        _draw_training(left, progress, summary)
+        _draw_scores(right, summary)
+        picture.savefig(folder / "scores.png")
+        figures = []
+        for draw, caption in (
+            (lambda axes: _draw_training(axes, progress, summary), "Loss of the trainings as they went on."),
+            (lambda axes: _draw_scores(axes, summary), "The chosen model, with bootstrap 95 % intervals."),
+        ):
+            figure = Figure(figsize=(6.2, 4.2), layout="constrained")
+            draw(figure.subplots())
+            figures.append((figure, caption))
+        page = fill_page(
+            folder.resolve().name,
+            _describe_result(summary),
+            build_table(("", "dev", "test"), _list_scores(summary)),
+            figures,
+            build_table(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
+            (folder / "config.yaml").read_text(encoding="utf-8"),
+        )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def _describe_result(summary: Mapping[str, Any]) -> str:
+    split = "test" if summary["test"] else "dev"
+    return (
+        f"{summary['model']['name']} on {summary['set']['name']}: {summary['metric']} "
+        f"{_show_interval(summary[split], summary['metric'])} on {split}."
+    )
+
+
+def _list_scores(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    paths = list(summary["dev"]["intervals"])
+    return [
+        (path, _show_interval(summary["dev"], path), _show_interval(summary["test"], path) if summary["test"] else "")
+        for path in paths
+    ]
+
+
+def _draw_training(axes: Axes, progress: Mapping[str, Sequence[Mapping[str, Any]]], summary: Mapping[str, Any]) -> None:
+    """Training loss by step, one line a training; the best one in colour."""
+    best = Point(**summary["best"]["point"]).key
+    for key, records in progress.items():
+        for stage in dict.fromkeys(each["stage"] for each in records):
+            own = [each for each in records if each["stage"] == stage]
+            steps, losses = [each["step"] for each in own], [each["loss"] for each in own]
+            is_best = key == best
+            axes.plot(
+                steps, losses, color=BLUE if is_best else MUTED, linewidth=1.6 if is_best else 0.8, zorder=1 + is_best
+            )
+    axes.set_title("Training loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats a target)")
+    axes.set_ylim(bottom=0)
+
+
+def _draw_scores(axes: Axes, summary: Mapping[str, Any]) -> None:
+    """Figures of dev and test with their intervals."""
+    metric = summary["metric"].split(".")[0]
+    paths = [path for path in summary["dev"]["intervals"] if path.split(".")[0] == metric][:MAX_BARS]
+    places = np.arange(len(paths))[::-1]
+    splits = [(split, color) for split, color in (("dev", GREEN), ("test", ORANGE)) if summary[split]]
+    for i, (split, color) in enumerate(splits):
+        values = flatten({k: v for k, v in summary[split].items() if k not in ("intervals", "examples")})
+        shown = [values.get(path, np.nan) for path in paths]
+        bounds = np.array([summary[split]["intervals"].get(path, (np.nan, np.nan)) for path in paths])
+        errors = np.abs(bounds.T - np.array(shown))
+        offset = 0.12 - 0.24 * i if len(splits) > 1 else 0.0
+        axes.errorbar(shown, places + offset, xerr=errors, fmt="o", color=color, capsize=3, label=split)
+    baseline = flatten(summary["baselines"]["dev"].get("majority", {})).get(summary["metric"])
+    if baseline is not None:
+        axes.axvline(baseline, color=VIOLET, linewidth=1.0, linestyle="--", label="majority baseline (dev)")
+    axes.set_yticks(places, paths)
+    axes.set_title(f"{summary['model']['name']} on {summary['set']['name']}")
+    axes.legend(frameon=False, fontsize=9)

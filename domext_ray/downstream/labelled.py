@@ -1,0 +1,64 @@
+"""The labelled set that a configuration names: from files by its description, or the one that ships."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from domext_ray.downstream.code_entities import load_code_entities
+from domext_ray.downstream.examples import SPLITS, LabelledSet
+from domext_ray.downstream.sets import find_description, load_set
+from domext_ray.errors import ConfigError
+from domext_ray.finetune_config import FinetuneConfig
+
+SHIPPED_SET = "code_entities"
+
+
+@dataclass(frozen=True)
+class LoadedSet:
+    """A labelled set, and what it is for.
+
+    Args:
+        family: name of the task family.
+        data: the set.
+        metric: path of the figure that dev chooses by; empty: the family's.
+        sha256: hash of all examples, wherever they were read.
+    """
+
+    family: str
+    data: LabelledSet
+    metric: str
+    sha256: str
+
+
+def load_labelled(config: FinetuneConfig, cache: Path) -> LoadedSet:
+    """Read the set that a configuration names.
+
+    Args:
+        config: its `task`, `data` and `labelled`.
+        cache: folder of sets that are made, not read.
+
+    Raises:
+        ConfigError: a task without the data that it needs.
+        CorpusError: the files are missing, empty or of another layout.
+    """
+    if config.task == SHIPPED_SET:
+        if config.data:
+            raise ConfigError(f"--data is {config.data!r}; it must be empty with --task {SHIPPED_SET}, which ships.")
+        return _wrap("ner", load_code_entities(cache, seed=0), "")
+    if not config.data:
+        raise ConfigError(f"--data is empty; --task {config.task} needs a folder, or a name on the hub.")
+    description = find_description(config.task, config.data)
+    data = load_set(description, config.data, strict=config.labelled.strict)  # where it cuts depends on no run's seed
+    return _wrap(description.task, data, description.metric)
+
+
+def _wrap(family: str, data: LabelledSet, metric: str) -> LoadedSet:
+    digest = hashlib.sha256(repr((data.labels, data.catalogue)).encode())
+    for split in SPLITS:
+        for example in getattr(data, split):
+            values = asdict(example)
+            del values["source"]  # where a file is does not make it another set
+            digest.update(f"{split} {values}\n".encode())
+    return LoadedSet(family, data, metric, digest.hexdigest())

@@ -1,0 +1,205 @@
+"""What fine-tuning starts from: a run, an export, a base -> an encoder's tensors, and a model with a task's head.
+
+Any BERT or RoBERTa is an encoder of this library without extensions, so published models compare directly with
+adapted ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from domext_ray.config import MethodConfig
+from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.downstream.rules import choose_trainables
+from domext_ray.downstream.tasks import Task
+from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.export import rebuild_run
+from domext_ray.model import heads_domext
+from domext_ray.model.base import hash_tensors, load_base
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.graft import add_domains, describe_extensions
+from domext_ray.model.lora import merge_lora
+from domext_ray.model.modeling_domext import DomextModel, DomextPreTrainedModel
+
+TRAININGS = "trainings"
+"""Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
+
+_ENCODER = "bert."
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """An encoder to fine-tune.
+
+    Args:
+        id: what the user called it.
+        kind: "run", "export" or "base".
+        config: its shape and extensions.
+        tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates merged.
+        tokenizer: its tokenizer.
+        sha256: `hash_tensors` of `tensors`.
+    """
+
+    id: str
+    kind: str
+    config: DomextConfig
+    tensors: dict[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """A short name, which says nothing about the machine's folders."""
+        path = Path(self.id)
+        if not path.is_dir():
+            return self.id
+        path = path.resolve()
+        return path.parent.name if path.name == "export" else path.name
+
+
+def load_start_model(model: str, step: int = 0) -> StartModel:
+    """Read the encoder that fine-tuning starts from.
+
+    Args:
+        model: a run's directory, an export of this library, a base's folder, or a hub id.
+        step: checkpoint of a run; 0: the newest.
+
+    Raises:
+        ConfigError: `step` is given and `model` is no run.
+        BaseModelError: it is none of these, or its files are not what its configuration says.
+        RunError: a run without a usable checkpoint.
+    """
+    folder = Path(model).expanduser()
+    is_run = (folder / "config.yaml").is_file()
+    if step and not is_run:
+        raise ConfigError(
+            f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
+        )
+    if is_run:
+        if (folder / TRAININGS).is_dir():
+            raise BaseModelError(f"--model {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
+        return _read_run(model, folder, step)
+    if _read_kind(folder) == DomextConfig.model_type:
+        return _read_export(model, folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # nothing here needs one
+        base = load_base(model)
+    tensors = {name: each for name, each in base.tensors.items() if name.startswith(_ENCODER)}
+    return StartModel(model, "base", base.config, tensors, load_tokenizer(base.tokenizer_folder), hash_tensors(tensors))
+
+
+def _read_kind(folder: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return values.get("model_type") if isinstance(values, dict) else None
+    return None
+
+
+def _read_run(model: str, folder: Path, step: int) -> StartModel:
+    run = rebuild_run(folder, step)
+    merge_lora(cast(nn.Module, run.model))
+    tensors = _pick_encoder(run.model.state_dict())
+    config = cast(DomextConfig, run.model.config)
+    return StartModel(model, "run", config, tensors, run.tokenizer, hash_tensors(tensors))
+
+
+def _read_export(model: str, folder: Path) -> StartModel:
+    with quiet_transformers():
+        try:
+            load = cast(Any, DomextModel.from_pretrained)
+            encoder, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
+        except Exception as error:  # a damaged folder raises whatever its reader raises
+            reason = " ".join(str(error).split())[:200]
+            raise BaseModelError(
+                f"--model {model!r} cannot be read as an export of this library ({reason})."
+            ) from error
+    if info["missing_keys"]:
+        name = sorted(info["missing_keys"])[0]
+        raise BaseModelError(
+            f"--model {model!r} lacks the tensor {name} that its config.json asks for; export it again."
+        )
+    tensors = {f"{_ENCODER}{name}": each.contiguous() for name, each in encoder.state_dict().items()}
+    return StartModel(model, "export", encoder.config, tensors, load_tokenizer(folder), hash_tensors(tensors))
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from reporting the heads that a folder has and its encoder does not read."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _pick_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.detach().float().contiguous() for name, each in tensors.items() if name.startswith(_ENCODER)}
+
+
+def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dropout: float) -> DomextConfig:
+    """Return the configuration of a start model with a task's head and the method's own extension.
+
+    Raises:
+        ConfigError: the method does not fit the encoder, or the task's rows are longer than its positions.
+    """
+    config = copy.deepcopy(start.config)
+    if task.options.max_length > config.max_row_length:
+        raise ConfigError(
+            f"--labelled.max_length is {task.options.max_length}; {start.id!r} takes rows of at most "
+            f"{config.max_row_length} tokens."
+        )
+    if method.top_layers > config.num_hidden_layers:
+        raise ConfigError(
+            f"--method.top_layers is {method.top_layers}; {start.id!r} has {config.num_hidden_layers} layers."
+        )
+    add_domains(config, method, describe_extensions(config))
+    labels = task.head_labels
+    config.id2label, config.label2id = dict(enumerate(labels)), {label: i for i, label in enumerate(labels)}
+    for name, value in task.head_config.items():
+        setattr(config, name, value)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+    return config
+
+
+def build_task_model(
+    start: StartModel, task: Task, method: MethodConfig, *, dropout: float, seed: int, head_bilstm: int = 0
+) -> Any:
+    """Make a start model with a task's head; the head, and the method's own extension, start from `seed`.
+
+    Args:
+        start: the encoder.
+        task: says which head.
+        method: its own extension, and the rule that says what trains.
+        dropout: of hidden states, attention weights and the head's input.
+        seed: of what starts at random.
+        head_bilstm: width of each direction of a BiLSTM between encoder and head; 0: none.
+
+    Returns:
+        The model, with `requires_grad` set by the method's rule (`choose_trainables`).
+    """
+    config = describe_task_model(start, task, method, dropout)
+    config.head_bilstm = head_bilstm
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)
+    missing, unexpected = model.load_state_dict(start.tensors, strict=False)
+    assert not unexpected, unexpected
+    own = f".domains.{method.domain}."
+    assert all(not name.startswith(_ENCODER) or own in name for name in missing), missing
+    names = choose_trainables(model, method)
+    for name, param in model.named_parameters():
+        param.requires_grad_(name in names)
+    return model

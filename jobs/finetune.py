@@ -1,0 +1,29 @@
+"""Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
+
+    python jobs/finetune.py                                        # code entities, made from installed packages
+    python jobs/finetune.py --task ner --data DIR --model runs/af --run.name af-ner
+    python jobs/finetune.py --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \
+        --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
+    python jobs/finetune.py --task ner --data DIR --model runs/af --method.trains domain --method.bottleneck_size 64
+
+DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
+classification, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot, rte, ...)
+or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id. The run directory gets
+summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, scores.png and export/; the same
+command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from domext_ray.config import parse_config
+from domext_ray.downstream.finetune import run_finetuning
+from domext_ray.errors import exit_on_user_error
+from domext_ray.finetune_config import FinetuneConfig
+
+DEFAULTS = Path(__file__).parent / "configs" / "finetune.yaml"
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        run_finetuning(parse_config(FinetuneConfig, str(DEFAULTS)))

@@ -1,0 +1,425 @@
+"""Removed parts against a model that never had them, spans that are kept, tables and pictures, and sweeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHAPE, WORDS, make_random_model
+from labelled_fixtures import write
+from made_data import make_relations, write_relations
+
+from domext_ray.config import EngineConfig, RunConfig, dump_yaml, identity_of
+from domext_ray.downstream.ablation import (
+    SPANS,
+    SpanScore,
+    SpanStudy,
+    choose_domain,
+    prepare_spans,
+    remove_parts,
+    study_spans,
+)
+from domext_ray.downstream.ablation_report import draw_spans, format_spans, write_spans, write_sweep
+from domext_ray.downstream.ablation_sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
+from domext_ray.downstream.finetune import FinetuneWork, count_parameters, list_points, score_chosen, train_point
+from domext_ray.downstream.finetune_comparison import read_finetuned
+from domext_ray.downstream.finetune_output import build_summary
+from domext_ray.downstream.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
+from domext_ray.downstream.labelled import load_labelled
+from domext_ray.downstream.start_model import TRAININGS, load_start_model
+from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.finetune_config import (
+    BOTTLENECK,
+    FULL,
+    AblateConfig,
+    FeaturesConfig,
+    FinetuneConfig,
+    FinetuneOptimConfig,
+    GridConfig,
+    LabelledConfig,
+)
+from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.heads_domext import DomextForTokenClassification
+
+CPU = torch.device("cpu")
+JOB = Path(__file__).resolve().parents[2] / "jobs" / "ablate.py"
+ENTITIES = ([("heart", "B-Disease"), ("disease", "I-Disease")], [("drug", "B-Drug")], [("doctor", "O")])
+DESCRIPTIONS = {
+    "bottlenecks": {"bottleneck_size": 4},
+    "parallel": {"bottleneck_size": 4, "bottleneck_parallel": True, "bottleneck_place": "output"},
+    "heads and units": {"heads": 1, "ffn_units": 8},
+    "upper layer": {"heads": 1, "bottleneck_size": 4, "first_layer": 1},
+}
+
+
+def make_model(description: dict[str, Any]) -> DomextForTokenClassification:
+    """A random model with two domains; every tensor is off its start, the shifts of LayerNorms too."""
+    config = DomextConfig(
+        vocab_size=60, domains={"own": description, "other": {"bottleneck_size": 4}}, num_labels=3, **SHAPE
+    )
+    return make_random_model(DomextForTokenClassification, config).eval()  # type: ignore[arg-type, return-value]
+
+
+@torch.no_grad()
+def compute_logits(model: DomextForTokenClassification) -> torch.Tensor:
+    return model(torch.arange(5, 17).view(2, 6)).logits
+
+
+@pytest.mark.parametrize("layers", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+def test_removed_parts_are_as_if_they_were_not_there(kind: str, layers: tuple[int, ...]) -> None:
+    model, without = make_model(DESCRIPTIONS[kind]), make_model(DESCRIPTIONS[kind])
+    before = compute_logits(model)
+    for layer in layers:
+        without.bert.encoder.layer[layer].drop_domain("own")
+    if len(layers) == 2:
+        without.bert.drop_domain("own")
+    expected = compute_logits(without)
+    assert torch.equal(before, expected) == (kind == "upper layer" and layers == (0,))
+    with remove_parts(model, "own", layers, norms=True):
+        assert torch.equal(compute_logits(model), expected)
+    assert torch.equal(compute_logits(model), before)
+
+
+def test_shifts_of_layer_norms_stay_unless_they_are_to_go() -> None:
+    model, without = make_model(DESCRIPTIONS["bottlenecks"]), make_model(DESCRIPTIONS["bottlenecks"])
+    without.bert.drop_domain("own")
+    expected = compute_logits(without)
+    with remove_parts(model, "own", (0, 1), norms=False):
+        assert not torch.equal(compute_logits(model), expected)
+        with torch.no_grad():
+            for name, param in model.named_parameters():
+                if ".domains.own.norm." in name:
+                    param.zero_()
+        assert torch.equal(compute_logits(model), expected)
+
+
+def test_tensors_come_back_bit_for_bit_even_after_an_error() -> None:
+    model = make_model(DESCRIPTIONS["bottlenecks"])
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt), remove_parts(model, "own", (0, 1), norms=True):
+        changed = {name for name, each in model.state_dict().items() if not torch.equal(each, before[name])}
+        assert changed == {name for name in before if ".domains.own.up." in name or ".domains.own.norm." in name}
+        raise KeyboardInterrupt
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("domains", "own", "wanted", "expected"),
+    [
+        (("a",), "", "", "a"),
+        (("a", "b"), "b", "", "b"),
+        (("a", "b"), "b", "a", "a"),
+        (("a", "b"), "", "", r"--domain is ''; .*\(a, b\)"),
+        (("a",), "", "c", r"--domain is 'c'; .*\(a\)"),
+        ((), "", "", "no domain"),
+        (("a", "z"), "", "z", "takes no part"),
+    ],
+)
+def test_the_domain_is_chosen(domains: tuple[str, ...], own: str, wanted: str, expected: str) -> None:
+    active = [each for each in domains if each != "z"]
+    config = DomextConfig(domains=dict.fromkeys(domains, {"heads": 1}), active_domains=active, **SHAPE)
+    if expected in domains:
+        assert choose_domain(config, own, wanted) == expected
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            choose_domain(config, own, wanted)
+
+
+def write_ner(folder: Path) -> Path:
+    """Sentences in which three words are entities."""
+    generator = np.random.default_rng(0)
+    for split, size in (("train", 80), ("dev", 40), ("test", 20)):
+        lines = []
+        for i in range(size):
+            words = [(str(each), "O") for each in generator.choice(WORDS[:50], 5)]
+            place = int(generator.integers(6))
+            words[place:place] = ENTITIES[i % 3]
+            lines += [f"{word}\t{tag}\n" for word, tag in words] + ["\n"]
+        write(folder / f"{split}.tsv", "".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    return FinetuneConfig(
+        task="ner",
+        data=str(write_ner(tmp_path_factory.mktemp("sets") / "made")),
+        model=str(tiny_base_folder),
+        run=RunConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
+        method=replace(BOTTLENECK, bottleneck_size=8),
+        labelled=LabelledConfig(max_length=32, stride=8),
+        grid=GridConfig(lr="2e-2", batch_size="8", epochs="5"),
+        optim=FinetuneOptimConfig(dropout=0.0),
+        engine=EngineConfig(precision="fp32"),
+        num_resamples=100,
+        export=False,
+    )
+
+
+def finetune_here(config: FinetuneConfig) -> Path:
+    """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
+    folder = Path(config.run.dir, config.run.name)
+    loaded, start = load_labelled(config, folder.parent / SETS), load_start_model(config.model)
+    task = make_set_task(config, start, loaded)
+    (folder / TRAININGS).mkdir(parents=True)
+    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
+    (folder / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
+    (folder / "identity.json").write_text(json.dumps(identity), encoding="utf-8")
+    work = FinetuneWork(config, start, task, folder, cpus=1.0)
+    points = list_points(config)
+    for point in points:
+        train_point(work, point)
+    results = [json.loads(result_path(folder / TRAININGS, point).read_text(encoding="utf-8")) for point in points]
+    final = score_chosen(work, points, results[0]["point"])
+    counts = count_parameters(config, start, task)
+    summary = build_summary(config, start, loaded, task, counts, results, results[0], results, final, 1.0)
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(config: FinetuneConfig) -> Path:
+    return finetune_here(config)
+
+
+def choose(run_dir: Path, output: Path, **options: Any) -> AblateConfig:
+    return AblateConfig(finetuned=str(run_dir), output=str(output), num_resamples=100, **options)
+
+
+def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path: Path) -> None:
+    work = prepare_spans(choose(run_dir, tmp_path))
+    assert work.spans == [(0, 0), (1, 1), (0, 1)] and work.domain == "domain"
+    before = {name: each.clone() for name, each in work.fitted.model.state_dict().items()}
+    study = study_spans(work)
+    assert all(torch.equal(each, before[name]) for name, each in work.fitted.model.state_dict().items())
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    assert study.whole == summary["dev"]["entity_f1"]["micro"] > 0.5
+    assert study.majority == summary["baselines"]["dev"]["majority"]["entity_f1"]["micro"]
+    task, dev = work.fitted.task, work.fitted.task.data.dev
+    for span in reversed(work.spans):  # the study's order is another
+        with remove_parts(work.fitted.model, "domain", range(span[0], span[1] + 1), norms=False):
+            value = task.score(dev, work.fitted.predict(dev)).get(study.metric)
+        found = study.spans[span]
+        assert found.value == value and found.difference == pytest.approx(value - study.whole)
+        assert found.low <= found.difference <= found.high
+        assert study.relative_change(span) == pytest.approx(100 * (value / study.whole - 1))
+    with remove_parts(work.fitted.model, "domain", (), norms=True):
+        assert task.score(dev, work.fitted.predict(dev)).get(study.metric) == study.whole
+    assert study.spans[(0, 1)].value < 0.5 * study.whole, "a frozen random encoder alone does not help its head"
+
+
+def test_all_layers_with_their_norms_are_the_model_without_its_domain(run_dir: Path, tmp_path: Path) -> None:
+    study = study_spans(prepare_spans(choose(run_dir, tmp_path, remove_norms=True)))
+    fitted = rebuild_finetuned(run_dir, CPU).fitted["model"]
+    fitted.model.bert.drop_domain("domain")
+    dev = fitted.task.data.dev
+    assert study.spans[(0, 1)].value == fitted.task.score(dev, fitted.predict(dev)).get(study.metric)
+
+
+def test_spans_that_were_scored_are_kept(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = prepare_spans(choose(run_dir, tmp_path))
+    whole = study_spans(work)
+    record = json.loads((tmp_path / SPANS).read_text(encoding="utf-8"))
+    lost = record["spans"].pop(1)
+    record["spans"][0]["value"] = 0.123  # which no second scoring would give
+    (tmp_path / SPANS).write_text(json.dumps(record), encoding="utf-8")
+    capsys.readouterr()
+    again = study_spans(work)
+    assert again.spans[(0, 0)].value == 0.123 and again.spans[(1, 1)] == whole.spans[(1, 1)]
+    assert "2 of 3 spans were scored before" in capsys.readouterr().err
+    assert lost in json.loads((tmp_path / SPANS).read_text(encoding="utf-8"))["spans"]
+    with pytest.raises(RunError, match=r"another study \(remove_norms: False -> True\); give another --output"):
+        study_spans(replace(work, remove_norms=True))
+    (tmp_path / SPANS).write_text("[]", encoding="utf-8")
+    with pytest.raises(RunError, match="delete it or give another --output"):
+        study_spans(work)
+
+
+def test_the_job_writes_table_and_picture(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(JOB), "--finetuned", str(run_dir), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", [*command, "--dry_run", "true"])
+    runpy.run_path(str(JOB), run_name="__main__")
+    assert "3 spans of the layers 0 to 1" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    monkeypatch.setattr("sys.argv", command)
+    runpy.run_path(str(JOB), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "| layer 1 |" in shown and "| all layers (0 to 1) |" in shown and "| (majority baseline) |" in shown
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {SPANS, "spans.md", "spans.png"}
+    assert (tmp_path / "out" / "spans.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("sys.argv", [*command, "--domain", "clinic"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(JOB), run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: --domain is 'clinic'; it must be one of the model's domains (domain).\n"
+
+
+def copy_record(run_dir: Path, folder: Path, change: Callable[[FinetuneConfig], FinetuneConfig]) -> Path:
+    """A run's directory without its tensors, made with other options."""
+    folder.mkdir()
+    for name in ("identity.json", "summary.json"):
+        (folder / name).write_bytes((run_dir / name).read_bytes())
+    config = rebuild_finetuned(run_dir, CPU).config
+    (folder / "config.yaml").write_text(dump_yaml(change(config)), encoding="utf-8")
+    return folder
+
+
+def test_runs_that_cannot_be_studied_are_refused(
+    run_dir: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, config: FinetuneConfig
+) -> None:
+    with pytest.raises(RunError, match="no fine-tuning run that has ended"):
+        prepare_spans(choose(tmp_path, tmp_path))
+    features = copy_record(
+        run_dir, tmp_path / "f", lambda each: replace(each, method=FULL, features=FeaturesConfig(layers="1-2"))
+    )
+    with pytest.raises(RunError, match=r"trained on features \(--features\.layers 1-2\)"):
+        prepare_spans(choose(features, tmp_path))
+    lost = copy_record(run_dir, tmp_path / "lost", lambda each: each)
+    with pytest.raises(RunError, match="lacks the best training's tensors"):
+        prepare_spans(choose(lost, tmp_path))
+    other = tmp_path / "other" / "made"
+    write_ner(other)
+    write(other / "dev.tsv", "cat\tB-Drug\ndog\tB-Disease\n\n")
+    with pytest.raises(RunError, match=r"--data .* is not what .* was trained with"):
+        prepare_spans(choose(run_dir, tmp_path, data=str(other)))
+    relations = tmp_path / "relations"
+    relations.mkdir()
+    write_relations(relations, make_relations(sizes={"train": 12, "dev": 4, "test": 4}))
+    staged = replace(
+        config,
+        task="cmeie",
+        data=str(relations),
+        run=replace(config.run, name="staged"),
+        labelled=LabelledConfig(max_length=96, stride=16),
+        grid=GridConfig(batch_size="4", epochs="0.3"),
+    )
+    with pytest.raises(ConfigError, match=r"relation_extraction, which takes 2 models"):
+        prepare_spans(choose(finetune_here(staged), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "--finetuned is ''"),
+        ({"study": "size", "finetuned": "runs/af"}, "--finetuned is 'runs/af'; it must be empty"),
+        ({"study": "depth"}, "--study is 'depth'"),
+        ({"study": "sigma", "sigmas": "0.01,2"}, "--sigmas is '0.01,2'; it must be numbers above 0, at most 1"),
+        ({"study": "sigma", "sigmas": "nan"}, "--sigmas is 'nan'"),
+        ({"study": "size", "sizes": "8,8"}, "--sizes is '8,8'"),
+        ({"study": "size", "sizes": "8,x"}, "--sizes is '8,x'"),
+        ({"study": "size", "top_layers": "0"}, "--top_layers is '0'"),
+        ({"study": "size", "method": FULL}, r"--method\.bottleneck_size is 0"),
+        ({"study": "sigma", "method": replace(BOTTLENECK, trains="all")}, r"--method\.trains is 'all'"),
+        ({"study": "size", "features": FeaturesConfig(layers="1")}, r"--features\.layers is '1'"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DomextError, match=message):
+        AblateConfig(**options)
+
+
+def make_study(num_layers: int) -> SpanStudy:
+    spans = {(a, b): -0.02 * (b - a + 1) ** 2 / num_layers for a in range(num_layers) for b in range(a, num_layers)}
+    scores = {span: SpanScore(0.8 + change, change, change - 0.01, change + 0.01) for span, change in spans.items()}
+    return SpanStudy("made", "accuracy", "domain", False, 50, 0.8, 0.5, (0, num_layers - 1), scores)
+
+
+def test_the_table_has_single_layers_halves_and_all(tmp_path: Path) -> None:
+    table = format_spans(make_study(4))
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
+    halves = ["lower half (0 to 1)", "upper half (2 to 3)", "all layers (0 to 3)"]
+    assert rows == ["removed", "nothing", *(f"layer {i}" for i in range(4)), *halves, "(majority baseline)"]
+    assert "| lower half (0 to 1) | 0.780 | -2.5 % | -0.020 | -0.030 to -0.010 |" in table
+    assert "-0.6 % on average" in table and "all layers by -10.0 %" in table
+    assert "| layer 0 |" in write_spans(make_study(1), tmp_path)
+    for num_layers in (12, 24):
+        draw_spans(make_study(num_layers), tmp_path / f"{num_layers}.png")
+        assert (tmp_path / f"{num_layers}.png").stat().st_size > (tmp_path / "spans.png").stat().st_size > 3000
+
+
+@pytest.fixture(scope="module")
+def size_config(config: FinetuneConfig) -> AblateConfig:
+    values = {name: getattr(config, name) for name in ("task", "data", "model", "labelled", "optim", "engine")}
+    return AblateConfig(
+        **values,
+        study="size",
+        sizes="4,2",
+        method=config.method,
+        grid=replace(config.grid, restarts=2, epochs="1"),
+        run=replace(config.run, name="sweep"),
+        num_resamples=100,
+    )
+
+
+def test_a_sweep_varies_one_thing(size_config: AblateConfig) -> None:
+    entries = plan_sweep(size_config)
+    names = [f"sweep-{name}" for name in ("size2", "size4", "top1", "top2", "layer_norms", "full")]
+    assert [each.name for each in entries] == names
+    methods = [each.config.method for each in entries]
+    assert [each.bottleneck_size for each in methods] == [2, 4, 0, 0, 0, 0]
+    assert [each.trains for each in methods] == ["extensions"] * 2 + ["top_layers"] * 2 + ["layer_norms", "all"]
+    assert [each.top_layers for each in methods] == [0, 0, 1, 2, 0, 0]
+    assert all(type(each.config) is FinetuneConfig and not each.config.export for each in entries)
+    plan = describe_sweep(size_config, entries)
+    assert "sweep-size2: 2 trainings of 1,069 parameters" in plan and "6 runs into" in plan
+    with pytest.raises(ConfigError, match=r"--top_layers is '1,3'; .* has 2 layers"):
+        plan_sweep(replace(size_config, top_layers="1,3"))
+    assert len(plan_sweep(replace(size_config, top_layers="none"))) == 4
+    sigmas = plan_sweep(replace(size_config, study="sigma", sigmas="1,1e-7"))
+    assert [each.name for each in sigmas] == ["sweep-sigma1e-07", "sweep-sigma1"]
+    assert [(each.config.method.init, each.config.method.bottleneck_std) for each in sigmas] == [
+        ("paper", 1e-7),
+        ("paper", 1.0),
+    ]
+    assert {each.config.method.bottleneck_size for each in sigmas} == {8}
+
+
+def test_a_sweep_becomes_table_and_picture(size_config: AblateConfig, tmp_path: Path) -> None:
+    chosen = replace(size_config, sizes="4", run=replace(size_config.run, name="here", dir=str(tmp_path)))
+    entries = [each for each in plan_sweep(chosen) if each.name in ("here-size4", "here-full")]
+    results = tuple(SweepResult(each, read_finetuned(finetune_here(each.config))) for each in entries)
+    table = write_sweep(Sweep("size", results, results[1]), tmp_path)
+    assert table.index("| here-full |") < table.index("| here-size4 |") and "here-size4 0.02" in table
+    record = json.loads((tmp_path / "size.json").read_text(encoding="utf-8"))
+    small, full = record["runs"]
+    assert record["reference"] == "here-full" and full["value"] is None and small["value"] == 4
+    width, num_layers, num_labels = SHAPE["hidden_size"], SHAPE["num_hidden_layers"], 5
+    assert isinstance(width, int) and isinstance(num_layers, int)
+    bottleneck = 2 * width * 4 + 4 + width + 2 * width  # two matrices and their biases, and a LayerNorm's shifts
+    assert small["trained"] == 2 * num_layers * bottleneck + (width + 1) * num_labels < full["trained"]
+    assert small["mean"] == pytest.approx(np.mean(small["values"])) and len(small["values"]) == 2
+    assert small["sd"] == pytest.approx(np.std(small["values"], ddof=1))
+    assert small["difference"]["value"] == pytest.approx(small["mean"] - full["mean"])
+    assert small["interval"][0] <= small["mean"] <= small["interval"][1]
+    assert (tmp_path / "size.png").stat().st_size > 5000
+    sigmas = tuple(
+        SweepResult(SweepEntry("bottlenecks", sigma, each.entry.config), each.run)
+        for sigma, each in zip((1e-7, 1e-2), results, strict=True)
+    )
+    write_sweep(Sweep("sigma", sigmas, sigmas[1]), tmp_path)
+    assert (tmp_path / "sigma.png").stat().st_size > 5000 and (tmp_path / "sigma.md").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_stopped(
+    size_config: AblateConfig, local_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(size_config, top_layers="none")
+    entries = plan_sweep(config)
+    first = run_sweep(config, entries)
+    assert [each.entry.name for each in first.results] == [each.name for each in entries]
+    assert first.reference.entry.name == "sweep-full" and not math.isnan(first.results[0].run.mean)
+    capsys.readouterr()
+    again = run_sweep(config, entries)
+    assert capsys.readouterr().out.count("nothing is left to do") == len(entries)
+    assert [each.run.mean for each in again.results] == [each.run.mean for each in first.results]

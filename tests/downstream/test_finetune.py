@@ -1,0 +1,201 @@
+"""The whole fine-tuning job: labelled files in, scores, report and export out; what is kept, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WORDS
+
+from domext_ray.config import EngineConfig, MethodConfig, RunConfig
+from domext_ray.downstream.finetune import run_finetuning
+from domext_ray.downstream.finetune_comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.errors import ConfigError, CorpusError, RunError
+from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DISEASES, DRUGS = ("cold", "fever"), ("drug", "cell")
+
+
+def write_ner(folder: Path, sizes: tuple[int, int, int] = (80, 30, 30), seed: int = 0) -> Path:
+    """Write sentences in which four words are entities, one of them of two words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(seed)
+    for split, size in zip(("train", "devel", "test"), sizes, strict=True):
+        lines = []
+        for _ in range(size):
+            words = [(str(each), "O") for each in generator.choice(WORDS[:50], int(generator.integers(4, 9)))]
+            kind = int(generator.integers(3))
+            entity = [[("heart", "B-Disease"), ("disease", "I-Disease")], [("drug", "B-Drug")], [("doctor", "O")]][kind]
+            place = int(generator.integers(len(words)))
+            words[place:place] = entity
+            lines += [f"{word}\t{tag}" for word, tag in words] + [""]
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ner(tmp_path_factory.mktemp("sets") / "made")
+
+
+@pytest.fixture(scope="module")
+def config(ner: Path, tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    return FinetuneConfig(
+        task="ner",
+        data=str(ner),
+        model=str(tiny_base_folder),
+        run=RunConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
+        method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
+        labelled=LabelledConfig(max_length=32, stride=8),
+        grid=GridConfig(lr="6e-3,1e-6", batch_size="8", epochs="6", restarts=2),
+        optim=FinetuneOptimConfig(dropout=0.0),
+        engine=EngineConfig(precision="fp32"),
+    )
+
+
+@pytest.fixture(scope="module")
+def run_dir(config: FinetuneConfig, local_ray: None) -> Path:
+    return run_finetuning(config)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_best_training_by_dev_is_scored(run_dir: Path) -> None:
+    summary = read_json(run_dir / "summary.json")
+    assert len(summary["trainings"]) == 4
+    best = max(summary["trainings"], key=lambda each: each["dev"])
+    assert summary["best"]["point"]["lr"] == best["lr"] == 6e-3, "the other rate learns nothing"
+    assert summary["dev"]["entity_f1"]["micro"] == pytest.approx(best["dev"])
+    for split in ("dev", "test"):
+        figures = summary[split]
+        assert set(figures["entity_f1"]) == {"micro", "macro", "per_type"}
+        assert set(figures["entity_f1"]["per_type"]) == {"Disease", "Drug"}
+        low, high = figures["intervals"]["entity_f1.micro"]
+        assert 0.0 <= low <= figures["entity_f1"]["micro"] <= high <= 1.0 and figures["examples"] == 30
+    assert summary["test"]["entity_f1"]["micro"] > 0.8
+    restarts = summary["restarts"]
+    assert restarts["seeds"] == [0, 1] and len(restarts["test"]["values"]) == 2
+    assert restarts["test"]["mean"] == pytest.approx(np.mean(restarts["test"]["values"]))
+
+
+def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir: Path) -> None:
+    names = {each.name for each in run_dir.iterdir()}
+    assert {"config.yaml", "identity.json", "summary.json", "report.html", "scores.png", "export"} <= names
+    assert not [each for each in names if each.endswith(".tmp")]
+    kept = {each.name for each in (run_dir / "trainings").iterdir() if each.is_dir()}
+    assert kept == {"lr0.006-batch8-epochs6-seed0", "lr0.006-batch8-epochs6-seed1"}
+    predictions = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
+    assert [sum(each["split"] == split for each in predictions) for split in ("dev", "test")] == [30, 30]
+    page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert "entity_f1.per_type.Drug" in page and "<svg" in page
+    assert 'src="http' not in page and 'href="http' not in page, "the page needs no network"
+
+
+def test_the_same_command_does_nothing_again(
+    run_dir: Path, config: FinetuneConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run_dir / "summary.json").stat().st_mtime_ns
+    assert run_finetuning(config) == run_dir
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert (run_dir / "summary.json").stat().st_mtime_ns == before
+
+
+def test_trainings_that_have_ended_are_kept(run_dir: Path, config: FinetuneConfig) -> None:
+    """A run that was stopped: one training and all that comes after it are missing."""
+    before = read_json(run_dir / "summary.json")
+    kept = sorted((run_dir / "trainings").glob("*.json"))
+    (run_dir / "summary.json").unlink()
+    lost = run_dir / "trainings" / "lr1e-06-batch8-epochs6-seed1.json"
+    lost.unlink()
+    times = {path: path.stat().st_mtime_ns for path in kept if path != lost}
+    run_finetuning(config)
+    assert {path: path.stat().st_mtime_ns for path in times} == times and lost.exists()
+    after = read_json(run_dir / "summary.json")
+    for part in ("dev", "test", "restarts", "best", "baselines"):
+        assert after[part] == before[part], part
+
+
+def test_another_identity_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
+    with pytest.raises(RunError, match=r"grid\.epochs: '6' -> '5'"):
+        run_finetuning(replace(config, grid=replace(config.grid, epochs="5")))
+
+
+def test_an_equal_set_elsewhere_is_the_same_set(run_dir: Path, config: FinetuneConfig, tmp_path: Path) -> None:
+    copy = write_ner(tmp_path / "copy" / "made")
+    assert run_finetuning(replace(config, data=str(copy))) == run_dir
+    other = write_ner(tmp_path / "other" / "made", seed=1)
+    with pytest.raises(RunError, match="data_sha256"):
+        run_finetuning(replace(config, data=str(other)))
+
+
+def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig) -> None:
+    """The same model with a useless rate is worse, and the paired interval says so."""
+    poor = replace(
+        config, run=replace(config.run, name="poor"), grid=replace(config.grid, lr="1e-6", restarts=1), export=False
+    )
+    first, second = read_finetuned(run_dir), read_finetuned(run_finetuning(poor))
+    check_comparable([first, second])
+    paired = compare_means(first, second)
+    assert paired.difference < -0.5 and paired.high < 0.0 and paired.p_value < 0.01
+    table = format_finetuned([first, second])
+    assert "| made |" in table and "| poor |" in table and f"{paired.difference:+.3f}" in table
+    assert not (config_dir(poor) / "export").exists()
+
+
+def config_dir(config: FinetuneConfig) -> Path:
+    return Path(config.run.dir, config.run.name)
+
+
+def test_a_dry_run_writes_nothing(config: FinetuneConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_finetuning(replace(config, dry_run=True, run=replace(config.run, name="dry")))
+    shown = capsys.readouterr().out
+    assert not folder.exists()
+    assert "80 / 30 / 30 examples" in shown and "trainings: 4" in shown and "parameters train" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "parsing"}, "parsing"),
+        ({"data": ""}, "--data is empty"),
+        ({"data": "no/such/folder"}, "no/such/folder"),
+        ({"model": "no/such/model"}, "no/such/model"),
+        ({"labelled": LabelledConfig(max_length=512)}, r"--labelled\.max_length is 512"),
+        ({"labelled": LabelledConfig(max_length=32, stride=8, metric="accuracy")}, "accuracy"),
+        (
+            {"method": MethodConfig(name="t", trains="top_layers", top_layers=9, heads=0, ffn_units=0)},
+            "top_layers is 9",
+        ),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_a_users_mistake_is_one_sentence(config: FinetuneConfig, changes: dict[str, Any], message: str) -> None:
+    poor = replace(config, run=replace(config.run, name="mistake"), **changes)
+    with pytest.raises((ConfigError, CorpusError, RunError, ValueError), match=message):
+        run_finetuning(poor)
+    assert not config_dir(poor).exists()
+
+
+def test_the_job_ends_a_mistake_with_code_2(tmp_path: Path, ner: Path) -> None:
+    broken = write_ner(tmp_path / "broken")
+    lines = (broken / "devel.tsv").read_text(encoding="utf-8").split("\n")
+    lines[4] = "word\tX-Drug"
+    (broken / "devel.tsv").write_text("\n".join(lines), encoding="utf-8")
+    command = [sys.executable, str(REPOSITORY / "jobs" / "finetune.py"), "--run.dir", str(tmp_path / "runs")]
+    for flags, message in (
+        (["--task", "ner", "--data", str(broken)], "devel.tsv:5"),
+        (["--task", "ner", "--data", str(ner), "--grid.lr", "fast"], "--grid.lr is 'fast'"),
+    ):
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,174 @@
+"""Fine-tuned models of every family load with torch and transformers only, and give the same logits there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from domext_ray.config import EngineConfig, MethodConfig
+from domext_ray.downstream.examples import (
+    AnnotatedText,
+    AnyExample,
+    Choice,
+    Entity,
+    LabelledSet,
+    LabelledText,
+    MarkedText,
+    Question,
+    TaggedSentence,
+)
+from domext_ray.downstream.start_model import StartModel, load_start_model
+from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_plain_task_model
+from domext_ray.downstream.task_list import ONLY_STAGE, make_task
+from domext_ray.downstream.tasks import Task, TaskOptions
+from domext_ray.downstream.training import Fitted, Point, join_alone, prepare_task
+from domext_ray.export import HEAD_AUTO_CLASSES
+from domext_ray.finetune_config import FinetuneConfig
+
+EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
+    "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),
+    "nested_ner": (AnnotatedText("0", "t:1", "the heart disease", (Entity(4, 17, "Disease"), Entity(4, 9, "Organ"))),),
+    "relation": (
+        MarkedText("0", "t:1", "the drug and the heart disease", Entity(4, 8, ""), Entity(17, 30, ""), "treats"),
+        MarkedText("1", "t:2", "the cell and the heart disease", Entity(4, 8, ""), Entity(17, 30, ""), "none"),
+    ),
+    "classification": (LabelledText("0", "t:1", "a cat", None, "a"), LabelledText("1", "t:2", "a tree", None, "b")),
+    "regression": (
+        LabelledText("0", "t:1", "a cat", "a dog", "", 1.5),
+        LabelledText("1", "t:2", "a cat", "sun", "", 0.0),
+    ),
+    "qa": (Question("0", "t:1", "where is the cat", "the cat is in the garden", (Entity(11, 24, ""),)),),
+    "multiple_choice": (Choice("0", "t:1", "the cat", "can", ("run", "read a book", "write"), 0),),
+}
+LABELS = {
+    "ner": ("Disease",),
+    "nested_ner": ("Disease", "Organ"),
+    "relation": ("treats", "none"),
+    "classification": ("a", "b"),
+}
+BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
+FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+
+LOAD_ALONE = """
+import json, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"domext_ray", "ray", "deepspeed", "draccus", "sklearn", "datasets", "matplotlib"}:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(each) for each in sys.meta_path]
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+torch.set_num_threads(1)
+for folder in sys.argv[1:]:
+    name = json.load(open(f"{folder}/auto_class.json"))
+    model = getattr(tf, name).from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        outputs = model(**load_file(f"{folder}/inputs.safetensors"))
+    save_file({"logits": outputs[0].contiguous()}, f"{folder}/found.safetensors")
+assert "domext_ray" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tiny_base_folder: Path) -> StartModel:
+    join_alone()
+    return load_start_model(str(tiny_base_folder))
+
+
+def make_fitted(start: StartModel, family: str, method: MethodConfig) -> Fitted:
+    examples = EXAMPLES[family]
+    data = LabelledSet("made", examples, examples, examples, LABELS.get(family, ()))
+    task: Task = make_task(family, data, start.tokenizer, TaskOptions(max_length=32, stride=8)).stages[ONLY_STAGE]
+    config = FinetuneConfig(method=method, engine=EngineConfig(precision="fp32"))
+    fitted = prepare_task(start, task, config, Point(1e-3, 2, 1.0, 0), torch.device("cpu"), num_steps=2)
+    with torch.no_grad():  # extensions that start at zero shall show
+        for param in fitted.model.parameters():
+            param.add_(torch.randn(param.shape, generator=torch.Generator().manual_seed(param.numel())) * 0.02)
+    return replace(fitted, thresholds={"threshold": 0.25})
+
+
+def write_inputs(fitted: Fitted, folder: Path) -> Any:
+    """Write a batch and the class that loads the folder; return our own first output."""
+    from safetensors.torch import save_file
+
+    task = fitted.task
+    batch = task.collate(task.encode(task.data.dev, is_training=False))
+    save_file({k: v.contiguous() for k, v in batch.inputs.items() if v is not None}, folder / "inputs.safetensors")
+    (folder / "auto_class.json").write_text(json.dumps(HEAD_AUTO_CLASSES[task.head]), encoding="utf-8")
+    with torch.no_grad():
+        return fitted.model.eval()(**batch.inputs)[0]
+
+
+def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    roberta = load_start_model(str(tiny_roberta_folder))
+    expected = {}
+    for family in EXAMPLES:
+        for name, model, method in (
+            ("plain", start, FULL),
+            ("extended", start, BOTTLENECK),
+            ("roberta", roberta, FULL),
+        ):
+            fitted = make_fitted(model, family, method)
+            folder = tmp_path / f"{family}-{name}"
+            export_fitted(model, "made", fitted, folder)
+            expected[folder] = write_inputs(fitted, folder)
+            brings_code = (folder / "modeling_domext.py").exists()
+            assert brings_code == (name != "plain" or fitted.task.head not in PLAIN_HEADS)
+            assert is_plain_task_model(fitted.model) == (not brings_code)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD_ALONE, *map(str, expected)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for folder, logits in expected.items():
+        found = load_file(folder / "found.safetensors")["logits"]
+        torch.testing.assert_close(found, logits, atol=1e-5, rtol=1e-5, msg=folder.name)
+
+
+def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_path: Path) -> None:
+    fitted = make_fitted(start, "ner", FULL)
+    export_fitted(start, "made", fitted, tmp_path / "export")
+    config = AutoConfig.from_pretrained(tmp_path / "export")
+    assert config.id2label == {0: "O", 1: "B-Disease", 2: "I-Disease"} and config.label2id["I-Disease"] == 2
+    assert config.task_thresholds == {"threshold": 0.25} and config.architectures == ["BertForTokenClassification"]
+    card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    assert "AutoModelForTokenClassification" in card and "trust_remote_code" not in card
+    assert str(tmp_path) not in card
+
+
+def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> None:
+    """A plain one as a base, an extended one with its extension."""
+    for method in (FULL, BOTTLENECK):
+        fitted = make_fitted(start, "classification", method)
+        folder = tmp_path / method.name
+        export_fitted(start, "made", fitted, folder)
+        again = load_start_model(str(folder))
+        own = dict(fitted.model.named_parameters())
+        encoder = {name for name in own if name.startswith("bert.")}
+        brought = again.tensors.keys() - encoder
+        assert brought == ({f"bert.pooler.dense.{each}" for each in ("weight", "bias")} if method is FULL else set())
+        assert encoder <= again.tensors.keys()
+        assert all(torch.equal(again.tensors[name], own[name]) for name in encoder)

@@ -1,0 +1,273 @@
+"""Normalisation in two steps: what is recalled, how candidates are ranked and chosen, and what errors cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import made_data
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from domext_ray.config import MethodConfig
+from domext_ray.downstream.examples import LabelledSet, LabelledText, Mention
+from domext_ray.downstream.sets import find_description, load_set
+from domext_ray.downstream.stages import Predict, run_stages
+from domext_ray.downstream.start_model import build_task_model, load_start_model
+from domext_ray.downstream.task_normalization import (
+    DIFFERENT,
+    RANKING,
+    SAME,
+    NormalizationTask,
+    RecallOptions,
+    TermRecall,
+)
+from domext_ray.downstream.tasks import Task, TaskOptions
+from domext_ray.errors import ConfigError, CorpusError
+
+OPTIONS = TaskOptions(max_length=48)
+TERMS = ("pain of the heart", "pain of the back", "wound of the hand", "cold hands", "winter cough", "night cough")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(tiny_base_folder)
+
+
+def make_mention(number: int, text: str, *places: int) -> Mention:
+    return Mention(f"m{number}", f"made:{number}", text, tuple(TERMS[i] for i in places))
+
+
+TRAIN = (
+    make_mention(0, "heart pain", 0),
+    make_mention(1, "hurting heart", 0),
+    make_mention(2, "hand wound", 2),
+    make_mention(3, "heart pain and night cough", 0, 5),
+)
+DEV = (make_mention(4, "back pain", 1), make_mention(5, "hand wound, winter cough", 2, 4))
+TEST = (make_mention(6, "cough at night", 5),)
+
+
+@pytest.fixture
+def data() -> LabelledSet:
+    return LabelledSet("complaints", TRAIN, DEV, TEST, catalogue=TERMS)
+
+
+def know_all(examples: Sequence[Mention]) -> Predict:
+    """A perfect second step."""
+    terms = {each.text: each.terms for each in examples}
+
+    def predict(pairs: Sequence[LabelledText]) -> list[float]:
+        return [0.9 if each.pair in terms[each.text] else 0.2 for each in pairs]
+
+    return predict
+
+
+def make_task(
+    data: LabelledSet, tokenizer: PreTrainedTokenizerBase, num_candidates: int = 6, num_negatives: int = 2
+) -> NormalizationTask:
+    options = RecallOptions(num_candidates=num_candidates, num_negatives=num_negatives)
+    return NormalizationTask(data, tokenizer, OPTIONS, recall_options=options)
+
+
+class Fit:
+    """Hands out a second step and remembers what it was asked for."""
+
+    def __init__(self, predict: Predict) -> None:
+        self.predict, self.stages = predict, list[str]()
+
+    def __call__(self, task: Task, *, stage: str) -> Predict:
+        self.stages.append(stage)
+        return self.predict
+
+
+def test_ngrams_recall_what_looks_alike() -> None:
+    recall = TermRecall(TERMS, RecallOptions(num_candidates=3))
+    found = recall.find(["PAIN of the hart", "coughing in winter", "cold hand"])
+    assert [each[0] for each in found] == ["pain of the heart", "winter cough", "cold hands"]
+    assert all(len(each) == 3 for each in found)
+    assert recall.find([]) == []
+    # Nothing in common with any: the catalogue's order, so that a run can be repeated.
+    assert recall.find(["漢字"]) == [list(TERMS[:3])]
+
+
+def test_chinese_terms_are_recalled_by_characters() -> None:
+    terms = ("左侧腕部骨折", "右侧腕部骨折", "肺部感染")
+    assert TermRecall(terms, RecallOptions(num_candidates=1)).find(["右腕骨折", "肺里感染"]) == [[terms[1]], [terms[2]]]
+
+
+def test_embeddings_recall_what_means_alike() -> None:
+    """Words without a letter in common are found through embeddings, and n-grams still count."""
+    groups = {"pain of the heart": 0, "pain of the back": 1, "wound of the hand": 2, "xyz": 1}
+
+    def embed(texts: list[str]) -> np.ndarray:
+        vectors = np.full((len(texts), 4), 0.1)
+        for i, text in enumerate(texts):
+            vectors[i, groups.get(text, 3)] = 5.0
+        return vectors
+
+    assert TermRecall(TERMS, RecallOptions(1)).find(["xyz"]) == [["pain of the heart"]]
+    assert TermRecall(TERMS, RecallOptions(1, embed=embed)).find(["xyz"])[0] == ["pain of the back"]
+    assert TermRecall(TERMS, RecallOptions(1, embed=embed)).find(["wound of the hand"])[0] == ["wound of the hand"]
+
+
+def test_fused_scores_follow_the_ranks() -> None:
+    """Of three terms, that one wins which both rankings put high, by the sum of 1 / (60 + rank)."""
+    terms = ("aaab", "aabb", "bbba")
+    similarity = {"aaab": 0.1, "aabb": 0.8, "bbba": 0.9, "aaaa": 1.0}
+
+    def embed(texts: list[str]) -> np.ndarray:
+        return np.array([[similarity[t], math.sqrt(1 - similarity[t] ** 2)] for t in texts])
+
+    # n-grams: aaab, aabb, bbbb; embeddings the other way round: 1/61 + 1/63 beats 2/62, the first of equals is first.
+    assert TermRecall(terms, RecallOptions(3, embed=embed)).find(["aaaa"]) == [["aaab", "bbba", "aabb"]]
+
+
+def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    task = make_task(data, tokenizer)
+    fit = Fit(know_all([*DEV, *TEST]))
+    result = run_stages(task, fit)
+    assert fit.stages == [RANKING]
+    assert result.predictions["dev"] == [["pain of the back"], ["winter cough", "wound of the hand"]]
+    for split in ("dev", "test"):
+        assert result.scores[split].get("f1") == result.scores[split].get("accuracy") == 1.0
+        assert result.steps[split]["recall"].get("recall.all") == 1.0
+        assert result.steps[split][RANKING].get("recall.at_5") == 1.0
+    assert 0.2 < result.thresholds["threshold"] <= 0.9
+    assert result.baselines["dev"]["majority"].get("f1") == 0.0  # the heart, in training
+    assert result.baselines["dev"]["recall"].get("accuracy") == 0.5
+
+
+def test_what_is_not_recalled_cannot_be_chosen(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    result = run_stages(make_task(data, tokenizer, num_candidates=1), Fit(know_all([*DEV, *TEST])))
+    assert result.steps["dev"]["recall"].get("recall.all") == 2 / 3
+    assert result.scores["dev"].get("recall.all") == 2 / 3
+    assert result.scores["dev"].get("precision") == 1.0
+
+
+def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
+    data: LabelledSet, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    task = make_task(data, tokenizer)
+
+    def indifferent(pairs: Sequence[LabelledText]) -> list[float]:
+        return [0.5] * len(pairs)
+
+    result = run_stages(task, Fit(indifferent))
+    assert result.predictions["dev"] == task.predict_baselines(DEV)["recall"]
+
+
+def test_the_threshold_is_tuned_on_dev(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Dev's second terms have 0.3, wrong ones less: a half would miss them, and test is decided by what dev said."""
+    task = make_task(data, tokenizer)
+    dev = know_all(DEV)
+
+    def predict(pairs: Sequence[LabelledText]) -> list[float]:
+        if pairs[0].text in {each.text for each in TEST}:
+            return [0.31 if each.pair in ("night cough", "winter cough") else 0.1 for each in pairs]
+        return [0.3 if each >= 0.9 else 0.05 for each in dev(pairs)]
+
+    steps = task.run_steps({RANKING: predict}, DEV)
+    assert task.decode(DEV, steps)[1] == ["winter cough"]
+    assert task.score(DEV, task.decode(DEV, steps)).get("f1") < 1.0
+    thresholds = task.tune(DEV, steps)
+    assert thresholds["threshold"] == pytest.approx(0.3)
+    assert task.score(DEV, task.decode(DEV, steps)).get("f1") == 1.0
+    chosen = task.decode(TEST, task.run_steps({RANKING: predict}, TEST))
+    assert sorted(chosen[0]) == ["night cough", "winter cough"]
+    task.apply({"threshold": 0.5})
+    assert len(task.decode(TEST, task.run_steps({RANKING: predict}, TEST))[0]) == 1
+
+
+def test_one_candidate_has_nothing_to_tune(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    task = make_task(data, tokenizer, num_candidates=1)
+    steps = task.run_steps({RANKING: know_all(DEV)}, DEV)
+    assert task.tune(DEV, steps)["threshold"] > 1.0
+    assert [len(each) for each in task.decode(DEV, steps)] == [1, 1]
+
+
+def test_training_pairs(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    pairs = make_task(data, tokenizer).ranking_task.data
+    assert pairs.labels == (DIFFERENT, SAME)
+    of_last = [(each.pair, each.label) for each in pairs.train if each.id.startswith("m3/")]
+    assert of_last[:2] == [(TERMS[0], SAME), (TERMS[5], SAME)]
+    assert [label for _, label in of_last[2:]] == [DIFFERENT] * 2
+    assert len(pairs.train) == 4 * 3 + 1  # each mention's terms and two wrong ones
+    # Dev has what recall finds, nothing else: 6 candidates of 2 mentions.
+    assert len(pairs.dev) == 12 and sum(each.label == SAME for each in pairs.dev) == 3
+    assert len({each.id for each in pairs.train}) == len(pairs.train)
+
+
+def test_the_ranking_task_predicts_probabilities(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    task = make_task(data, tokenizer).ranking_task
+    examples = task.data.train[:2]
+    rows = task.encode(examples, is_training=False)
+    probabilities = task.decode(examples, rows, [(np.array([0.0, np.log(3.0)]),), (np.array([2.0, 2.0]),)])
+    assert probabilities == pytest.approx([0.75, 0.5])
+    assert task.metric == "f1.positive"
+    gold = [1.0 if each.label == SAME else 0.0 for each in task.data.train]
+    assert task.score(task.data.train, gold).get("f1.positive") == 1.0
+    assert task.score(task.data.train, task.predict_majority(task.data.train)).get("f1.positive") == 0.0
+
+
+def test_what_cannot_be_normalised(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(CorpusError, match="complaints has no catalogue"):
+        NormalizationTask(dataclasses.replace(data, catalogue=()), tokenizer, OPTIONS)
+    with pytest.raises(ConfigError, match="'rouge'"):
+        NormalizationTask(data, tokenizer, OPTIONS, metric="rouge")
+    with pytest.raises(ConfigError, match="num_candidates 0"):
+        RecallOptions(num_candidates=0)
+    strange = dataclasses.replace(data, test=(Mention("x", "made:7", "odd", ("not a term",)),))
+    result = run_stages(make_task(strange, tokenizer), Fit(know_all([*DEV, *strange.test])))
+    assert result.scores["test"].get("recall.all") == 0.0
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_made_mentions_from_files(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, language: str) -> None:
+    """Files in CHIP-CDN's layout: recall finds most terms, but seldom first, and perfect ranking does the rest."""
+    sizes = {"train": 60, "dev": 60, "test": 60}
+    records, catalogue = made_data.make_mentions(language=language, sizes=sizes)
+    made_data.write_mentions(tmp_path, records, catalogue)
+    data = load_set(find_description("normalization", str(tmp_path)), str(tmp_path))
+    task = NormalizationTask(data, tokenizer, OPTIONS)
+    result = run_stages(task, Fit(know_all([*data.dev, *data.test])))  # type: ignore[list-item]
+    for split in ("dev", "test"):
+        recall = result.steps[split]["recall"]
+        assert recall.get("recall.all") > 0.85
+        assert recall.get("recall.at_1") < 0.7
+        assert result.scores[split].get("recall.all") == recall.get("recall.all")
+        assert result.baselines[split]["majority"].get("f1") == 0.0
+
+
+def test_a_tiny_model_learns_to_rank(tiny_base_folder: Path, data: LabelledSet) -> None:
+    """The stage that `fit` is given can be trained: after a few seconds its own training mentions are right."""
+    start = load_start_model(str(tiny_base_folder))
+    task = make_task(dataclasses.replace(data, dev=TRAIN, test=()), start.tokenizer)
+
+    def fit(stage_task: Task, *, stage: str) -> Predict:
+        method = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+        model = build_task_model(start, stage_task, method, dropout=0.0, seed=0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+        batch = stage_task.collate(stage_task.encode(stage_task.data.train, is_training=True))
+        for _ in range(60):
+            loss = stage_task.compute_loss_sum(model(**batch.inputs), batch.targets) / batch.num_targets
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        model.eval()
+
+        def predict(pairs: Sequence[LabelledText]) -> list[float]:
+            rows = stage_task.encode(pairs, is_training=False)
+            with torch.no_grad():
+                (logits,) = stage_task.read_outputs(model(**stage_task.collate(rows).inputs))
+            return stage_task.decode(pairs, rows, [(each,) for each in logits.numpy()])
+
+        return predict
+
+    result = run_stages(task, fit, splits=("dev",))
+    assert result.baselines["dev"]["majority"].get("f1") < 0.8
+    assert result.scores["dev"].get("f1") > 0.8

@@ -1,0 +1,183 @@
+"""A training of a task against a bare PyTorch loop, its determinism, what it leaves alone, and its restoring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import WORDS
+
+from domext_ray.config import EngineConfig, MethodConfig
+from domext_ray.downstream.batches import plan_epoch
+from domext_ray.downstream.examples import LabelledSet, LabelledText
+from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
+from domext_ray.downstream.task_texts import ClassificationTask
+from domext_ray.downstream.tasks import TaskOptions
+from domext_ray.downstream.training import Point, fit_task, join_alone, restore_task
+from domext_ray.errors import BaseModelError, ConfigError, TrainingError
+from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig
+
+CPU = torch.device("cpu")
+FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=8)
+CONFIG = FinetuneConfig(
+    method=FULL,
+    engine=EngineConfig(precision="fp32"),
+    optim=FinetuneOptimConfig(dropout=0.0, warmup_frac=0.25, max_grad_norm=0.5, head_lr=2e-3, eps=1e-6),
+)
+POINT = Point(lr=1e-3, batch_size=8, epochs=1.0, seed=5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _join() -> None:
+    join_alone()
+
+
+@pytest.fixture(scope="module")
+def start(tiny_base_folder: Path) -> StartModel:
+    return load_start_model(str(tiny_base_folder))
+
+
+def make_texts(split: str, num_texts: int, seed: int) -> tuple[LabelledText, ...]:
+    """Short texts that are of class "animal" if they have one of two words."""
+    generator = np.random.default_rng(seed)
+    texts = []
+    for i in range(num_texts):
+        words = [str(each) for each in generator.choice(WORDS[:60], int(generator.integers(3, 12)))]
+        is_animal = bool(generator.integers(2))
+        words[int(generator.integers(len(words)))] = str(
+            generator.choice(["cat", "dog"] if is_animal else ["sun", "wind"])
+        )
+        texts.append(
+            LabelledText(f"{split}{i}", f"{split}:{i}", " ".join(words), None, "animal" if is_animal else "weather")
+        )
+    return tuple(texts)
+
+
+@pytest.fixture(scope="module")
+def task(start: StartModel) -> ClassificationTask:
+    data = LabelledSet(
+        "made", make_texts("train", 60, 0), make_texts("dev", 40, 1), make_texts("test", 40, 2), ("weather", "animal")
+    )
+    return ClassificationTask(data, start.tokenizer, TaskOptions(max_length=32, stride=8))
+
+
+def ignore(_: dict[str, Any]) -> None:
+    """Nobody looks."""
+
+
+def train_bare(start: StartModel, task: ClassificationTask) -> dict[str, torch.Tensor]:
+    """The same training without the engine: mean cross-entropy, AdamW, linear warm-up and decay, clipping."""
+    model = build_task_model(start, task, FULL, dropout=0.0, seed=POINT.seed).train()
+    rows = task.encode(task.data.train, is_training=True)
+    batches = plan_epoch(rows, POINT.batch_size, POINT.seed, 0)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    is_head = {name: not name.startswith("bert.") or ".pooler." in name for name in trained}
+    groups = [
+        {"params": [each], "peak": 2e-3 if is_head[name] else 1e-3, "weight_decay": 0.01 if each.ndim > 1 else 0.0}
+        for name, each in trained.items()
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, eps=1e-6)
+    for step, places in enumerate(batches):
+        warmup, horizon = round(0.25 * len(batches)), len(batches) + 1
+        share = (step + 1) / warmup if step < warmup else (horizon - step) / (horizon - warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        batch = task.collate([rows[i] for i in places])
+        logits = model(**batch.inputs).logits
+        torch.nn.functional.cross_entropy(logits, batch.targets["labels"]).backward()
+        torch.nn.utils.clip_grad_norm_(trained.values(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: each.detach() for name, each in trained.items()}
+
+
+def test_a_training_equals_a_bare_loop(start: StartModel, task: ClassificationTask) -> None:
+    fitted = fit_task(start, task, CONFIG, POINT, CPU, ignore)
+    expected = train_bare(start, task)
+    assert fitted.tensors.keys() == expected.keys()
+    for name, each in expected.items():
+        torch.testing.assert_close(fitted.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_micro_batches_change_nothing(start: StartModel, task: ClassificationTask) -> None:
+    whole = fit_task(start, task, CONFIG, POINT, CPU, ignore)
+    config = replace(CONFIG, grid=GridConfig(micro_batch_size=3))
+    parts = fit_task(start, task, config, POINT, CPU, ignore)
+    for name, each in whole.tensors.items():
+        torch.testing.assert_close(parts.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_it_learns_and_is_restored(start: StartModel, task: ClassificationTask) -> None:
+    records: list[dict[str, Any]] = []
+    point = replace(POINT, lr=3e-3, epochs=8.0)
+    fitted = fit_task(start, task, CONFIG, point, CPU, records.append)
+    assert fitted.dev_scores[-1] > 0.9 > task.score(task.data.dev, task.predict_majority(task.data.dev)).get("accuracy")
+    assert [each["epoch"] for each in records if "dev" in each] == [float(i) for i in range(1, 9)]
+    assert records[-1]["step"] == records[-1]["steps"] == 64
+    restored = restore_task(start, task, CONFIG, point, CPU, fitted.tensors, fitted.thresholds)
+    assert restored.predict(task.data.test) == fitted.predict(task.data.test)
+
+
+def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask) -> None:
+    config = replace(CONFIG, optim=replace(CONFIG.optim, dropout=0.3))
+    first, second, other = (
+        fit_task(start, task, config, replace(POINT, seed=seed), CPU, ignore).tensors for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first if name.endswith("dense.weight"))
+
+
+def test_a_part_of_an_epoch_is_a_part_of_its_batches(start: StartModel, task: ClassificationTask) -> None:
+    assert fit_task(start, task, CONFIG, replace(POINT, epochs=0.5), CPU, ignore).steps == 4
+
+
+def test_bottlenecks_leave_the_encoder_alone(start: StartModel, task: ClassificationTask) -> None:
+    config = replace(CONFIG, method=BOTTLENECK)
+    fitted = fit_task(start, task, config, POINT, CPU, ignore)
+    after = dict(fitted.model.named_parameters())
+    for name, before in start.tensors.items():
+        assert torch.equal(after[name], before) == (not name.startswith("bert.pooler.")), name
+    assert any(".domains.domain." in name for name in fitted.tensors)
+
+
+def test_a_fresh_bottleneck_changes_no_output(start: StartModel, task: ClassificationTask) -> None:
+    batch = task.collate(task.encode(task.data.dev[:4], is_training=False))
+    plain, extended = (
+        build_task_model(start, task, method, dropout=0.0, seed=5).eval() for method in (FULL, BOTTLENECK)
+    )
+    extended.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        assert torch.equal(plain(**batch.inputs).logits, extended(**batch.inputs).logits)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(start: StartModel, task: ClassificationTask) -> None:
+    broken = dict(start.tensors)
+    broken["bert.embeddings.LayerNorm.weight"] = torch.full_like(broken["bert.embeddings.LayerNorm.weight"], torch.nan)
+    with pytest.raises(TrainingError, match=r"step 1 .*lower --grid\.lr"):
+        fit_task(replace(start, tensors=broken), task, CONFIG, POINT, CPU, ignore)
+
+
+def test_rows_longer_than_the_position_table_are_refused(start: StartModel, task: ClassificationTask) -> None:
+    long = ClassificationTask(task.data, start.tokenizer, TaskOptions(max_length=256))
+    with pytest.raises(ConfigError, match=r"--labelled\.max_length is 256; .* at most 128"):
+        build_task_model(start, long, FULL, dropout=0.0, seed=0)
+
+
+def test_a_checkpoint_step_is_a_runs(tiny_base_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--model_step is 3"):
+        load_start_model(str(tiny_base_folder), step=3)
+
+
+def test_a_model_that_does_not_exist_is_named() -> None:
+    with pytest.raises(BaseModelError, match="nowhere/at/all"):
+        load_start_model("nowhere/at/all")
+
+
+def test_a_bilstm_between_encoder_and_head_trains(start: StartModel, task: ClassificationTask) -> None:
+    fitted = fit_task(start, task, replace(CONFIG, head_bilstm=6), replace(POINT, epochs=0.25), CPU, ignore)
+    assert fitted.tensors["bilstm.lstm.weight_hh_l0_reverse"].shape == (24, 6)
