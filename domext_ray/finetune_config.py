@@ -9,10 +9,21 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Literal, TypeVar
 
-from domext_ray.config import EngineConfig, MethodConfig, RunConfig, free, require, require_one_of
+from domext_ray.config import EngineConfig, MethodConfig, free, require, require_one_of
 from domext_ray.errors import ConfigError
 
 NumberT = TypeVar("NumberT", int, float)
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    """Where a fine-tuning run lives."""
+
+    name: str = free("")  # name of the run; empty: the set's and the model's
+    dir: str = free("runs")  # folder of all runs; the run itself is DIR/NAME
+
+    def __post_init__(self) -> None:
+        require("/" not in self.name, "run.name", self.name, "a plain folder name; the folder above it is --run.dir")
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,7 @@ class LabelledConfig:
     stride: int = 32  # tokens that neighbouring windows of a long example share
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
     metric: str = ""  # figure that dev chooses by, such as entity_f1.macro; empty: the set's own
+    embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
     strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out
 
     def __post_init__(self) -> None:
@@ -157,8 +169,7 @@ FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 class FinetuneConfig:
     """Fine-tune a model on a labelled set, choose by dev, score test once."""
 
-    task: str = "code_entities"  # ner, nested_ner, relation, relation_extraction, classification, regression, qa,
-    # multiple_choice, normalization; a set that is described (bc5cdr, chemprot, rte, ...); or a YAML that describes one
+    task: str = "code_entities"  # a family (ner, qa, ...), a described set (bc5cdr, rte, ...), or a YAML of your own
     data: str = ""  # folder (or hub name) of the set's files; empty: code_entities is made from installed packages
     model: str = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: int = 0  # checkpoint of a run; 0: the newest
@@ -167,7 +178,7 @@ class FinetuneConfig:
     dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
     num_resamples: int = 1000  # bootstrap samples of an interval
     export: bool = free(True)  # write the best model as a Hugging Face folder
-    run: RunConfig = field(default_factory=RunConfig)
+    run: PlaceConfig = field(default_factory=PlaceConfig)
     method: MethodConfig = field(default_factory=lambda: FULL)
     labelled: LabelledConfig = field(default_factory=LabelledConfig)
     grid: GridConfig = field(default_factory=GridConfig)

@@ -23,6 +23,7 @@ from domext_ray.downstream.stages import StagedTask
 from domext_ray.downstream.start_model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.task_list import make_task
 from domext_ray.downstream.tasks import TaskOptions
+from domext_ray.downstream.text_embedding import MeanEmbedding
 from domext_ray.downstream.training import Fitted, Point, join_alone, restore_task
 from domext_ray.errors import RunError
 from domext_ray.finetune_config import FinetuneConfig
@@ -40,7 +41,9 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     """Make the task of a configuration's set for the tokenizer of its start model."""
     labelled = config.labelled
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
-    return make_task(loaded.family, loaded.data, start.tokenizer, options, labelled.metric or loaded.metric)
+    metric = labelled.metric or loaded.metric
+    embed = MeanEmbedding(start) if labelled.embedding_recall else None
+    return make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
 
 
 def restore_stages(

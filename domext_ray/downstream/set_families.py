@@ -14,7 +14,7 @@ Column: TypeAlias = str | int
 
 DEFAULT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train.*",),
-    "dev": ("devel.*", "dev.*", "validation.*", "valid.*"),
+    "dev": ("devel.*", "dev.*", "validation.*", "valid.*", "val.*"),
     "test": ("test.*",),
 }
 SCHEMES = {

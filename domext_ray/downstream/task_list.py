@@ -12,7 +12,7 @@ from domext_ray.downstream.metrics import Score
 from domext_ray.downstream.stages import Predict, StagedTask
 from domext_ray.downstream.task_choices import ChoiceTask
 from domext_ray.downstream.task_extraction import ExtractionTask
-from domext_ray.downstream.task_normalization import NormalizationTask
+from domext_ray.downstream.task_normalization import Embed, NormalizationTask, RecallOptions
 from domext_ray.downstream.task_questions import QuestionTask
 from domext_ray.downstream.task_relations import RelationTask
 from domext_ray.downstream.task_spans import SpanTask
@@ -72,7 +72,12 @@ class SingleTask(StagedTask):
 
 
 def make_task(
-    family: str, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, metric: str = ""
+    family: str,
+    data: LabelledSet,
+    tokenizer: PreTrainedTokenizerBase,
+    options: TaskOptions,
+    metric: str = "",
+    embed: Embed | None = None,
 ) -> StagedTask:
     """Make the task of a labelled set.
 
@@ -82,7 +87,10 @@ def make_task(
         tokenizer: the model's tokenizer.
         options: how examples become rows.
         metric: path of the figure that dev chooses by; empty: the family's.
+        embed: makes the embeddings by which normalisation recalls terms, besides n-grams; None: n-grams only.
     """
+    if embed is not None and family == "normalization":
+        return NormalizationTask(data, tokenizer, options, metric=metric, recall_options=RecallOptions(embed=embed))
     if family in STAGED:
         return STAGED[family](data, tokenizer, options, metric=metric)
     return SingleTask(SINGLE[family](data, tokenizer, options, metric=metric))

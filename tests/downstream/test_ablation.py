@@ -17,7 +17,7 @@ from conftest import SHAPE, WORDS, make_random_model
 from labelled_fixtures import write
 from made_data import make_relations, write_relations
 
-from domext_ray.config import EngineConfig, RunConfig, dump_yaml, identity_of
+from domext_ray.config import EngineConfig, dump_yaml, identity_of
 from domext_ray.downstream.ablation import (
     SPANS,
     SpanScore,
@@ -45,6 +45,7 @@ from domext_ray.finetune_config import (
     FinetuneOptimConfig,
     GridConfig,
     LabelledConfig,
+    PlaceConfig,
 )
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.heads_domext import DomextForTokenClassification
@@ -154,7 +155,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         task="ner",
         data=str(write_ner(tmp_path_factory.mktemp("sets") / "made")),
         model=str(tiny_base_folder),
-        run=RunConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
+        run=PlaceConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
         method=replace(BOTTLENECK, bottleneck_size=8),
         labelled=LabelledConfig(max_length=32, stride=8),
         grid=GridConfig(lr="2e-2", batch_size="8", epochs="5"),

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from conftest import WORDS
 
-from domext_ray.config import EngineConfig, MethodConfig, RunConfig
+from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream.finetune import run_finetuning
 from domext_ray.downstream.finetune_comparison import check_comparable, compare_means, format_finetuned, read_finetuned
 from domext_ray.errors import ConfigError, CorpusError, RunError
-from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DISEASES, DRUGS = ("cold", "fever"), ("drug", "cell")
 
 
 def write_ner(folder: Path, sizes: tuple[int, int, int] = (80, 30, 30), seed: int = 0) -> Path:
@@ -51,7 +50,7 @@ def config(ner: Path, tiny_base_folder: Path, tmp_path_factory: pytest.TempPathF
         task="ner",
         data=str(ner),
         model=str(tiny_base_folder),
-        run=RunConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
+        run=PlaceConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
         method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
         labelled=LabelledConfig(max_length=32, stride=8),
         grid=GridConfig(lr="6e-3,1e-6", batch_size="8", epochs="6", restarts=2),
