@@ -1,1 +1,1 @@
-"""A checkpoint is measured: labelled sets, tasks, fine-tuning, features, forgetting, ablations."""
+"""A checkpoint is measured: tasks, fine-tuning, features, forgetting, ablations."""

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from domext_ray.config import describe_difference
 from domext_ray.downstream.finetuned import FinetunedModel, rebuild_finetuned
-from domext_ray.downstream.scores import Score, compare_paired
 from domext_ray.downstream.task_list import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks import Row
 from domext_ray.downstream.training import Fitted, predict_rows
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.finetune_config import AblateConfig, FinetuneConfig
+from domext_ray.labelled.scores import Score, compare_paired
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.layers_domext import ExtensionOutput, Layer, NormShift

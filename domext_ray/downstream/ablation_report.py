@@ -30,7 +30,7 @@ from domext_ray.downstream.ablation_sweeps import (
     SweepResult,
 )
 from domext_ray.downstream.finetune_comparison import compare_means, format_finetuned
-from domext_ray.downstream.scores import flatten
+from domext_ray.labelled.scores import flatten
 from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET
 from domext_ray.training.metrics import write_text
 

@@ -18,10 +18,10 @@ from domext_ray.config import MethodConfig
 from domext_ray.downstream.finetune import count_parameters, list_points, run_finetuning
 from domext_ray.downstream.finetune_comparison import FinetunedRun, check_comparable, read_finetuned
 from domext_ray.downstream.finetuned import SETS, make_set_task
-from domext_ray.downstream.labelled import load_labelled
 from domext_ray.downstream.start_model import load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.finetune_config import FULL, AblateConfig, FinetuneConfig
+from domext_ray.labelled.loading import load_labelled
 from domext_ray.run_directory import resolve_root
 
 BOTTLENECKS, TOP_LAYERS, LAYER_NORMS, EVERYTHING = "bottlenecks", "top layers", "LayerNorms", "everything"

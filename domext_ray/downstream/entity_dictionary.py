@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from domext_ray.downstream.examples import AnnotatedText, Entity
+from domext_ray.labelled.examples import AnnotatedText, Entity
 
 
 class DictionaryMatcher:

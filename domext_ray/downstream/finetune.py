@@ -33,7 +33,6 @@ from domext_ray.downstream.finetune_output import (
     write_finetune_report,
 )
 from domext_ray.downstream.finetuned import SETS, make_set_task, restore_stages, result_path
-from domext_ray.downstream.labelled import LoadedSet, load_labelled
 from domext_ray.downstream.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.downstream.start_model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.task_export import export_stages
@@ -41,6 +40,7 @@ from domext_ray.downstream.task_list import SingleTask
 from domext_ray.downstream.training import Point, Report, fit_task, join_alone, make_model
 from domext_ray.errors import ConfigError, find_user_error
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.loading import LoadedSet, load_labelled
 from domext_ray.run_directory import check_identity, hold_run, resolve_root
 from domext_ray.training.metrics import write_text
 from domext_ray.training.pretrain import start_ray

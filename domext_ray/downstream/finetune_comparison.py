@@ -18,9 +18,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from domext_ray.comparison import COLORS
-from domext_ray.downstream.scores import PairedDifference, summarize_difference
 from domext_ray.downstream.start_model import TRAININGS
 from domext_ray.errors import RunError
+from domext_ray.labelled.scores import PairedDifference, summarize_difference
 from domext_ray.report import STYLE
 
 

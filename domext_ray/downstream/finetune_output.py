@@ -15,12 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from domext_ray.config import dump_yaml
-from domext_ray.downstream.labelled import LoadedSet
-from domext_ray.downstream.scores import flatten
 from domext_ray.downstream.stages import StagedTask
 from domext_ray.downstream.start_model import TRAININGS, StartModel
 from domext_ray.downstream.training import Point
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.loading import LoadedSet
+from domext_ray.labelled.scores import flatten
 from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, VIOLET, build_table, fill_page, list_figures
 from domext_ray.training.metrics import write_text
 

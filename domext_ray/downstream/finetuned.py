@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from domext_ray.config import from_dict
 from domext_ray.downstream.feature_store import FeatureStore
-from domext_ray.downstream.labelled import LoadedSet, load_labelled
 from domext_ray.downstream.stages import StagedTask
 from domext_ray.downstream.start_model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.task_list import make_task
@@ -27,6 +26,7 @@ from domext_ray.downstream.text_embedding import MeanEmbedding
 from domext_ray.downstream.training import Fitted, Point, join_alone, restore_task
 from domext_ray.errors import RunError
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.loading import LoadedSet, load_labelled
 
 SETS = ".sets"
 """Folder beside the runs with the labelled sets that are made, not read."""

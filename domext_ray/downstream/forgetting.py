@@ -25,11 +25,11 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
 from domext_ray.downstream.start_model import TRAININGS, quiet_transformers
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export import rebuild_run
 from domext_ray.job_config import ForgettingConfig
+from domext_ray.labelled.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
 from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, hash_tensors, load_base
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.lora import merge_lora

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from domext_ray.comparison import COLORS
 from domext_ray.downstream.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
-from domext_ray.downstream.metrics import PairedDifference
+from domext_ray.labelled.metrics import PairedDifference
 from domext_ray.report import GRID, INK, MUTED, STYLE
 from domext_ray.training.metrics import write_text
 

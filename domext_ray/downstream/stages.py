@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet
-from domext_ray.downstream.metrics import Score
 from domext_ray.downstream.tasks import Task
 from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import AnyExample, LabelledSet
+from domext_ray.labelled.metrics import Score
 
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 """Examples of a stage -> what `Task.decode` says of each."""

@@ -15,11 +15,11 @@ import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, Choice, LabelledSet
-from domext_ray.downstream.metrics import Score, score_classes
 from domext_ray.downstream.pieces import keep_note, measure_room
 from domext_ray.downstream.tasks import Row, Task, TaskOptions
 from domext_ray.downstream.windows import encode_texts, read_template
+from domext_ray.labelled.examples import AnyExample, Choice, LabelledSet
+from domext_ray.labelled.metrics import Score, score_classes
 
 
 class ChoiceTask(Task):

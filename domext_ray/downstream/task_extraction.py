@@ -17,14 +17,14 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
-from domext_ray.downstream.metrics import Score, score_triples
 from domext_ray.downstream.pieces import keep_note
 from domext_ray.downstream.stages import Predict, StagedTask, choose_metric
 from domext_ray.downstream.task_relations import RelationTask
 from domext_ray.downstream.task_spans import SpanPrediction, SpanTask
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
+from domext_ray.labelled.metrics import Score, score_triples
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"

@@ -7,8 +7,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet
-from domext_ray.downstream.metrics import Score
 from domext_ray.downstream.stages import Predict, StagedTask
 from domext_ray.downstream.task_choices import ChoiceTask
 from domext_ray.downstream.task_extraction import ExtractionTask
@@ -19,6 +17,8 @@ from domext_ray.downstream.task_spans import SpanTask
 from domext_ray.downstream.task_texts import ClassificationTask, RegressionTask
 from domext_ray.downstream.task_tokens import TokenClassificationTask
 from domext_ray.downstream.tasks import Task, TaskOptions
+from domext_ray.labelled.examples import AnyExample, LabelledSet
+from domext_ray.labelled.metrics import Score
 
 ONLY_STAGE = "model"
 """Name of the stage of a task that has one model."""

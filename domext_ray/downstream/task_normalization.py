@@ -18,12 +18,12 @@ from scipy.special import softmax
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet, LabelledText, Mention
-from domext_ray.downstream.metrics import Score, score_classes, score_terms
 from domext_ray.downstream.stages import Predict, StagedTask, choose_metric
 from domext_ray.downstream.task_texts import ClassificationTask
 from domext_ray.downstream.tasks import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, Mention
+from domext_ray.labelled.metrics import Score, score_classes, score_terms
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"

@@ -18,9 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.answer_metrics import score_answer
-from domext_ray.downstream.examples import AnyExample, LabelledSet, Question
-from domext_ray.downstream.metrics import Score, score_answers
 from domext_ray.downstream.pieces import keep_note, measure_room
 from domext_ray.downstream.tasks import Row, Task, TaskOptions
 from domext_ray.downstream.windows import (
@@ -33,6 +30,9 @@ from domext_ray.downstream.windows import (
     plan_windows,
     read_template,
 )
+from domext_ray.labelled.answer_metrics import score_answer
+from domext_ray.labelled.examples import AnyExample, LabelledSet, Question
+from domext_ray.labelled.metrics import Score, score_answers
 
 MAX_QUESTION_LENGTH = 64
 MAX_ANSWER_LENGTH = 30

@@ -19,11 +19,11 @@ import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet, MarkedText
 from domext_ray.downstream.pieces import keep_note, make_backend, measure_room
 from domext_ray.downstream.task_texts import SingleLabelTask
 from domext_ray.downstream.tasks import Row, TaskOptions
 from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, MarkedText
 
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
 """Characters to mark stretches with, the first two that the vocabulary has."""

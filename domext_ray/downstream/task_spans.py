@@ -18,8 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.examples import AnnotatedText, AnyExample, Entity, LabelledSet
-from domext_ray.downstream.metrics import Score, score_entities
 from domext_ray.downstream.pieces import keep_note, measure_room
 from domext_ray.downstream.tasks import Row, Task, TaskBatch, TaskOptions
 from domext_ray.downstream.windows import (
@@ -32,6 +30,8 @@ from domext_ray.downstream.windows import (
     read_template,
 )
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet
+from domext_ray.labelled.metrics import Score, score_entities
 from domext_ray.model.heads_domext import compute_zlpr
 
 SPANS_PER_TOKEN = 8

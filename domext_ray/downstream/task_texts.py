@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet, LabelledText, MarkedText
-from domext_ray.downstream.metrics import Score, score_classes, score_values
 from domext_ray.downstream.pieces import keep_note, make_backend, measure_room
 from domext_ray.downstream.tasks import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, MarkedText
+from domext_ray.labelled.metrics import Score, score_classes, score_values
 
 NO_CLASS = -100
 """Target of an example whose label the head does not have."""

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet, TaggedSentence
-from domext_ray.downstream.metrics import Score, score_tags
 from domext_ray.downstream.pieces import WordPieces, encode_words, keep_note, measure_room
 from domext_ray.downstream.tasks import Row, Task, TaskOptions
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, TaggedSentence
+from domext_ray.labelled.metrics import Score, score_tags
 
 NO_TAG = -100
 """Target of pieces that carry no tag."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample, LabelledSet
-from domext_ray.downstream.metrics import Score
-from domext_ray.downstream.scores import flatten
 from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import AnyExample, LabelledSet
+from domext_ray.labelled.metrics import Score
+from domext_ray.labelled.scores import flatten
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from domext_ray.config import OptimConfig
 from domext_ray.downstream.batches import plan_epoch, plan_prediction
-from domext_ray.downstream.examples import AnyExample
 from domext_ray.downstream.feature_model import build_feature_model
 from domext_ray.downstream.feature_store import FeatureStore
 from domext_ray.downstream.rules import scale_rates
@@ -29,6 +28,7 @@ from domext_ray.downstream.start_model import StartModel, build_task_model
 from domext_ray.downstream.tasks import Row, Task, TaskBatch
 from domext_ray.errors import TrainingError
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.graft import choose_attention
 from domext_ray.training.engine import Engine, Objective
 

@@ -10,8 +10,8 @@ import torch
 from conftest import SHAPE
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnyExample
 from domext_ray.downstream.tasks import Row, Task
+from domext_ray.labelled.examples import AnyExample
 from domext_ray.model import heads_domext
 from domext_ray.model.configuration_domext import DomextConfig
 

@@ -33,7 +33,6 @@ from domext_ray.downstream.finetune import FinetuneWork, count_parameters, list_
 from domext_ray.downstream.finetune_comparison import read_finetuned
 from domext_ray.downstream.finetune_output import build_summary
 from domext_ray.downstream.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
-from domext_ray.downstream.labelled import load_labelled
 from domext_ray.downstream.start_model import TRAININGS, load_start_model
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.finetune_config import (
@@ -47,6 +46,7 @@ from domext_ray.finetune_config import (
     LabelledConfig,
     PlaceConfig,
 )
+from domext_ray.labelled.loading import load_labelled
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.heads_domext import DomextForTokenClassification
 

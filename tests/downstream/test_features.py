@@ -15,7 +15,6 @@ from conftest import WORDS
 
 from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream import features
-from domext_ray.downstream.examples import Choice, LabelledSet, TaggedSentence
 from domext_ray.downstream.feature_model import FeatureEncoder, build_feature_model
 from domext_ray.downstream.feature_store import FeatureStore, read_index, split_row
 from domext_ray.downstream.features import collect_segments, cut_parts, hash_features, prepare_features
@@ -36,6 +35,7 @@ from domext_ray.finetune_config import (
     LabelledConfig,
     TrainingScaleConfig,
 )
+from domext_ray.labelled.examples import Choice, LabelledSet, TaggedSentence
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(

@@ -13,8 +13,8 @@ import made_data
 import made_words
 import pytest
 
-from domext_ray.downstream.examples import SPLITS, AnnotatedText, Choice, LabelledSet, Mention, Question
-from domext_ray.downstream.sets import find_description, load_set
+from domext_ray.labelled.examples import SPLITS, AnnotatedText, Choice, LabelledSet, Mention, Question
+from domext_ray.labelled.sets import find_description, load_set
 
 SIZES = {"train": 120, "dev": 40, "test": 60}
 FAMILIES = {

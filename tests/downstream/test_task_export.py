@@ -15,7 +15,14 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream.examples import (
+from domext_ray.downstream.start_model import StartModel, load_start_model
+from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_plain_task_model
+from domext_ray.downstream.task_list import ONLY_STAGE, make_task
+from domext_ray.downstream.tasks import Task, TaskOptions
+from domext_ray.downstream.training import Fitted, Point, join_alone, prepare_task
+from domext_ray.export import HEAD_AUTO_CLASSES
+from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
     Choice,
@@ -26,13 +33,6 @@ from domext_ray.downstream.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.downstream.start_model import StartModel, load_start_model
-from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_plain_task_model
-from domext_ray.downstream.task_list import ONLY_STAGE, make_task
-from domext_ray.downstream.tasks import Task, TaskOptions
-from domext_ray.downstream.training import Fitted, Point, join_alone, prepare_task
-from domext_ray.export import HEAD_AUTO_CLASSES
-from domext_ray.finetune_config import FinetuneConfig
 
 EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
     "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),

@@ -12,13 +12,13 @@ import pytest
 from labelled_fixtures import DATA
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
-from domext_ray.downstream.sets import find_description, load_set
 from domext_ray.downstream.stages import Predict, run_stages
 from domext_ray.downstream.task_extraction import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
 from domext_ray.downstream.task_spans import SpanPrediction
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
+from domext_ray.labelled.sets import find_description, load_set
 
 OPTIONS = TaskOptions(max_length=64)
 

@@ -14,8 +14,6 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config import MethodConfig
-from domext_ray.downstream.examples import LabelledSet, LabelledText, Mention
-from domext_ray.downstream.sets import find_description, load_set
 from domext_ray.downstream.stages import Predict, run_stages
 from domext_ray.downstream.start_model import build_task_model, load_start_model
 from domext_ray.downstream.task_normalization import (
@@ -28,6 +26,8 @@ from domext_ray.downstream.task_normalization import (
 )
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
+from domext_ray.labelled.sets import find_description, load_set
 
 OPTIONS = TaskOptions(max_length=48)
 TERMS = ("pain of the heart", "pain of the back", "wound of the hand", "cold hands", "winter cough", "night cough")

@@ -14,7 +14,6 @@ from brief_training import make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import Entity, LabelledSet, Question
 from domext_ray.downstream.task_questions import (
     MAX_ANSWER_LENGTH,
     Answer,
@@ -25,6 +24,7 @@ from domext_ray.downstream.task_questions import (
 )
 from domext_ray.downstream.tasks import Row, TaskOptions
 from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import Entity, LabelledSet, Question
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.examples import AnnotatedText, Entity, LabelledSet
 from domext_ray.downstream.task_spans import TUNED_RANGE, SpanPrediction, SpanTask
 from domext_ray.downstream.tasks import Row, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet
 from domext_ray.model.heads_domext import compute_zlpr
 
 TYPES = ("place", "thing", "person")

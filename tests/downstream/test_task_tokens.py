@@ -13,7 +13,6 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.examples import LabelledSet, TaggedSentence
 from domext_ray.downstream.pieces import encode_words
 from domext_ray.downstream.task_tokens import (
     NO_TAG,
@@ -26,6 +25,7 @@ from domext_ray.downstream.task_tokens import (
 )
 from domext_ray.downstream.tasks import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import LabelledSet, TaggedSentence
 
 TYPES = ("Person", "Place")
 DROPPED = "\x07"

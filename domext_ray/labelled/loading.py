@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from domext_ray.downstream.code_entities import load_code_entities
-from domext_ray.downstream.examples import SPLITS, LabelledSet
-from domext_ray.downstream.sets import find_description, load_set
 from domext_ray.errors import ConfigError
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.code_entities import load_code_entities
+from domext_ray.labelled.examples import SPLITS, LabelledSet
+from domext_ray.labelled.sets import find_description, load_set
 
 SHIPPED_SET = "code_entities"
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from domext_ray.downstream.examples import AnnotatedText, Entity, Relation
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, check_text
-from domext_ray.downstream.read_records import as_objects, get_value, read_json_records
-from domext_ray.downstream.set_description import SetDescription
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import AnnotatedText, Entity, Relation
+from domext_ray.labelled.files import Dirt, Ids, Record, check_text
+from domext_ray.labelled.read_records import as_objects, get_value, read_json_records
+from domext_ray.labelled.set_description import SetDescription
 
 MAIN_PART = "@value"
 """The part of a triple's object that every object has."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from domext_ray.downstream.examples import Entity, MarkedText
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, check_label, check_text
-from domext_ray.downstream.set_description import SetDescription
+from domext_ray.labelled.examples import Entity, MarkedText
+from domext_ray.labelled.files import Dirt, Ids, Record, check_label, check_text
+from domext_ray.labelled.set_description import SetDescription
 
 Stretch = tuple[int, int]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
 
-from domext_ray.downstream.examples import Choice, Entity, LabelledText, MarkedText, Mention
-from domext_ray.downstream.read_terms import read_catalogue
-from domext_ray.downstream.sets import find_description, load_set
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention
+from domext_ray.labelled.read_terms import read_catalogue
+from domext_ray.labelled.sets import find_description, load_set
 
 
 def shown(made: Any) -> list[tuple[str, str | None, str]]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from domext_ray.downstream.examples import TaggedSentence
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, read_text, shorten, split_lines
-from domext_ray.downstream.set_description import SetDescription
-from domext_ray.downstream.set_families import SCHEMES
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import TaggedSentence
+from domext_ray.labelled.files import Dirt, Ids, Record, read_text, shorten, split_lines
+from domext_ray.labelled.set_description import SetDescription
+from domext_ray.labelled.set_families import SCHEMES
 
 DOCUMENT_START = "-DOCSTART-"
 UNTYPED = "ENTITY"

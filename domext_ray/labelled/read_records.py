@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from domext_ray.downstream.json_places import JsonCursor
-from domext_ray.downstream.labelled_files import Dirt, Record, read_text, shorten, split_lines
-from domext_ray.downstream.set_description import SetDescription
-from domext_ray.downstream.set_families import Column
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.files import Dirt, Record, read_text, shorten, split_lines
+from domext_ray.labelled.json_places import JsonCursor
+from domext_ray.labelled.set_description import SetDescription
+from domext_ray.labelled.set_families import Column
 
 _NAMED_COLUMNS = 12
 _LINES = (".jsonl", ".ndjson")

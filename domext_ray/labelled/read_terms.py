@@ -11,11 +11,11 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from domext_ray.downstream.examples import Mention
-from domext_ray.downstream.json_places import JsonCursor
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, check_text, read_text, shorten, split_lines
-from domext_ray.downstream.set_description import SetDescription
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import Mention
+from domext_ray.labelled.files import Dirt, Ids, Record, check_text, read_text, shorten, split_lines
+from domext_ray.labelled.json_places import JsonCursor
+from domext_ray.labelled.set_description import SetDescription
 
 
 def make_mentions(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[Mention]:

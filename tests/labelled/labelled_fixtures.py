@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from domext_ray.downstream.examples import LabelledSet
-from domext_ray.downstream.sets import load_set, make_description
 from domext_ray.errors import DomextError
+from domext_ray.labelled.examples import LabelledSet
+from domext_ray.labelled.sets import load_set, make_description
 
 DATA = Path(os.environ.get("DOMEXT_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from domext_ray.downstream.examples import SPLITS, AnyExample
-from domext_ray.downstream.labelled_files import Dirt, Record
-from domext_ray.downstream.read_choices import make_choices
-from domext_ray.downstream.read_marked import make_marked
-from domext_ray.downstream.read_questions import make_questions, read_squad
-from domext_ray.downstream.read_records import read_records, select_columns
-from domext_ray.downstream.read_spans import Schema, make_extraction, make_nested
-from domext_ray.downstream.read_tagged import make_tagged, read_conll
-from domext_ray.downstream.read_terms import make_mentions
-from domext_ray.downstream.read_texts import make_classified, make_valued
-from domext_ray.downstream.set_description import SetDescription
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import SPLITS, AnyExample
+from domext_ray.labelled.files import Dirt, Record
+from domext_ray.labelled.read_choices import make_choices
+from domext_ray.labelled.read_marked import make_marked
+from domext_ray.labelled.read_questions import make_questions, read_squad
+from domext_ray.labelled.read_records import read_records, select_columns
+from domext_ray.labelled.read_spans import Schema, make_extraction, make_nested
+from domext_ray.labelled.read_tagged import make_tagged, read_conll
+from domext_ray.labelled.read_terms import make_mentions
+from domext_ray.labelled.read_texts import make_classified, make_valued
+from domext_ray.labelled.set_description import SetDescription
 
 Maker: TypeAlias = Callable[[Iterable[Record], SetDescription, Dirt], Iterable[AnyExample]]
 _MAKERS: dict[str, Maker] = {

@@ -16,8 +16,8 @@ from seqeval.metrics import recall_score as seqeval_recall
 from seqeval.scheme import IOB2
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precision_recall_fscore_support
 
-from domext_ray.downstream.examples import Entity
-from domext_ray.downstream.metrics import (
+from domext_ray.labelled.examples import Entity
+from domext_ray.labelled.metrics import (
     Score,
     compare_paired,
     read_tags,

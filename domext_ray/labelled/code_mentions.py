@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from domext_ray.corpus.package_docs import split_blocks
-from domext_ray.downstream.code_names import (
+from domext_ray.labelled.code_names import (
     BUILTIN_TYPES,
     CLASS,
     FUNCTION,
@@ -27,8 +27,8 @@ from domext_ray.downstream.code_names import (
     find_builtin_kind,
     is_camel_case,
 )
-from domext_ray.downstream.code_parameters import list_parameters
-from domext_ray.downstream.code_sentences import (
+from domext_ray.labelled.code_parameters import list_parameters
+from domext_ray.labelled.code_sentences import (
     CONSTANTS,
     NAME,
     CodeSentence,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from labelled_fixtures import DATA
 
-from domext_ray.downstream.examples import (
+from domext_ray.labelled.examples import (
     AnnotatedText,
     LabelledSet,
     LabelledText,
@@ -24,7 +24,7 @@ from domext_ray.downstream.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.downstream.sets import find_description, load_set
+from domext_ray.labelled.sets import find_description, load_set
 
 _LOADED: dict[tuple[str, str], LabelledSet] = {}
 

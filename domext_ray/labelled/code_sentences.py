@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from domext_ray.downstream.code_names import BUILTIN_TYPES, CLASS, FUNCTION, MODULE, PARAMETER, VALUE
+from domext_ray.labelled.code_names import BUILTIN_TYPES, CLASS, FUNCTION, MODULE, PARAMETER, VALUE
 
 MIN_WORDS, MAX_WORDS = 5, 60
 MIN_ENGLISH = 0.6

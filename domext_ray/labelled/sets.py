@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from domext_ray.downstream.examples import (
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import (
     SPLITS,
     AnnotatedText,
     AnyExample,
@@ -24,12 +25,11 @@ from domext_ray.downstream.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.downstream.labelled_files import Dirt, list_places
-from domext_ray.downstream.read_spans import Schema, name_relation, read_schema
-from domext_ray.downstream.read_terms import read_catalogue
-from domext_ray.downstream.readers import find_file, read_splits
-from domext_ray.downstream.set_description import SetDescription, find_description, make_description, read_description
-from domext_ray.errors import CorpusError
+from domext_ray.labelled.files import Dirt, list_places
+from domext_ray.labelled.read_spans import Schema, name_relation, read_schema
+from domext_ray.labelled.read_terms import read_catalogue
+from domext_ray.labelled.readers import find_file, read_splits
+from domext_ray.labelled.set_description import SetDescription, find_description, make_description, read_description
 
 __all__ = [
     "SetDescription",

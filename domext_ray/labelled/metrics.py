@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.downstream.answer_metrics import score_answer
-from domext_ray.downstream.examples import Entity
-from domext_ray.downstream.scores import PairedDifference, Score, compare_paired, compare_paired_figures, make_score
+from domext_ray.labelled.answer_metrics import score_answer
+from domext_ray.labelled.examples import Entity
+from domext_ray.labelled.scores import PairedDifference, Score, compare_paired, compare_paired_figures, make_score
 
 __all__ = [
     "PairedDifference",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from labelled_fixtures import dump_lines, load, refuse
 
-from domext_ray.downstream.examples import AnnotatedText, Entity, Relation
+from domext_ray.labelled.examples import AnnotatedText, Entity, Relation
 
 TEXT = "慢性胃炎伴胃痛"
 ENTITIES = (Entity(0, 4, "dis"), Entity(2, 3, "bod"), Entity(5, 7, "sym"))

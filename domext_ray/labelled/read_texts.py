@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from domext_ray.downstream.examples import LabelledText
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, check_label, check_text
-from domext_ray.downstream.set_description import SetDescription
+from domext_ray.labelled.examples import LabelledText
+from domext_ray.labelled.files import Dirt, Ids, Record, check_label, check_text
+from domext_ray.labelled.set_description import SetDescription
 
 
 def make_classified(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[LabelledText]:

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.corpus import package_docs
-from domext_ray.downstream.code_mentions import CodeSentence, MentionFinder
-from domext_ray.downstream.code_names import Definitions, SourcePackage, find_packages, is_camel_case, read_docstrings
-from domext_ray.downstream.examples import SPLITS, LabelledSet
-from domext_ray.downstream.metrics import score_tags
-from domext_ray.downstream.sets import find_description, load_set
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.code_mentions import CodeSentence, MentionFinder
+from domext_ray.labelled.code_names import Definitions, SourcePackage, find_packages, is_camel_case, read_docstrings
+from domext_ray.labelled.examples import SPLITS, LabelledSet
+from domext_ray.labelled.metrics import score_tags
+from domext_ray.labelled.sets import find_description, load_set
 
 EXTRACTOR_VERSION = 1
 TYPES = ("class", "function", "module", "parameter")

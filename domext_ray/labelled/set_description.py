@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from domext_ray.downstream.examples import SPLITS
-from domext_ray.downstream.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
 from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import SPLITS
+from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
 
 SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from domext_ray.downstream.examples import Entity, Question
-from domext_ray.downstream.json_places import JsonCursor
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, check_text, read_text
-from domext_ray.downstream.read_records import as_objects
-from domext_ray.downstream.set_description import SetDescription
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import Entity, Question
+from domext_ray.labelled.files import Dirt, Ids, Record, check_text, read_text
+from domext_ray.labelled.json_places import JsonCursor
+from domext_ray.labelled.read_records import as_objects
+from domext_ray.labelled.set_description import SetDescription
 
 NEAR_CHARS = 20
 """How far from its offset an answer may be that occurs more than once."""

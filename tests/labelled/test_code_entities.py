@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from domext_ray.corpus import package_docs
-from domext_ray.downstream.code_entities import (
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.code_entities import (
     TYPES,
     SetSize,
     describe_code_entities,
@@ -19,8 +20,8 @@ from domext_ray.downstream.code_entities import (
     make_code_entities,
     summarize_facts,
 )
-from domext_ray.downstream.code_mentions import MentionFinder
-from domext_ray.downstream.code_names import (
+from domext_ray.labelled.code_mentions import MentionFinder
+from domext_ray.labelled.code_names import (
     CLASS,
     FUNCTION,
     MODULE,
@@ -30,9 +31,8 @@ from domext_ray.downstream.code_names import (
     find_packages,
     read_docstrings,
 )
-from domext_ray.downstream.code_parameters import list_parameters
-from domext_ray.downstream.examples import SPLITS, TaggedSentence
-from domext_ray.errors import CorpusError
+from domext_ray.labelled.code_parameters import list_parameters
+from domext_ray.labelled.examples import SPLITS, TaggedSentence
 
 SHOP = '''
 """All that a shop needs."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from domext_ray.downstream.examples import Choice
-from domext_ray.downstream.labelled_files import Dirt, Ids, Record, check_text
-from domext_ray.downstream.set_description import SetDescription
 from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import Choice
+from domext_ray.labelled.files import Dirt, Ids, Record, check_text
+from domext_ray.labelled.set_description import SetDescription
 
 
 def make_choices(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[Choice]:

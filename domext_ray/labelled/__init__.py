@@ -1,0 +1,1 @@
+"""Labelled sets: files become examples, and predictions are scored against them."""
