@@ -60,6 +60,7 @@ class GridConfig:
     epochs: str = "3"  # passes over the training split
     restarts: int = 1  # trainings of each combination, with seeds that count up from --seed
     micro_batch_size: int = free(0)  # rows of one forward pass; 0: the whole batch
+    score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
 
     def __post_init__(self) -> None:
         require(min(self.rates) > 0.0, "grid.lr", self.lr, "above 0")

@@ -75,6 +75,7 @@ class Fitted:
         tokens: tokens read in training, padding not counted.
         seconds: time spent in training steps.
         features: what the model reads in the place of an encoder's states; None: it has an encoder.
+        dev_predictions: those of the model as it is on the task's dev examples; None: not made yet.
     """
 
     task: Task
@@ -87,6 +88,7 @@ class Fitted:
     tokens: int = 0
     seconds: float = 0.0
     features: FeatureStore | None = None
+    dev_predictions: list[Any] | None = None
 
     def collate(self, rows: Sequence[Row]) -> TaskBatch:
         """Put rows side by side, with their features if the model reads these."""
@@ -97,6 +99,8 @@ class Fitted:
 
     def predict(self, examples: Sequence[AnyExample]) -> list[Any]:
         """Return a prediction an example, with the thresholds as they are."""
+        if examples is self.task.data.dev and self.dev_predictions is not None:
+            return self.dev_predictions
         return predict_examples(self, examples)
 
 
@@ -154,38 +158,52 @@ def fit_task(
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
     fitted = prepare_task(start, task, config, point, device, num_steps, features)
-    reported = started = time.perf_counter()
+    reported = 0.0
     for step in range(num_steps):
         epoch, place = divmod(step, epoch_steps)
         if place == 0:
             batches = plan_epoch(rows, point.batch_size, point.seed, epoch)
-        chosen = [rows[i] for i in batches[place]]
-        figures = _train_step(fitted, chosen, config.grid.micro_batch_size, step)
-        if not figures.finite:
-            raise TrainingError(
-                f"step {step + 1:,} of fine-tuning ({point.key}) has a loss of {figures.loss}; lower --grid.lr."
-            )
-        now = time.perf_counter()
-        fitted.steps, fitted.seconds = step + 1, fitted.seconds + now - started
-        fitted.tokens += sum(row.input_ids.size for row in chosen)
-        done = step + 1 == num_steps
-        record: dict[str, Any] = {"step": step + 1, "steps": num_steps, "loss": figures.loss}
+        loss = _train_step(fitted, [rows[i] for i in batches[place]], config.grid.micro_batch_size, point)
+        record: dict[str, Any] = {"step": step + 1, "steps": num_steps, "loss": loss}
         record["tokens_per_second"] = fitted.tokens / fitted.seconds
-        if done or place + 1 == epoch_steps:
-            predictions = fitted.predict(task.data.dev)
-            fitted.thresholds = task.tune(task.data.dev, predictions)
-            if fitted.thresholds:
-                predictions = fitted.predict(task.data.dev)
-            fitted.dev_scores.append(task.score(task.data.dev, predictions).get(task.metric))
+        if step + 1 == num_steps or (place + 1 == epoch_steps and config.grid.score_every_epoch):
+            fitted.dev_scores.append(_score_dev(fitted))
             record |= {"epoch": (step + 1) / epoch_steps, "dev": fitted.dev_scores[-1]}
-        if "dev" in record or now - reported > REPORT_SECONDS:
+        if "dev" in record or time.perf_counter() - reported > REPORT_SECONDS:
             report(record)
-            reported = now
-        started = time.perf_counter()
+            reported = time.perf_counter()
     state = fitted.engine.gather_state()
     assert state is not None, "a training has one process"
     fitted.tensors = {name: each.param for name, each in state.tensors.items()}
     return fitted
+
+
+def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, point: Point) -> float:
+    """Make one optimiser step and return its mean loss."""
+    started = time.perf_counter()
+    size = micro_batch_size or len(rows)
+    batches = [fitted.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
+    figures = fitted.engine.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
+    if not figures.finite:
+        raise TrainingError(
+            f"step {fitted.steps + 1:,} of fine-tuning ({point.key}) has a loss of {figures.loss}; lower --grid.lr."
+        )
+    fitted.dev_predictions = None
+    fitted.steps += 1
+    fitted.tokens += sum(row.input_ids.size for row in rows)
+    fitted.seconds += time.perf_counter() - started
+    return figures.loss
+
+
+def _score_dev(fitted: Fitted) -> float:
+    """Tune the task's thresholds on dev and return dev's figure."""
+    task, dev = fitted.task, fitted.task.data.dev
+    predictions = fitted.predict(dev)
+    fitted.thresholds = task.tune(dev, predictions)
+    if fitted.thresholds:
+        predictions = predict_examples(fitted, dev)
+    fitted.dev_predictions = predictions
+    return task.score(dev, predictions).get(task.metric)
 
 
 def make_model(start: StartModel, task: Task, config: FinetuneConfig, seed: int) -> Any:
@@ -273,12 +291,6 @@ def predict_rows(fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[
             size = rows[place].length if fitted.task.has_token_outputs else None
             outputs[place] = tuple(each[i][:size] if size else each[i] for each in tensors)
     return fitted.task.decode(examples, rows, outputs)
-
-
-def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, step: int) -> Any:
-    size = micro_batch_size or len(rows)
-    batches = [fitted.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
-    return fitted.engine.train_step(batches, sum(batch.num_targets for batch in batches), step)
 
 
 def _make_optim(config: FinetuneConfig, point: Point, num_steps: int) -> OptimConfig:

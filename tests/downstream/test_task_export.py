@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -119,22 +120,31 @@ def write_inputs(fitted: Fitted, folder: Path) -> Any:
         return fitted.model.eval()(**batch.inputs)[0]
 
 
+def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) -> None:
+    """A base without extensions needs no code of ours where transformers has the head."""
+    for family in EXAMPLES:
+        fitted = make_fitted(start, family, FULL)
+        folder = tmp_path / family
+        export_fitted(start, "made", fitted, folder)
+        is_plain = fitted.task.head in PLAIN_HEADS
+        assert is_plain_task_model(fitted.model) == is_plain == (not (folder / "modeling_domext.py").exists())
+        if is_plain:
+            loaded = getattr(transformers, HEAD_AUTO_CLASSES[fitted.task.head]).from_pretrained(folder).eval()
+            batch = fitted.task.collate(fitted.task.encode(fitted.task.data.dev, is_training=False))
+            with torch.no_grad():
+                found, expected = loaded(**batch.inputs)[0], fitted.model.eval()(**batch.inputs)[0]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=family)
+
+
 def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, tmp_path: Path) -> None:
     roberta = load_start_model(str(tiny_roberta_folder))
     expected = {}
-    for family in EXAMPLES:
-        for name, model, method in (
-            ("plain", start, FULL),
-            ("extended", start, BOTTLENECK),
-            ("roberta", roberta, FULL),
-        ):
-            fitted = make_fitted(model, family, method)
-            folder = tmp_path / f"{family}-{name}"
-            export_fitted(model, "made", fitted, folder)
-            expected[folder] = write_inputs(fitted, folder)
-            brings_code = (folder / "modeling_domext.py").exists()
-            assert brings_code == (name != "plain" or fitted.task.head not in PLAIN_HEADS)
-            assert is_plain_task_model(fitted.model) == (not brings_code)
+    for family in (*EXAMPLES, "roberta"):
+        model, method = (roberta, FULL) if family == "roberta" else (start, BOTTLENECK)
+        fitted = make_fitted(model, "classification" if family == "roberta" else family, method)
+        export_fitted(model, "made", fitted, tmp_path / family)
+        expected[tmp_path / family] = write_inputs(fitted, tmp_path / family)
+        assert (tmp_path / family / "modeling_domext.py").exists()
     done = subprocess.run(
         [sys.executable, "-I", "-c", LOAD_ALONE, *map(str, expected)],
         cwd=tmp_path,

@@ -208,7 +208,7 @@ def test_missing_and_empty_splits_are_refused(tmp_path: Path) -> None:
     message = refuse(tmp_path / "a", "classification", {"dev.jsonl": row})
     assert re.search(r"a has no train \(looked for train\.\*\); name its file as files.train, or give shares", message)
     message = refuse(tmp_path / "b", "classification", {"train.jsonl": row, "test.jsonl": row})
-    assert "b has no dev (looked for devel.*, dev.*, validation.*, valid.*)" in message
+    assert "b has no dev (looked for devel.*, dev.*, validation.*, valid.*, val.*)" in message
     message = refuse(tmp_path / "c", "classification", {"train.jsonl": row, "dev.jsonl": ""})
     assert message == f"The dev of {tmp_path}/c has no example."
     message = refuse(tmp_path / "d", "classification", {"train.jsonl": '{"text": "", "label": 1}', "dev.jsonl": row})
