@@ -43,7 +43,7 @@ from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet, load_labelled
 from domext_ray.run_directory import check_identity, hold_run, resolve_root
 from domext_ray.training.metrics import write_text
-from domext_ray.training.pretrain import start_ray
+from domext_ray.training.pretrain import check_shared_storage, start_ray
 
 FEATURES = ".features"
 RESAMPLES = "resamples.npz"
@@ -108,6 +108,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
         write_text(folder / "config.yaml", dump_yaml(config))
         write_text(folder / "identity.json", json.dumps(identity, indent=2))
         start_ray()
+        check_shared_storage(folder)
         cpus, parallel = _plan_resources(config)
         features = None
         if config.features.layers:
@@ -144,9 +145,10 @@ def _plan_resources(config: FinetuneConfig) -> tuple[float, int]:
         raise ConfigError("--scale.use_gpu is True; the cluster has no GPU, so it must be false.")
     limit = int(gpus) if config.scale.use_gpu else max(1, int(cpus / (config.scale.cpus or 1.0)))
     parallel = min(num_trainings, config.scale.parallel or limit)
-    share = config.scale.cpus or max(1.0, cpus // parallel)
-    if share > cpus:
-        raise ConfigError(f"--scale.cpus is {share:g}; the cluster has {cpus:g} CPUs.")
+    largest = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
+    share = config.scale.cpus or min(max(1.0, cpus // parallel), largest)
+    if share > largest:
+        raise ConfigError(f"--scale.cpus is {share:g}; no node has more than {largest:g} CPUs.")
     return share, parallel
 
 

@@ -110,7 +110,7 @@ def pretrain(task: PretrainTask) -> None:
     config = task.config
     task = replace(task, attempt=uuid.uuid4().hex)
     resources = _reserve(config)
-    _check_shared_storage(task.run_dir)
+    check_shared_storage(task.run_dir)
     write_text(task.run_dir / "attempt.json", json.dumps({"attempt": task.attempt}))
     trainer = TorchTrainer(
         train_worker,
@@ -157,7 +157,12 @@ def _reserve(config: PretrainConfig) -> dict[str, float]:
     return {"CPU": cpus, **({"GPU": 1.0} if config.scale.use_gpu else {})}
 
 
-def _check_shared_storage(run_dir: Path) -> None:
+def check_shared_storage(run_dir: Path) -> None:
+    """Refuse a run directory that a node of the cluster does not see; Ray is initialised.
+
+    Raises:
+        RunError: naming the node.
+    """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     if len(nodes) < 2:
         return
