@@ -162,7 +162,7 @@ class TrainingScaleConfig:
         require(self.cpus >= 0.0, "scale.cpus", self.cpus, "0 or more")
 
 
-FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+FULL = MethodConfig(name="full", trains="all", domain="task", heads=0, ffn_units=0)
 """Every parameter trains."""
 
 
@@ -229,7 +229,9 @@ def _parse_numbers(text: str, option: str, kind: type[NumberT]) -> tuple[NumberT
 
 
 STUDIES = ("spans", "sigma", "size")
-BOTTLENECK = MethodConfig(name="bottleneck", trains="extensions", heads=0, ffn_units=0, bottleneck_size=64)
+BOTTLENECK = MethodConfig(
+    name="bottleneck", trains="extensions", domain="task", heads=0, ffn_units=0, bottleneck_size=64
+)
 """Houlsby's adapters: two bottlenecks a layer and their LayerNorms train, beside a frozen base."""
 
 

@@ -166,6 +166,9 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
             f"--method.top_layers is {method.top_layers}; {start.id!r} has {config.num_hidden_layers} layers."
         )
     add_domains(config, method, describe_extensions(config))
+    if start.config.active_domains is not None and not method.active_domains:  # what was left out stays left out
+        own = [method.domain] if method.has_domain else []
+        config.active_domains = list(dict.fromkeys([*start.config.active_domains, *own]))
     labels = task.head_labels
     config.id2label, config.label2id = dict(enumerate(labels)), {label: i for i, label in enumerate(labels)}
     for name, value in task.head_config.items():

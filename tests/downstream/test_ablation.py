@@ -198,7 +198,7 @@ def choose(run_dir: Path, output: Path, **options: Any) -> AblateConfig:
 
 def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path: Path) -> None:
     work = prepare_spans(choose(run_dir, tmp_path))
-    assert work.spans == [(0, 0), (1, 1), (0, 1)] and work.domain == "domain"
+    assert work.spans == [(0, 0), (1, 1), (0, 1)] and work.domain == "task"
     before = {name: each.clone() for name, each in work.fitted.model.state_dict().items()}
     study = study_spans(work)
     assert all(torch.equal(each, before[name]) for name, each in work.fitted.model.state_dict().items())
@@ -207,13 +207,13 @@ def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path
     assert study.majority == summary["baselines"]["dev"]["majority"]["entity_f1"]["micro"]
     task, dev = work.fitted.task, work.fitted.task.data.dev
     for span in reversed(work.spans):  # the study's order is another
-        with remove_parts(work.fitted.model, "domain", range(span[0], span[1] + 1), norms=False):
+        with remove_parts(work.fitted.model, "task", range(span[0], span[1] + 1), norms=False):
             value = task.score(dev, work.fitted.predict(dev)).get(study.metric)
         found = study.spans[span]
         assert found.value == value and found.difference == pytest.approx(value - study.whole)
         assert found.low <= found.difference <= found.high
         assert study.relative_change(span) == pytest.approx(100 * (value / study.whole - 1))
-    with remove_parts(work.fitted.model, "domain", (), norms=True):
+    with remove_parts(work.fitted.model, "task", (), norms=True):
         assert task.score(dev, work.fitted.predict(dev)).get(study.metric) == study.whole
     assert study.spans[(0, 1)].value < 0.5 * study.whole, "a frozen random encoder alone does not help its head"
 
@@ -221,7 +221,7 @@ def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path
 def test_all_layers_with_their_norms_are_the_model_without_its_domain(run_dir: Path, tmp_path: Path) -> None:
     study = study_spans(prepare_spans(choose(run_dir, tmp_path, remove_norms=True)))
     fitted = rebuild_finetuned(run_dir, CPU).fitted["model"]
-    fitted.model.bert.drop_domain("domain")
+    fitted.model.bert.drop_domain("task")
     dev = fitted.task.data.dev
     assert study.spans[(0, 1)].value == fitted.task.score(dev, fitted.predict(dev)).get(study.metric)
 

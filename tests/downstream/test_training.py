@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from conftest import WORDS
 
 from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream.batches import plan_epoch
-from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
+from domext_ray.downstream.start_model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.task_texts import ClassificationTask
 from domext_ray.downstream.tasks import TaskOptions
 from domext_ray.downstream.training import Point, fit_task, join_alone, restore_task
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig
 from domext_ray.labelled.examples import LabelledSet, LabelledText
+from domext_ray.model.configuration_domext import complete_domain
 
 CPU = torch.device("cpu")
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -181,3 +183,12 @@ def test_a_model_that_does_not_exist_is_named() -> None:
 def test_a_bilstm_between_encoder_and_head_trains(start: StartModel, task: ClassificationTask) -> None:
     fitted = fit_task(start, task, replace(CONFIG, head_bilstm=6), replace(POINT, epochs=0.25), CPU, ignore)
     assert fitted.tensors["bilstm.lstm.weight_hh_l0_reverse"].shape == (24, 6)
+
+
+def test_domains_that_a_model_leaves_out_stay_left_out(start: StartModel, task: ClassificationTask) -> None:
+    config = copy.deepcopy(start.config)
+    config.domains = {name: complete_domain(name, {"ffn_units": 4}, 2) for name in ("clinic", "law")}
+    config.active_domains = ["law"]
+    active = describe_task_model(replace(start, config=config), task, replace(BOTTLENECK, domain="task"), 0.0)
+    assert active.active_domains == ["law", "task"] and set(active.domains) == {"clinic", "law", "task"}
+    assert describe_task_model(start, task, FULL, 0.0).active_domains is None
