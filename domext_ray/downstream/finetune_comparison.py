@@ -23,6 +23,8 @@ from domext_ray.errors import RunError
 from domext_ray.labelled.scores import PairedDifference, summarize_difference
 from domext_ray.report import STYLE
 
+RESAMPLES = "resamples.npz"
+
 
 @dataclass(frozen=True)
 class FinetunedRun:
@@ -49,6 +51,13 @@ class FinetunedRun:
         return float(self.summary["restarts"][self.split]["mean"])
 
 
+def write_resamples(folder: Path, resamples: dict[str, np.ndarray]) -> None:
+    """Write a run's resampled figures, float64 [restarts, resamples] by split."""
+    temporary = folder / f".{RESAMPLES}.{os.getpid()}.npz"
+    np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
+    os.replace(temporary, folder / RESAMPLES)
+
+
 def is_finetuned(folder: Path) -> bool:
     """Whether a folder is a fine-tuning run's."""
     return (folder / TRAININGS).is_dir()
@@ -62,7 +71,7 @@ def read_finetuned(folder: Path) -> FinetunedRun:
     """
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        with np.load(folder / "resamples.npz", allow_pickle=False) as arrays:
+        with np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
             resamples = arrays["test" if summary["test"] else "dev"]
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.") from error

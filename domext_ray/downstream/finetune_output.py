@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,26 @@ from domext_ray.training.metrics import write_text
 PLAIN_LINE_SECONDS = 10.0
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """What the chosen point reached.
+
+    Args:
+        dev, test: figures with intervals of the best training; test empty where the set has none.
+        restarts: dev's and test's figure of every restart, by split.
+        baselines: figures of trivial baselines by split and name.
+        steps: figures of single steps by split.
+        notes: what was counted on the way.
+    """
+
+    dev: dict[str, Any]
+    test: dict[str, Any]
+    restarts: dict[str, list[float]]
+    baselines: dict[str, dict[str, dict[str, Any]]]
+    steps: dict[str, dict[str, dict[str, Any]]]
+    notes: tuple[str, ...]
 
 
 class FinetuneProgress:
@@ -125,7 +146,7 @@ def build_summary(
     results: Sequence[Mapping[str, Any]],
     best: Mapping[str, Any],
     chosen: Sequence[Mapping[str, Any]],
-    final: Any,
+    final: FinalScores,
     seconds: float,
 ) -> dict[str, Any]:
     """Return the content of summary.json.
@@ -139,7 +160,7 @@ def build_summary(
         results: records of all trainings.
         best: that of the best one.
         chosen: those of the best one and its restarts.
-        final: what `finetune.score_chosen` returned.
+        final: what the chosen point reached.
         seconds: wall clock of this start, scoring and export included.
     """
     data = loaded.data
@@ -216,12 +237,16 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def get_figure(figures: Mapping[str, Any], path: str) -> float:
+    """Return one of the figures that `Score.describe` gave."""
+    return float(flatten({name: each for name, each in figures.items() if name not in ("intervals", "examples")})[path])
+
+
 def _show_interval(figures: Mapping[str, Any], path: str) -> str:
     if not figures:
         return "none"
     low, high = figures["intervals"][path]
-    value = flatten({name: each for name, each in figures.items() if name not in ("intervals", "examples")})[path]
-    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{get_figure(figures, path):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _show_restarts(restarts: Mapping[str, Any], split: str) -> str:

@@ -132,17 +132,33 @@ def run_stages(task: StagedTask, fit: Fit, *, splits: Sequence[str] = ("dev", "t
 
 
 def evaluate_stages(
-    task: StagedTask, predictors: Mapping[str, Predict], *, splits: Sequence[str] = ("dev", "test")
+    task: StagedTask,
+    predictors: Mapping[str, Predict],
+    *,
+    splits: Sequence[str] = ("dev", "test"),
+    thresholds: dict[str, float] | None = None,
 ) -> StagedResult:
-    """Tune on dev and score a chain of stages that are trained already; see `run_stages`."""
-    dev_steps = task.run_steps(predictors, task.data.dev)
-    thresholds = task.tune(task.data.dev, dev_steps)
+    """Score a chain of stages that are trained already; see `run_stages`.
+
+    Args:
+        task: the task.
+        predictors: for each stage what predicts with its trained model.
+        splits: what to score; an empty split is left out.
+        thresholds: what was tuned on dev before; None: tune now.
+    """
+    dev_steps = None
+    if thresholds is None:
+        dev_steps = task.run_steps(predictors, task.data.dev)
+        thresholds = task.tune(task.data.dev, dev_steps)
+    else:
+        task.apply(thresholds)
     result = StagedResult({}, {}, {}, {}, thresholds, ())
     for split in splits:
         examples = getattr(task.data, split)
         if not examples:
             continue
-        steps = dev_steps if split == "dev" else task.run_steps(predictors, examples)
+        has_steps = split == "dev" and dev_steps is not None
+        steps = dev_steps if has_steps else task.run_steps(predictors, examples)
         predictions = task.decode(examples, steps)
         result.predictions[split] = predictions
         result.scores[split] = task.score(examples, predictions)

@@ -29,11 +29,12 @@ from domext_ray.downstream.ablation import (
 )
 from domext_ray.downstream.ablation_report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation_sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
-from domext_ray.downstream.finetune import FinetuneWork, count_parameters, list_points, score_chosen, train_point
+from domext_ray.downstream.finetune import count_parameters, gather_scores, list_points
 from domext_ray.downstream.finetune_comparison import read_finetuned
 from domext_ray.downstream.finetune_output import build_summary
 from domext_ray.downstream.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
 from domext_ray.downstream.start_model import TRAININGS, load_start_model
+from domext_ray.downstream.trainings import FinetuneWork, score_point, train_point
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.finetune_config import (
     BOTTLENECK,
@@ -179,8 +180,9 @@ def finetune_here(config: FinetuneConfig) -> Path:
     points = list_points(config)
     for point in points:
         train_point(work, point)
+        score_point(work, point, None)
     results = [json.loads(result_path(folder / TRAININGS, point).read_text(encoding="utf-8")) for point in points]
-    final = score_chosen(work, points, results[0]["point"])
+    final = gather_scores(work, points, points[0])
     counts = count_parameters(config, start, task)
     summary = build_summary(config, start, loaded, task, counts, results, results[0], results, final, 1.0)
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
@@ -262,7 +264,7 @@ def test_the_job_writes_table_and_picture(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(JOB), run_name="__main__")
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: --domain is 'clinic'; it must be one of the model's domains (domain).\n"
+    assert capsys.readouterr().err == "error: --domain is 'clinic'; it must be one of the model's domains (task).\n"
 
 
 def copy_record(run_dir: Path, folder: Path, change: Callable[[FinetuneConfig], FinetuneConfig]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from domext_ray.downstream import features
 from domext_ray.downstream.feature_model import FeatureEncoder, build_feature_model
 from domext_ray.downstream.feature_store import FeatureStore, read_index, split_row
 from domext_ray.downstream.features import collect_segments, cut_parts, hash_features, prepare_features
-from domext_ray.downstream.finetune import FinetuneWork, run_finetuning, score_chosen, train_point
+from domext_ray.downstream.finetune import gather_scores, run_finetuning
 from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.task_choices import ChoiceTask
 from domext_ray.downstream.task_list import SingleTask
 from domext_ray.downstream.task_tokens import TokenClassificationTask
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.downstream.training import Point, fit_task, join_alone, restore_task
+from domext_ray.downstream.trainings import FinetuneWork, score_point, train_point
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.finetune_config import (
     FULL,
@@ -329,7 +330,8 @@ def test_a_point_is_trained_and_scored(
     work = FinetuneWork(config, start, SingleTask(task), tmp_path, 1.0, folder)
     point = Point(lr=1e-2, batch_size=8, epochs=1.0, seed=0)
     train_point(work, point)
-    final = score_chosen(work, [point], asdict(point))
+    score_point(work, point, None)
+    final = gather_scores(work, [point], point)
     assert final.restarts.keys() == {"dev", "test"}
     assert any(note.startswith("a model on features is not exported") for note in final.notes)
     assert not (tmp_path / "export").exists()

@@ -14,7 +14,7 @@ from domext_ray.errors import DomextError
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.sets import load_set, make_description
 
-DATA = Path(os.environ.get("DOMEXT_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+DATA = Path(os.environ.get("DOMEXT_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 
 
 def write(path: Path, content: str | bytes) -> Path:
