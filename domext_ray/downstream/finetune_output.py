@@ -344,4 +344,4 @@ def _draw_scores(axes: Axes, summary: Mapping[str, Any]) -> None:
         axes.axvline(baseline, color=VIOLET, linewidth=1.0, linestyle="--", label="majority baseline (dev)")
     axes.set_yticks(places, paths)
     axes.set_title(f"{summary['model']['name']} on {summary['set']['name']}")
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
