@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lone_process import WITHOUT_PROJECT
 from safetensors import safe_open
 from transformers import (
     AutoModelForMaskedLM,
@@ -39,22 +40,11 @@ from domext_ray.training.engine import TensorState, TrainState
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 
-LOAD_ALONE = """
-import json, sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"domext_ray", "ray", "deepspeed", "draccus", "pyarrow", "datasets", "matplotlib"}:
-            return None
-        return self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(each) for each in sys.meta_path]
+LOAD_ALONE = (
+    WITHOUT_PROJECT
+    + """
+import json
+import sys
 import torch
 import transformers as tf
 
@@ -77,6 +67,7 @@ with torch.no_grad():
 assert "domext_ray" not in sys.modules
 print(json.dumps({"ids": batch["input_ids"].tolist(), "logits": logits.tolist(), "shapes": shapes}))
 """
+)
 
 
 @pytest.fixture(autouse=True)

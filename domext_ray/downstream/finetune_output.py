@@ -23,7 +23,7 @@ from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
 from domext_ray.labelled.scores import flatten
 from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, VIOLET, build_table, fill_page, list_figures
-from domext_ray.training.metrics import write_text
+from domext_ray.training.metrics import read_metrics, write_text
 
 PLAIN_LINE_SECONDS = 10.0
 MAX_BARS = 24
@@ -98,20 +98,8 @@ class FinetuneProgress:
         print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
 
     def _read(self, point: Point) -> dict[str, Any] | None:
-        records = read_progress(self.folder / f"{point.key}.progress.jsonl")
+        records = read_metrics(self.folder / f"{point.key}.progress.jsonl")
         return records[-1] if records else None
-
-
-def read_progress(path: Path) -> list[dict[str, Any]]:
-    """Read what a training reported; a line that is being written is left out."""
-    records = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-    return records
 
 
 def describe_finetune_plan(
@@ -264,7 +252,7 @@ def write_finetune_report(folder: Path) -> Path:
     """
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     progress = {
-        path.name.removesuffix(".progress.jsonl"): read_progress(path)
+        path.name.removesuffix(".progress.jsonl"): read_metrics(path)
         for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
     }
     with matplotlib.rc_context(STYLE):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from lone_process import WITHOUT_PROJECT
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -59,22 +60,11 @@ LABELS = {
 BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 
-LOAD_ALONE = """
-import json, sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"domext_ray", "ray", "deepspeed", "draccus", "sklearn", "datasets", "matplotlib"}:
-            return None
-        return self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(each) for each in sys.meta_path]
+LOAD_ALONE = (
+    WITHOUT_PROJECT
+    + """
+import json
+import sys
 import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
@@ -88,6 +78,7 @@ for folder in sys.argv[1:]:
     save_file({"logits": outputs[0].contiguous()}, f"{folder}/found.safetensors")
 assert "domext_ray" not in sys.modules
 """
+)
 
 
 @pytest.fixture(scope="module")

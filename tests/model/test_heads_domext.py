@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lone_process import WITHOUT_PROJECT
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -313,22 +314,11 @@ def test_the_span_loss_is_its_formula_and_learns() -> None:
     assert compute_zlpr(right, labels).item() == pytest.approx(0.0, abs=1e-5)
 
 
-LOAD_ALONE = """
-import json, sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"domext_ray", "ray", "deepspeed", "draccus", "pyarrow", "datasets", "matplotlib"}:
-            return None
-        return self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(each) for each in sys.meta_path]
+LOAD_ALONE = (
+    WITHOUT_PROJECT
+    + """
+import json
+import sys
 import torch
 import transformers as tf
 
@@ -347,6 +337,7 @@ for head, automatic in json.loads(sys.argv[2]).items():
 assert "domext_ray" not in sys.modules
 print(json.dumps(found))
 """
+)
 
 
 def test_every_head_loads_without_this_package(tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
