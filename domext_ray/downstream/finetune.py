@@ -71,7 +71,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     if config.dry_run:
         print(describe_finetune_plan(config, start, task, counts, folder))
         return folder
-    if (folder / "summary.json").exists():
+    if (folder / "summary.json").exists() and (folder / "report.html").exists():
         print(f"the run in {folder} has ended; nothing is left to do.")
         return folder
     with hold_run(folder):

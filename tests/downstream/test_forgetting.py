@@ -305,7 +305,7 @@ def test_models_without_a_head_are_refused(tiny_base_folder: Path, tmp_path: Pat
             load_masked_lm(str(tmp_path / name))
     with pytest.raises(BaseModelError, match=r"--models '.*nowhere/at/all' does not exist"):
         load_masked_lm(str(tmp_path / "nowhere/at/all"))
-    (tmp_path / "tuned" / "trials").mkdir(parents=True)
+    (tmp_path / "tuned" / "trainings").mkdir(parents=True)
     with pytest.raises(BaseModelError, match="is a fine-tuned run"):
         load_masked_lm(str(tmp_path / "tuned"))
     (tmp_path / "config.yaml").write_text("{}")
