@@ -89,6 +89,7 @@ def test_a_second_domain_trains_beside_the_frozen_first(
     assert any(not torch.equal(later[name], two[name]) for name in added)
 
 
+@pytest.mark.slow  # whole jobs; the matrix (test_methods.py) has the same through the engine
 def test_lora_is_exported_merged(tiny_base_folder: Path, corpus_file: Path, tmp_path: Path) -> None:
     lora = ("--method.bottleneck_size", "0", "--method.lora_rank", "4", "--method.lora_targets", "value,output")
     run_job(build_command(tiny_base_folder, corpus_file, tmp_path, "lora", *lora))

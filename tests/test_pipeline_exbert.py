@@ -162,6 +162,7 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     assert len(losses[0]) == NUM_STEPS and losses[0] == losses[1]
 
 
+@pytest.mark.slow  # whole jobs; the matrix (test_methods.py) has the same through the engine
 def test_a_task_bottleneck_trains_over_the_frozen_domain(
     first: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
