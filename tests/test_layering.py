@@ -13,6 +13,7 @@ PACKAGE = "domext_ray"
 
 ORDER = (
     "errors",
+    "status_line",
     "config",
     "job_config",
     "finetune_config",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +12,7 @@ import ray.data
 
 from domext_ray.corpus.sources import ReadTask, Sources
 from domext_ray.errors import DomextError
+from domext_ray.status_line import StatusLine
 
 
 def run_tasks(
@@ -76,28 +75,17 @@ def configure_ray_data() -> None:
 
 
 class _Progress:
-    """One line on standard error: share, MB, MB/s, time left."""
+    """Share, MB, MB/s, time left."""
 
     def __init__(self, sources: Sources, verb: str) -> None:
         self.sizes = np.cumsum([each.num_bytes for each in sources.tasks]) / 1e6
-        self.verb, self.started, self.shown = verb, time.monotonic(), 0.0
+        self.verb, self.line = verb, StatusLine()
 
     def show(self, num_done: int) -> None:
-        now = time.monotonic()
-        if now - self.shown < (0.5 if sys.stderr.isatty() else 10.0):
-            return
-        self.shown = now
         done, total = self.sizes[num_done - 1], self.sizes[-1]
-        rate = max(done, 1e-6) / max(now - self.started, 1e-6)
-        line = f"{self.verb}: {done:,.0f} of {total:,.0f} MB, {rate:.1f} MB/s, {(total - done) / rate:,.0f} s left"
-        print(
-            f"\r\033[K{line}" if sys.stderr.isatty() else line,
-            end="" if sys.stderr.isatty() else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        rate = max(done, 1e-6) / self.line.seconds
+        left = (total - done) / rate
+        self.line.show(f"{self.verb}: {done:,.0f} of {total:,.0f} MB, {rate:.1f} MB/s, {left:,.0f} s left")
 
     def finish(self) -> None:
-        seconds = time.monotonic() - self.started
-        line = f"{self.verb}: {self.sizes[-1]:,.0f} MB in {seconds:.1f} s"
-        print(f"\r\033[K{line}" if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+        self.line.keep(f"{self.verb}: {self.sizes[-1]:,.0f} MB in {self.line.seconds:.1f} s")

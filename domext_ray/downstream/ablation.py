@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +28,11 @@ from domext_ray.labelled.scores import Score, compare_paired
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.layers_domext import ExtensionOutput, Layer, NormShift
+from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
 
 SPANS = "spans.json"
 RESAMPLING_SEED = 0
-PLAIN_LINE_SECONDS = 10.0
 
 Span = tuple[int, int]
 """First and last layer, counted from 0."""
@@ -338,18 +336,15 @@ def _measure(work: SpanWork, rows: Sequence[Row], whole: Score, span: Span) -> d
 
 
 def _show_progress(spans: Sequence[Span], num_kept: int) -> Iterator[Span]:
-    """Yield spans and show on standard error how many are done and how long the others will take."""
-    is_terminal = sys.stderr.isatty()
-    started = shown = time.monotonic()
+    """Yield spans and show how many are done and how long the others will take."""
+    line = StatusLine(is_due=False)
     if num_kept:
-        print(f"{num_kept} of {num_kept + len(spans)} spans were scored before.", file=sys.stderr, flush=True)
+        line.keep(f"{num_kept} of {num_kept + len(spans)} spans were scored before.")
     for i, span in enumerate(spans):
         yield span
-        now = time.monotonic()
-        is_last = i + 1 == len(spans)
-        if is_terminal or is_last or now - shown >= PLAIN_LINE_SECONDS:
-            left = (now - started) / (i + 1) * (len(spans) - i - 1)
-            line = f"{num_kept + i + 1} of {num_kept + len(spans)} spans  about {left / 60:.1f} min left"
-            start, end = ("\r\033[K", "\n" if is_last else "") if is_terminal else ("", "\n")
-            print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
-            shown = now
+        left = line.seconds / (i + 1) * (len(spans) - i - 1)
+        text = f"{num_kept + i + 1} of {num_kept + len(spans)} spans  {format_seconds(left)} left"
+        if i + 1 == len(spans):
+            line.keep(text)
+        else:
+            line.show(text)

@@ -15,8 +15,6 @@ import hashlib
 import json
 import pickle
 import shutil
-import sys
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +34,7 @@ from domext_ray.errors import BaseModelError, DomextError, RunError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.model.graft import choose_attention
 from domext_ray.model.modeling_domext import DomextModel
+from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
 
 FORMAT_VERSION = 1
@@ -305,31 +304,18 @@ def _pad(segments: Sequence[Segment], pad_id: int) -> tuple[torch.Tensor, torch.
 
 
 class _Progress:
-    """One line on standard error: tokens, tokens/s, time left."""
+    """Tokens, tokens/s, time left."""
 
     def __init__(self, num_tokens: int) -> None:
-        self.num_tokens, self.done = num_tokens, 0
-        self.started, self.shown = time.monotonic(), 0.0
-        self.is_terminal = sys.stderr.isatty()
+        self.num_tokens, self.done, self.line = num_tokens, 0, StatusLine()
 
     def show(self, num_tokens: int) -> None:
-        """Count tokens; show the line twice a second on a terminal, else every ten seconds."""
+        """Count tokens."""
         self.done += num_tokens
-        now = time.monotonic()
-        if now - self.shown < (0.5 if self.is_terminal else 10.0):
-            return
-        self.shown = now
-        rate = self.done / max(now - self.started, 1e-6)
-        left = (self.num_tokens - self.done) / rate
-        self._print(
-            f"{self.done:,} of {self.num_tokens:,} tokens, {rate:,.0f} tokens/s, {left:,.0f} s left",
-            "" if self.is_terminal else "\n",
-        )
+        rate = self.done / self.line.seconds
+        left = format_seconds((self.num_tokens - self.done) / rate)
+        self.line.show(f"features: {self.done:,} of {self.num_tokens:,} tokens, {rate:,.0f} tokens/s, {left} left")
 
     def finish(self) -> None:
         """Show the last line."""
-        self._print(f"{self.num_tokens:,} tokens in {time.monotonic() - self.started:.1f} s", "\n")
-
-    def _print(self, text: str, end: str) -> None:
-        clear = "\r\033[K" if self.is_terminal else ""
-        print(f"{clear}features: {text}", end=end, file=sys.stderr, flush=True)
+        self.line.keep(f"features: {self.num_tokens:,} tokens in {self.line.seconds:.1f} s")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +21,11 @@ from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
 from domext_ray.labelled.scores import flatten
 from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, VIOLET, build_table, fill_page, list_figures
+from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import read_metrics, write_text
 
-PLAIN_LINE_SECONDS = 10.0
+MIN_ENDED = 0.05
+"""Part of a training before which no time left is estimated."""
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""
 
@@ -61,41 +61,41 @@ class FinetuneProgress:
 
     def __init__(self, folder: Path, num_trainings: int, num_kept: int) -> None:
         self.folder, self.num_trainings, self.num_kept = folder, num_trainings, num_kept
-        self.started = self.shown = time.monotonic()
-        self.is_terminal = sys.stderr.isatty()
+        self.line = StatusLine(is_due=False)
 
     def __enter__(self) -> FinetuneProgress:
         if self.num_kept:
-            print(f"{self.num_kept} of {self.num_trainings} trainings have ended before.", file=sys.stderr, flush=True)
+            self.line.keep(f"{self.num_kept} of {self.num_trainings} trainings have ended before.")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_terminal:
-            print(file=sys.stderr)
+        self.line.keep(self._describe_ended())
 
     def show(self, running: Sequence[Point]) -> None:
-        """Show how far the running trainings are; on a terminal in place, elsewhere every ten seconds."""
-        now = time.monotonic()
-        if not running or (not self.is_terminal and now - self.shown < PLAIN_LINE_SECONDS):
+        """Show how far the running trainings are."""
+        if not running or not self.line.is_due:
             return
-        self.shown = now
         states = [state for each in running if (state := self._read(each)) is not None]
-        num_ended = len(list(self.folder.glob("*.json")))
-        done = [state["step"] / state["steps"] for state in states]
-        line = f"{num_ended} of {self.num_trainings} trainings ended"
+        line = self._describe_ended()
         if states:
+            done = [state["step"] / state["steps"] for state in states]
             slowest = states[int(np.argmin(done))]
             rate = sum(state["tokens_per_second"] for state in states)
             line += (
                 f"; {slowest['stage']} step {slowest['step']:,}/{slowest['steps']:,}  loss {slowest['loss']:.3f}  "
                 f"{rate:,.0f} tokens/s"
             )
-            ended_now = num_ended - self.num_kept + sum(done)
-            if ended_now > 0.05:
-                left = (now - self.started) / ended_now * (self.num_trainings - self.num_kept - ended_now)
-                line += f"  about {max(left, 0.0) / 60:.1f} min left"
-        start, end = ("\r\033[K", "") if self.is_terminal else ("", "\n")
-        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+            ended_now = self._count_ended() - self.num_kept + sum(done)
+            if ended_now > MIN_ENDED:
+                left = self.line.seconds / ended_now * (self.num_trainings - self.num_kept - ended_now)
+                line += f"  about {format_seconds(max(left, 0.0))} left"
+        self.line.show(line)
+
+    def _count_ended(self) -> int:
+        return len(list(self.folder.glob("*.json")))
+
+    def _describe_ended(self) -> str:
+        return f"{self._count_ended()} of {self.num_trainings} trainings ended"
 
     def _read(self, point: Point) -> dict[str, Any] | None:
         records = read_metrics(self.folder / f"{point.key}.progress.jsonl")

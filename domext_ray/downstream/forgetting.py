@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,11 +33,10 @@ from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, hash_ten
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.lora import merge_lora
 from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.status_line import StatusLine, format_seconds
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
 PREDICTED = "predicted"  # folder of what models predicted before
-PLAIN_LINE_SECONDS = 10.0
-CLEAR_LINE = "\r\033[K"
 # What a configuration says about files, starts and training; predictions do not depend on it.
 _NOT_PREDICTING = frozenset(
     "transformers_version _name_or_path dtype architectures auto_map has_pooler hidden_dropout_prob "
@@ -335,7 +333,7 @@ def _make_batches(rows: Sequence[MaskedText], batch_size: int) -> Iterator[list[
 
 
 class _Progress:
-    """One model's line on standard error: texts, rate, time left by tokens.
+    """One model's texts, rate, time left by tokens.
 
     Args:
         name: the model.
@@ -344,35 +342,23 @@ class _Progress:
 
     def __init__(self, name: str, num_rows: int) -> None:
         self.name, self.num_rows = name, num_rows
-        self.is_terminal = sys.stderr.isatty()
-        self.start = self.shown = time.monotonic()
+        self.line = StatusLine(is_due=False)
         self.num_done = self.num_tokens = 0
 
     def advance(self, num_rows: int, num_tokens: int) -> None:
-        """Count finished rows; show the line twice a second on a terminal, else every ten seconds."""
+        """Count finished rows."""
         self.num_done, self.num_tokens = self.num_done + num_rows, self.num_tokens + num_tokens
-        now = time.monotonic()
-        if now - self.shown > (0.5 if self.is_terminal else PLAIN_LINE_SECONDS):
-            self.shown = now
-            # Long rows come first, so what is left is not slower than what was.
-            left = (now - self.start) / self.num_done * (self.num_rows - self.num_done)
-            self._print(f"at most {_format_seconds(left)} left", end="" if self.is_terminal else "\n")
+        # Long rows come first, so what is left is not slower than what was.
+        left = self.line.seconds / self.num_done * (self.num_rows - self.num_done)
+        self.line.show(self._describe(f"at most {format_seconds(left)} left"))
 
     def close(self) -> None:
         """Show the last line."""
-        self._print(f"done in {_format_seconds(time.monotonic() - self.start)}", end="\n")
+        self.line.keep(self._describe(f"done in {format_seconds(self.line.seconds)}"))
 
-    def _print(self, rest: str, end: str) -> None:
-        seconds = max(time.monotonic() - self.start, 1e-9)
-        print(
-            f"{CLEAR_LINE if self.is_terminal else ''}{self.name}: {self.num_done:,}/{self.num_rows:,} texts  "
-            f"{self.num_done / seconds:,.1f} texts/s  {self.num_tokens / seconds:,.0f} tokens/s  {rest}",
-            end=end,
-            file=sys.stderr,
-            flush=True,
+    def _describe(self, rest: str) -> str:
+        seconds = self.line.seconds
+        return (
+            f"{self.name}: {self.num_done:,}/{self.num_rows:,} texts  {self.num_done / seconds:,.1f} texts/s  "
+            f"{self.num_tokens / seconds:,.0f} tokens/s  {rest}"
         )
-
-
-def _format_seconds(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -11,15 +11,14 @@ import math
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import IO, Any
 
 from domext_ray.config import TrainConfig
 from domext_ray.errors import RunError
+from domext_ray.status_line import StatusLine, format_seconds
 
 REFRESH_SECONDS = 0.5
-PLAIN_LINE_SECONDS = 10.0
 
 
 def write_text(path: Path, text: str) -> None:
@@ -109,10 +108,9 @@ class RunProgress:
 
     def __init__(self, path: Path, limits: TrainConfig) -> None:
         self.path, self.limits = path, limits
-        self.is_terminal = sys.stderr.isatty()
+        self.line = StatusLine()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="progress", daemon=True)
-        self.last_plain = 0.0
         self.shown_step = max((each["step"] for each in read_metrics(path)), default=-1)
 
     def __enter__(self) -> RunProgress:
@@ -123,7 +121,7 @@ class RunProgress:
         self.stopped.set()
         self.thread.join(timeout=5)
         self._show()
-        if self.is_terminal:
+        if self.line.is_terminal:
             print(file=sys.stderr)
 
     def _follow(self) -> None:
@@ -136,20 +134,11 @@ class RunProgress:
             return
         for record in newest:
             if record["step"] > self.shown_step and "eval/domain_mlm_loss" in record:
-                self._print_line(_describe_evaluation(record))
+                self.line.keep(_describe_evaluation(record))
         self.shown_step = newest[-1]["step"]
         if "train/mlm_loss" not in newest[-1]:
             return
-        line = self._describe_steps([each for each in newest if "train/mlm_loss" in each])
-        if self.is_terminal:
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self.last_plain > PLAIN_LINE_SECONDS:
-            self.last_plain = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
-
-    def _print_line(self, line: str) -> None:
-        start = "\r\033[K" if self.is_terminal else ""
-        print(f"{start}{line}", file=sys.stderr, flush=True)
+        self.line.show(self._describe_steps([each for each in newest if "train/mlm_loss" in each]))
 
     def _describe_steps(self, records: list[dict[str, Any]]) -> str:
         step = records[-1]["step"]
@@ -159,7 +148,7 @@ class RunProgress:
         loss = sum(losses) / len(losses) if losses else math.nan
         return (
             f"step {step:,}/{self.limits.max_steps:,}  loss {loss:.3f}  {rate:,.0f} tokens/s  "
-            f"{_describe_seconds(self._estimate_seconds(records[-1], seconds, rate))} left"
+            f"{format_seconds(self._estimate_seconds(records[-1], seconds, rate))} left"
         )
 
     def _estimate_seconds(self, record: dict[str, Any], seconds_per_step: float, tokens_per_second: float) -> float:
@@ -180,11 +169,6 @@ def _describe_evaluation(record: dict[str, Any]) -> str:
         f"{'not measured' if bits is None else f'{bits:.3f}'}; general accuracy "
         f"{'not measured' if general is None else f'{general:.1%}'}"
     )
-
-
-def _describe_seconds(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def _read_tail(path: Path, num_bytes: int = 32_768) -> list[dict[str, Any]]:

@@ -1,0 +1,55 @@
+"""How long work shows how far it is: one line on standard error.
+
+On a terminal the line is rewritten in place; elsewhere, in a log, a plain line appears every ten seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+TERMINAL_SECONDS = 0.5
+PLAIN_SECONDS = 10.0
+
+
+class StatusLine:
+    """A line that says how far some work is.
+
+    Args:
+        is_due: the first line may be shown at once; else after the usual time.
+    """
+
+    def __init__(self, *, is_due: bool = True) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self.started = time.monotonic()
+        self._shown = -PLAIN_SECONDS if is_due else self.started
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the work began, above 0."""
+        return max(time.monotonic() - self.started, 1e-9)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another line: making one up may cost something."""
+        return time.monotonic() - self._shown >= (TERMINAL_SECONDS if self.is_terminal else PLAIN_SECONDS)
+
+    def show(self, text: str) -> None:
+        """Show a line, if it is time for one."""
+        if self.is_due:
+            self._shown = time.monotonic()
+            self._print(text, "" if self.is_terminal else "\n")
+
+    def keep(self, text: str) -> None:
+        """Show a line that stays, whatever the time."""
+        self._print(text, "\n")
+
+    def _print(self, text: str, end: str) -> None:
+        start = "\r\033[K" if self.is_terminal else ""
+        print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as M:SS or H:MM:SS."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
