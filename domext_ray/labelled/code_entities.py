@@ -26,7 +26,8 @@ from domext_ray.labelled.code_mentions import CodeSentence, MentionFinder
 from domext_ray.labelled.code_names import Definitions, SourcePackage, find_packages, is_camel_case, read_docstrings
 from domext_ray.labelled.examples import SPLITS, LabelledSet
 from domext_ray.labelled.metrics import score_tags
-from domext_ray.labelled.sets import find_description, load_set
+from domext_ray.labelled.set_description import find_description
+from domext_ray.labelled.sets import load_set
 
 EXTRACTOR_VERSION = 1
 TYPES = ("class", "function", "module", "parameter")

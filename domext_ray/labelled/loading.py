@@ -10,7 +10,8 @@ from domext_ray.errors import ConfigError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.code_entities import load_code_entities
 from domext_ray.labelled.examples import SPLITS, LabelledSet
-from domext_ray.labelled.sets import find_description, load_set
+from domext_ray.labelled.set_description import find_description
+from domext_ray.labelled.sets import load_set
 
 SHIPPED_SET = "code_entities"
 

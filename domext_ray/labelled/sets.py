@@ -29,16 +29,7 @@ from domext_ray.labelled.files import Dirt, list_places
 from domext_ray.labelled.read_spans import Schema, name_relation, read_schema
 from domext_ray.labelled.read_terms import read_catalogue
 from domext_ray.labelled.readers import find_file, read_splits
-from domext_ray.labelled.set_description import SetDescription, find_description, make_description, read_description
-
-__all__ = [
-    "SetDescription",
-    "cut_splits",
-    "find_description",
-    "load_set",
-    "make_description",
-    "read_description",
-]
+from domext_ray.labelled.set_description import SetDescription
 
 Splits = Mapping[str, tuple[AnyExample, ...]]
 

@@ -18,7 +18,8 @@ from domext_ray.downstream.task_spans import SpanPrediction
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
-from domext_ray.labelled.sets import find_description, load_set
+from domext_ray.labelled.set_description import find_description
+from domext_ray.labelled.sets import load_set
 
 OPTIONS = TaskOptions(max_length=64)
 

@@ -27,7 +27,8 @@ from domext_ray.downstream.task_normalization import (
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
-from domext_ray.labelled.sets import find_description, load_set
+from domext_ray.labelled.set_description import find_description
+from domext_ray.labelled.sets import load_set
 
 OPTIONS = TaskOptions(max_length=48)
 TERMS = ("pain of the heart", "pain of the back", "wound of the hand", "cold hands", "winter cough", "night cough")

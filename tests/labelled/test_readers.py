@@ -11,7 +11,8 @@ from labelled_fixtures import refuse, write
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import LabelledText, Question, TaggedSentence
 from domext_ray.labelled.readers import find_split_files
-from domext_ray.labelled.sets import find_description, load_set, make_description
+from domext_ray.labelled.set_description import find_description, make_description
+from domext_ray.labelled.sets import load_set
 
 
 def test_files_go_by_the_first_pattern_that_matches(tmp_path: Path) -> None:
