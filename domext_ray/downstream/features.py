@@ -9,7 +9,6 @@ of an output. BERT section 5.3.
 from __future__ import annotations
 
 import contextlib
-import copy
 import fcntl
 import hashlib
 import json
@@ -28,11 +27,10 @@ import torch
 from domext_ray.corpus.tasks import configure_ray_data
 from domext_ray.downstream.feature_model import check_layers
 from domext_ray.downstream.feature_store import INDEX, Segment, read_index, split_row
-from domext_ray.downstream.start_model import StartModel
+from domext_ray.downstream.start_model import StartModel, build_encoder
 from domext_ray.downstream.tasks import Task
 from domext_ray.errors import BaseModelError, DomextError, RunError
 from domext_ray.finetune_config import FinetuneConfig
-from domext_ray.model.graft import choose_attention
 from domext_ray.model.modeling_domext import DomextModel
 from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
@@ -241,14 +239,6 @@ class PartWriter:
                         "number that float16 has; choose other --features.layers, or another model."
                     )
                 file.write(features.tobytes())
-
-
-def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
-    """Make a start model's encoder, in eval mode."""
-    encoder: Any = DomextModel(copy.deepcopy(start.config))
-    encoder.load_state_dict({name.removeprefix("bert."): each for name, each in start.tensors.items()})
-    choose_attention(encoder, device, bf16=False)
-    return encoder.to(device).eval()
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.start_model import TRAININGS, quiet_transformers
+from domext_ray.downstream.start_model import TRAININGS, is_export, load_export, quiet_transformers
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export import rebuild_run
 from domext_ray.job_config import ForgettingConfig
@@ -65,7 +65,7 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
         run = rebuild_run(folder)
         merge_lora(cast(nn.Module, run.model))
         loaded, tokenizer = run.model, run.tokenizer
-    elif _is_export(folder):
+    elif is_export(folder):
         with quiet_transformers():  # AutoTokenizer finds model_type domext unusual
             loaded, tokenizer = _load_export(folder), load_tokenizer(folder)
     else:
@@ -76,26 +76,13 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
     return loaded, tokenizer
 
 
-def _is_export(folder: Path) -> bool:
-    try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and values.get("model_type") == DomextConfig.model_type
-
-
 def _load_export(folder: Path) -> DomextForMaskedLM:
-    try:
-        load = cast(Any, DomextForMaskedLM.from_pretrained)  # its annotation knows the model alone
-        model, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
-    except Exception as error:  # a damaged folder raises whatever its reader raises
-        reason = " ".join(str(error).split())[:200]
-        raise BaseModelError(f"--models {str(folder)!r} cannot be read as an export ({reason}).") from error
-    if info["missing_keys"]:
-        name = sorted(info["missing_keys"])[0]
+    model, missing = load_export(DomextForMaskedLM, folder, "--models")
+    if missing:
+        name = missing[0]
         lacking = "has no masked-LM head" if name.startswith(MLM_HEAD) else f"lacks the tensor {name}"
         raise BaseModelError(f"--models {str(folder)!r} {lacking}; give a pre-trained model.")
-    return cast(DomextForMaskedLM, model)
+    return model
 
 
 def _load_base_model(name: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:

@@ -29,7 +29,7 @@ from domext_ray.export import rebuild_run
 from domext_ray.model import heads_domext
 from domext_ray.model.base import hash_tensors, load_base
 from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.graft import add_domains, describe_extensions
+from domext_ray.model.graft import add_domains, choose_attention, describe_extensions
 from domext_ray.model.lora import merge_lora
 from domext_ray.model.modeling_domext import DomextModel, DomextPreTrainedModel
 
@@ -91,7 +91,7 @@ def load_start_model(model: str, step: int = 0) -> StartModel:
         if (folder / TRAININGS).is_dir():
             raise BaseModelError(f"--model {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
         return _read_run(model, folder, step)
-    if _read_kind(folder) == DomextConfig.model_type:
+    if is_export(folder):
         return _read_export(model, folder)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # nothing here needs one
@@ -100,11 +100,38 @@ def load_start_model(model: str, step: int = 0) -> StartModel:
     return StartModel(model, "base", base.config, tensors, load_tokenizer(base.tokenizer_folder), hash_tensors(tensors))
 
 
-def _read_kind(folder: Path) -> str | None:
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds a model of this library."""
     with contextlib.suppress(OSError, ValueError):
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return values.get("model_type") if isinstance(values, dict) else None
-    return None
+        return isinstance(values, dict) and values.get("model_type") == DomextConfig.model_type
+    return False
+
+
+def load_export(kind: type[DomextPreTrainedModel], folder: Path, option: str) -> tuple[Any, list[str]]:
+    """Load a model of this library in fp32; code that its folder brings along is never run.
+
+    Args:
+        kind: the class to load it as.
+        folder: where it is.
+        option: the command's option that named it, for messages.
+
+    Returns:
+        The model and the names of the tensors that the folder lacks, sorted.
+
+    Raises:
+        BaseModelError: the folder cannot be read.
+    """
+    load = cast(Any, kind.from_pretrained)  # its annotation knows the model alone
+    with quiet_transformers():
+        try:
+            model, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
+        except Exception as error:  # a damaged folder raises whatever its reader raises
+            reason = " ".join(str(error).split())[:200]
+            raise BaseModelError(
+                f"{option} {str(folder)!r} cannot be read as an export of this library ({reason})."
+            ) from error
+    return model, sorted(info["missing_keys"])
 
 
 def _read_run(model: str, folder: Path, step: int) -> StartModel:
@@ -116,19 +143,10 @@ def _read_run(model: str, folder: Path, step: int) -> StartModel:
 
 
 def _read_export(model: str, folder: Path) -> StartModel:
-    with quiet_transformers():
-        try:
-            load = cast(Any, DomextModel.from_pretrained)
-            encoder, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
-        except Exception as error:  # a damaged folder raises whatever its reader raises
-            reason = " ".join(str(error).split())[:200]
-            raise BaseModelError(
-                f"--model {model!r} cannot be read as an export of this library ({reason})."
-            ) from error
-    if info["missing_keys"]:
-        name = sorted(info["missing_keys"])[0]
+    encoder, missing = load_export(DomextModel, folder, "--model")
+    if missing:
         raise BaseModelError(
-            f"--model {model!r} lacks the tensor {name} that its config.json asks for; export it again."
+            f"--model {model!r} lacks the tensor {missing[0]} that its config.json asks for; export it again."
         )
     tensors = {f"{_ENCODER}{name}": each.contiguous() for name, each in encoder.state_dict().items()}
     return StartModel(model, "export", encoder.config, tensors, load_tokenizer(folder), hash_tensors(tensors))
@@ -147,6 +165,14 @@ def quiet_transformers() -> Iterator[None]:
 
 def _pick_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: each.detach().float().contiguous() for name, each in tensors.items() if name.startswith(_ENCODER)}
+
+
+def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
+    """Make a start model's encoder without a head, in evaluation mode."""
+    encoder: Any = DomextModel(copy.deepcopy(start.config))
+    encoder.load_state_dict({name.removeprefix(_ENCODER): each for name, each in start.tensors.items()})
+    choose_attention(encoder, device, bf16=False)
+    return encoder.to(device).eval()
 
 
 def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dropout: float) -> DomextConfig:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from domext_ray.downstream.start_model import StartModel
-from domext_ray.model.modeling_domext import DomextModel
+from domext_ray.downstream.start_model import StartModel, build_encoder
 
 BATCH_TEXTS = 64
 MAX_LENGTH = 64
@@ -29,8 +27,7 @@ class MeanEmbedding:
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, d]."""
-        encoder = DomextModel(copy.deepcopy(self.start.config)).eval()
-        encoder.load_state_dict({name.removeprefix("bert."): each for name, each in self.start.tensors.items()})
+        encoder = build_encoder(self.start, torch.device("cpu"))
         vectors = np.zeros((len(texts), self.start.config.hidden_size), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for first in range(0, len(order), BATCH_TEXTS):
