@@ -6,7 +6,6 @@ character and the general probe compare between vocabularies; token losses do no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from domext_ray.errors import RunError
-from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, read_summary
+from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, read_summary, save_picture
 from domext_ray.training.metrics import read_metrics
 
 BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
@@ -96,9 +95,7 @@ def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
         _plot(right, runs, GENERAL, "Kept: everyday English", "masked words predicted (%)")
         right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)
+        save_picture(figure, path)
 
 
 def _plot(axes: Axes, runs: Sequence[ComparedRun], metric: str, title: str, unit: str) -> None:

@@ -283,9 +283,7 @@ def _write_picture(path: Path, records: Sequence[dict[str, Any]]) -> None:
     parts: Any = figure.subfigures(2, 2)
     for part, panel in zip(parts.flat, _PANELS[:4], strict=True):
         _draw(part, panel, records)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)
+    save_picture(figure, path)
 
 
 def _draw(figure: Figure | SubFigure, panel: _Panel, records: Sequence[dict[str, Any]]) -> None:
@@ -405,6 +403,13 @@ def fill_page(
         cost=cost,
         settings=html.escape(settings),
     )
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG under a temporary name, then rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    figure.savefig(temporary, format="png", dpi=150)
+    os.replace(temporary, path)
 
 
 def _draw_svg(figure: Figure) -> str:

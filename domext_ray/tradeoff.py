@@ -8,7 +8,6 @@ because new words and random modules change a model before its first step.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from matplotlib.transforms import Bbox
 from domext_ray.comparison import COLORS as RUN_COLORS
 from domext_ray.comparison import describe_unequal_texts
 from domext_ray.errors import RunError
-from domext_ray.report import GRID, INK, MUTED, STYLE
+from domext_ray.report import GRID, INK, MUTED, STYLE, save_picture
 
 COLORS = (*RUN_COLORS, "#0f8b8d", "#9a4fb5")
 TIME_TOLERANCE = 0.1
@@ -457,9 +456,7 @@ def draw_study(study: Study, path: Path) -> None:
         figure.text(
             0.995, 0.985, _describe_marks(study, len(front) > 1), ha="right", va="top", color=MUTED, size="small"
         )
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)
+        save_picture(figure, path)
 
 
 def _draw_method(axes: Axes, result: MethodResult, color: str, *, is_open: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from domext_ray.downstream.ablation_sweeps import (
 )
 from domext_ray.downstream.finetune_comparison import compare_means, format_finetuned
 from domext_ray.labelled.scores import flatten
-from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET
+from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, save_picture
 from domext_ray.training.metrics import write_text
 
 MAX_ANNOTATED_LAYERS = 12
@@ -118,7 +117,7 @@ def draw_spans(study: SpanStudy, path: Path) -> None:
         bar = figure.colorbar(image, ax=axes, shrink=0.8)
         bar.outline.set_visible(False)
         bar.set_label(f"change of {study.metric} (%)")
-        _save(figure, path)
+        save_picture(figure, path)
 
 
 def _write_change(axes: Axes, row: int, column: int, change: float, lowest: float) -> None:
@@ -198,7 +197,7 @@ def _draw(plot: Callable[[Axes, Sweep], None], sweep: Sweep, path: Path) -> None
         axes.set_ylabel(f"{run.summary['metric']} on {run.split}")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=9)
-        _save(figure, path)
+        save_picture(figure, path)
 
 
 def _plot_sigmas(axes: Axes, sweep: Sweep) -> None:
@@ -260,9 +259,3 @@ def _plot_line(
 def _name_setting(sweep: Sweep) -> str:
     summary = sweep.reference.run.summary
     return f"{summary['model']['name']} on {summary['set']['name']}"
-
-
-def _save(figure: Figure, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)

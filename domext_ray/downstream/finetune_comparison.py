@@ -21,7 +21,7 @@ from domext_ray.comparison import COLORS
 from domext_ray.downstream.start_model import TRAININGS
 from domext_ray.errors import RunError
 from domext_ray.labelled.scores import PairedDifference, summarize_difference
-from domext_ray.report import STYLE
+from domext_ray.report import STYLE, save_picture
 
 RESAMPLES = "resamples.npz"
 
@@ -141,6 +141,4 @@ def draw_finetuned(runs: Sequence[FinetunedRun], path: Path) -> None:
         axes.set_ylim(-0.6, len(runs) - 0.2)
         data = runs[0].summary["set"]["name"]
         axes.set(title=f"{data}: {runs[0].summary['metric']} on {runs[0].split}", xlabel="mean over restarts (dots)")
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)
+        save_picture(figure, path)

@@ -20,7 +20,18 @@ from domext_ray.downstream.training import Point
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
 from domext_ray.labelled.scores import flatten
-from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, VIOLET, build_table, fill_page, list_figures
+from domext_ray.report import (
+    BLUE,
+    GREEN,
+    MUTED,
+    ORANGE,
+    STYLE,
+    VIOLET,
+    build_table,
+    fill_page,
+    list_figures,
+    save_picture,
+)
 from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import read_metrics, write_text
 
@@ -256,11 +267,11 @@ def write_finetune_report(folder: Path) -> Path:
         for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
     }
     with matplotlib.rc_context(STYLE):
-        picture = Figure(figsize=(12.4, 4.4), layout="constrained", dpi=120)
+        picture = Figure(figsize=(12.4, 4.4), layout="constrained")
         left, right = picture.subplots(1, 2)
         _draw_training(left, progress, summary)
         _draw_scores(right, summary)
-        picture.savefig(folder / "scores.png")
+        save_picture(picture, folder / "scores.png")
         figures = []
         for draw, caption in (
             (lambda axes: _draw_training(axes, progress, summary), "Loss of the trainings as they went on."),

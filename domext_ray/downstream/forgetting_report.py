@@ -7,7 +7,6 @@ against the first one.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from domext_ray.comparison import COLORS
 from domext_ray.downstream.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
 from domext_ray.labelled.metrics import PairedDifference
-from domext_ray.report import GRID, INK, MUTED, STYLE
+from domext_ray.report import GRID, INK, MUTED, STYLE, save_picture
 from domext_ray.training.metrics import write_text
 
 
@@ -143,9 +142,7 @@ def draw_forgetting(result: Forgetting, path: Path) -> None:
         right.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
         left.set_yticks(range(len(models)), [each.name for each in models], color=INK)
         left.set_ylim(len(models) - 0.5, -0.5)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        figure.savefig(temporary, format="png", dpi=150)
-    os.replace(temporary, path)
+        save_picture(figure, path)
 
 
 def _draw_points(axes: Axes, figures: Sequence[tuple[float, float, float] | None], title: str, unit: str) -> None:
