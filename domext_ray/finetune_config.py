@@ -174,6 +174,7 @@ class FinetuneConfig:
     data: str = ""  # folder (or hub name) of the set's files; empty: code_entities is made from installed packages
     model: str = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: int = 0  # checkpoint of a run; 0: the newest
+    keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's
     head_bilstm: int = 0  # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
     seed: int = 0  # seed of the head's start, data order and dropout
     dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
@@ -196,6 +197,7 @@ class FinetuneConfig:
         require(
             not (self.head_bilstm and self.features.layers), "head_bilstm", self.head_bilstm, "0 with --features.layers"
         )
+        require(not (self.keep_head and self.features.layers), "keep_head", True, "false with --features.layers")
         require(0 <= self.seed < 2**62, "seed", self.seed, "from 0 to below 2^62")
         require(self.num_resamples >= 100, "num_resamples", self.num_resamples, "100 or more")
         for name in ("lora_rank", "module_hidden_size", "heads", "ffn_units"):

@@ -8,9 +8,9 @@
 
 DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
 classification, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot, rte, ...)
-or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id. The run directory gets
-summary.json (dev and test with 95 % intervals), predictions.jsonl, report.html, scores.png and export/; the same
-command goes on where it stopped.
+or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that was
+fine-tuned before, --keep_head true keeps the head. The run directory gets summary.json (dev and test with 95 %
+intervals), predictions.jsonl, report.html, scores.png and export/; the same command goes on where it stopped.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ ORDER = (
     "downstream.task_normalization",
     "downstream.task_list",
     "downstream.rules",
+    "downstream.start_head",
     "downstream.start_model",
     "downstream.text_embedding",
     "downstream.batches",

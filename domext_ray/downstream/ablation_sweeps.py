@@ -104,7 +104,7 @@ def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
     Raises:
         DomextError: the start model is not to be had, or has fewer layers than are to be trained.
     """
-    start = load_start_model(config.model, config.model_step)  # also a mistake's first chance to show
+    start = load_start_model(config.model, config.model_step, config.keep_head)  # also a mistake's first chance to show
     if config.study == "sigma":
         return _list_sigmas(config)
     return _list_sizes(config, start.config.num_hidden_layers)
@@ -164,7 +164,7 @@ def _list_sizes(config: AblateConfig, num_layers: int) -> list[SweepEntry]:
 def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
     """Return what a sweep would train: a line a run with its parameters."""
     loaded = load_labelled(entries[0].config, resolve_root(config.run.dir) / SETS)
-    start = load_start_model(config.model, config.model_step)
+    start = load_start_model(config.model, config.model_step, config.keep_head)
     task = make_set_task(entries[0].config, start, loaded)
     lines = []
     for entry in entries:

@@ -60,7 +60,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     """
     root = resolve_root(config.run.dir)
     loaded = load_labelled(config, root / SETS)
-    start = load_start_model(config.model, config.model_step)
+    start = load_start_model(config.model, config.model_step, config.keep_head)
     task = make_set_task(config, start, loaded)
     folder = root / (config.run.name or f"{loaded.data.name}-{start.name}")
     identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
@@ -68,6 +68,9 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     identity["model"] = start.name
     check_identity(folder, identity)
     counts = count_parameters(config, start, task)
+    if start.brings is not None and start.head is None:
+        kind = start.brings.removeprefix("DomextFor")
+        print(f"note: {start.name} brings a {kind} head; a new one takes its place (--keep_head true goes on with it).")
     if config.dry_run:
         print(describe_finetune_plan(config, start, task, counts, folder))
         return folder

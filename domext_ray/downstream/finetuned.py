@@ -132,7 +132,7 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
         engine=replace(config.engine, zero_stage=0, offload=False),  # which shards what nothing here needs
     )
     loaded = load_labelled(config, folder.resolve().parent / SETS)
-    start = load_start_model(config.model, config.model_step)
+    start = load_start_model(config.model, config.model_step, config.keep_head)
     for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
         if identity[option] != found:
             option = option.removesuffix("_sha256")

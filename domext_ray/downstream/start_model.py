@@ -11,7 +11,7 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from domext_ray.config import MethodConfig
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.downstream.rules import choose_trainables
+from domext_ray.downstream.start_head import StartHead, find_head, fit_head, read_head
 from domext_ray.downstream.tasks import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export import rebuild_run
@@ -49,7 +50,9 @@ class StartModel:
         config: its shape and extensions.
         tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates merged.
         tokenizer: its tokenizer.
-        sha256: `hash_tensors` of `tensors`.
+        sha256: `hash_tensors` of `tensors` and of `head`'s.
+        brings: kind of the head that it has, see `find_head`; None: it has none.
+        head: that head, if it goes on.
     """
 
     id: str
@@ -58,6 +61,8 @@ class StartModel:
     tensors: dict[str, Tensor]
     tokenizer: PreTrainedTokenizerBase
     sha256: str
+    brings: str | None = None
+    head: StartHead | None = None
 
     @property
     def name(self) -> str:
@@ -69,15 +74,16 @@ class StartModel:
         return path.parent.name if path.name == "export" else path.name
 
 
-def load_start_model(model: str, step: int = 0) -> StartModel:
+def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> StartModel:
     """Read the encoder that fine-tuning starts from.
 
     Args:
         model: a run's directory, an export of this library, a base's folder, or a hub id.
         step: checkpoint of a run; 0: the newest.
+        keep_head: read the head that it brings, too.
 
     Raises:
-        ConfigError: `step` is given and `model` is no run.
+        ConfigError: `step` is given and `model` is no run, or `keep_head` and it brings no head.
         BaseModelError: it is none of these, or its files are not what its configuration says.
         RunError: a run without a usable checkpoint.
     """
@@ -90,14 +96,16 @@ def load_start_model(model: str, step: int = 0) -> StartModel:
     if is_run:
         if (folder / TRAININGS).is_dir():
             raise BaseModelError(f"--model {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
-        return _read_run(model, folder, step)
-    if is_export(folder):
-        return _read_export(model, folder)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # nothing here needs one
-        base = load_base(model)
-    tensors = {name: each for name, each in base.tensors.items() if name.startswith(_ENCODER)}
-    return StartModel(model, "base", base.config, tensors, load_tokenizer(base.tokenizer_folder), hash_tensors(tensors))
+        start = _read_run(model, folder, step)
+    elif is_export(folder):
+        start = _read_export(model, folder)
+    else:
+        start, folder = _read_base(model)
+    start = replace(start, brings=find_head(folder))
+    if keep_head:
+        head = read_head(folder, model)
+        start = replace(start, head=head, sha256=hash_tensors({**start.tensors, **head.tensors}))
+    return start
 
 
 def is_export(folder: Path) -> bool:
@@ -150,6 +158,15 @@ def _read_export(model: str, folder: Path) -> StartModel:
         )
     tensors = {f"{_ENCODER}{name}": each.contiguous() for name, each in encoder.state_dict().items()}
     return StartModel(model, "export", encoder.config, tensors, load_tokenizer(folder), hash_tensors(tensors))
+
+
+def _read_base(model: str) -> tuple[StartModel, Path]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # nothing here needs one
+        base = load_base(model)
+    tensors = {name: each for name, each in base.tensors.items() if name.startswith(_ENCODER)}
+    tokenizer = load_tokenizer(base.tokenizer_folder)
+    return StartModel(model, "base", base.config, tensors, tokenizer, hash_tensors(tensors)), base.folder
 
 
 @contextlib.contextmanager
@@ -206,7 +223,7 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
 def build_task_model(
     start: StartModel, task: Task, method: MethodConfig, *, dropout: float, seed: int, head_bilstm: int = 0
 ) -> Any:
-    """Make a start model with a task's head; the head, and the method's own extension, start from `seed`.
+    """Make a start model with a task's head; a new head, and the method's own extension, start from `seed`.
 
     Args:
         start: the encoder.
@@ -218,13 +235,20 @@ def build_task_model(
 
     Returns:
         The model, with `requires_grad` set by the method's rule (`choose_trainables`).
+
+    Raises:
+        ConfigError: the start model's head goes on and does not fit, or see `describe_task_model`.
     """
     config = describe_task_model(start, task, method, dropout)
     config.head_bilstm = head_bilstm
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)
-    missing, unexpected = model.load_state_dict(start.tensors, strict=False)
+    tensors = start.tensors
+    if start.head is not None:
+        own_head = {name: each for name, each in model.state_dict().items() if not name.startswith(_ENCODER)}
+        tensors = {**tensors, **fit_head(start.head, task, own_head)}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected, unexpected
     own = f".domains.{method.domain}."
     assert all(not name.startswith(_ENCODER) or own in name for name in missing), missing

@@ -90,7 +90,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     """
     folder = _find_folder(base)
     config, prefix = _read_config(folder, base)
-    original = _read_tensors(_list_weight_files(folder, base))
+    original = read_weights(folder, base)
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     for name, tensor in sorted(original.items()):
@@ -212,10 +212,18 @@ def _list_weight_files(folder: Path, base: str) -> list[Path]:
     )
 
 
-def _read_tensors(files: list[Path]) -> dict[str, Tensor]:
-    """Read the tensors of weight files; .bin files through torch's weights-only loader, which runs no code."""
+def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
+    """Read all tensors of a checkpoint; .bin files through torch's weights-only loader, which runs no code.
+
+    Args:
+        folder: where its config.json is.
+        base: what the user called it: a folder or a hub id.
+
+    Raises:
+        BaseModelError: it has no weights, or they cannot be read.
+    """
     tensors: dict[str, Tensor] = {}
-    for path in files:
+    for path in _list_weight_files(folder, base):
         try:
             if path.suffix == ".safetensors":
                 tensors.update(load_file(path))

@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream.start_model import StartModel, load_start_model
+from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_plain_task_model
 from domext_ray.downstream.task_list import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.downstream.training import Fitted, Point, join_alone, prepare_task
+from domext_ray.errors import ConfigError
 from domext_ray.export import HEAD_AUTO_CLASSES
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.examples import (
@@ -173,3 +174,53 @@ def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> 
         assert brought == ({f"bert.pooler.dense.{each}" for each in ("weight", "bias")} if method is FULL else set())
         assert encoder <= again.tensors.keys()
         assert all(torch.equal(again.tensors[name], own[name]) for name in encoder)
+
+
+def test_a_kept_head_goes_on(start: StartModel, tmp_path: Path) -> None:
+    """Every tensor of an exported model of every family is the next fine-tuning's start."""
+    for family in EXAMPLES:
+        for method in (FULL, BOTTLENECK):
+            fitted = make_fitted(start, family, method)
+            folder = tmp_path / family / method.name
+            folder.parent.mkdir(exist_ok=True)
+            export_fitted(start, "made", fitted, folder)
+            again = load_start_model(str(folder), keep_head=True)
+            assert again.brings == fitted.task.head and again.sha256 != load_start_model(str(folder)).sha256
+            model = build_task_model(again, fitted.task, FULL, dropout=0.0, seed=7)
+            found = dict(model.named_parameters())
+            for name, expected in fitted.model.named_parameters():
+                name = name if name in found else f"bert.{name}"  # a pooler that the export has inside the encoder
+                assert torch.equal(found[name], expected), f"{family}: {name}"
+
+
+def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_path: Path) -> None:
+    for family in ("ner", "nested_ner", "relation", "classification"):
+        fitted = make_fitted(start, family, FULL)
+        folder = tmp_path / family
+        export_fitted(start, "made", fitted, folder)
+        again = load_start_model(str(folder), keep_head=True)
+        task: Any = fitted.task
+        if family == "ner":
+            data = replace(task.data, labels=("Organ", "Disease"))
+            more = type(task)(data, task.tokenizer, task.options)
+            with pytest.raises(ConfigError, match=r"head has 3 labels \(O, B-Disease, .*the set has 5 \(.*keep_head"):
+                build_task_model(again, more, FULL, dropout=0.0, seed=0)
+            continue
+        turned = type(task)(replace(task.data, labels=task.data.labels[::-1]), task.tokenizer, task.options)
+        batch = task.collate(task.encode(task.data.dev, is_training=False))
+        model = build_task_model(again, turned, FULL, dropout=0.0, seed=0)
+        with torch.no_grad():
+            found, expected = model.eval()(**batch.inputs)[0], fitted.model.eval()(**batch.inputs)[0]
+        torch.testing.assert_close(found.flip(1), expected, msg=family)
+
+
+def test_a_head_that_does_not_fit_is_refused(start: StartModel, tiny_base_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--keep_head is True; it must be false with --model .*no task's head"):
+        load_start_model(str(tiny_base_folder), keep_head=True)
+    export_fitted(start, "made", make_fitted(start, "classification", FULL), tmp_path / "export")
+    again = load_start_model(str(tmp_path / "export"), keep_head=True)
+    with pytest.raises(ConfigError, match="kind SequenceClassification, and the task needs TokenClassification"):
+        build_task_model(again, make_fitted(start, "ner", FULL).task, FULL, dropout=0.0, seed=0)
+    with pytest.raises(ConfigError, match=r"has bilstm\.dense\.bias of shape none, and this task.s of shape 32;"):
+        task = make_fitted(start, "classification", FULL).task
+        build_task_model(again, task, FULL, dropout=0.0, seed=0, head_bilstm=6)
