@@ -38,11 +38,12 @@ from domext_ray.downstream.batches import plan_epoch
 from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.task_list import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks import Row, Task, TaskOptions
-from domext_ray.downstream.training import Point, join_alone, prepare_task
+from domext_ray.downstream.training import Point, prepare_task
 from domext_ray.errors import ConfigError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import load_labelled
 from domext_ray.model.graft import describe_plain
+from domext_ray.training.engine import join_alone
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 SAMPLERS = ("random", "group_by_length")

@@ -23,10 +23,11 @@ from domext_ray.downstream.start_model import TRAININGS, StartModel, load_start_
 from domext_ray.downstream.task_list import make_task
 from domext_ray.downstream.tasks import TaskOptions
 from domext_ray.downstream.text_embedding import MeanEmbedding
-from domext_ray.downstream.training import Fitted, Point, join_alone, restore_task
+from domext_ray.downstream.training import Fitted, Point, restore_task
 from domext_ray.errors import RunError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet, load_labelled
+from domext_ray.training.engine import join_alone
 
 SETS = ".sets"
 """Folder beside the runs with the labelled sets that are made, not read."""

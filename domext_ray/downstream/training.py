@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from domext_ray.config import OptimConfig
@@ -123,12 +122,6 @@ class TaskLoss(Objective):
             return self.task.read_outputs(outputs)
         loss_sum = self.task.compute_loss_sum(outputs, targets)
         return loss_sum, torch.zeros_like(loss_sum)
-
-
-def join_alone() -> None:
-    """Make a process group of this process alone, unless there is one: the engine reduces over ranks."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def fit_task(

@@ -27,8 +27,9 @@ from domext_ray.downstream.finetuned import restore_stages, result_path
 from domext_ray.downstream.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.downstream.start_model import TRAININGS, StartModel
 from domext_ray.downstream.task_export import export_stages
-from domext_ray.downstream.training import Point, Report, fit_task, join_alone
+from domext_ray.downstream.training import Point, Report, fit_task
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
 
 RESAMPLING_SEED = 0

@@ -94,6 +94,12 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def join_alone() -> None:
+    """Make a process group of this process alone, unless there is one: the engine reduces over ranks."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 class Objective(nn.Module):
     """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass.
 

@@ -24,7 +24,7 @@ from domext_ray.downstream.task_choices import ChoiceTask
 from domext_ray.downstream.task_list import SingleTask
 from domext_ray.downstream.task_tokens import TokenClassificationTask
 from domext_ray.downstream.tasks import Task, TaskOptions
-from domext_ray.downstream.training import Point, fit_task, join_alone, restore_task
+from domext_ray.downstream.training import Point, fit_task, restore_task
 from domext_ray.downstream.trainings import FinetuneWork, score_point, train_point
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.finetune_config import (
@@ -37,6 +37,7 @@ from domext_ray.finetune_config import (
     TrainingScaleConfig,
 )
 from domext_ray.labelled.examples import Choice, LabelledSet, TaggedSentence
+from domext_ray.training.engine import join_alone
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(

@@ -21,7 +21,7 @@ from domext_ray.downstream.start_model import StartModel, build_task_model, load
 from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_plain_task_model
 from domext_ray.downstream.task_list import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks import Task, TaskOptions
-from domext_ray.downstream.training import Fitted, Point, join_alone, prepare_task
+from domext_ray.downstream.training import Fitted, Point, prepare_task
 from domext_ray.errors import ConfigError
 from domext_ray.export import HEAD_AUTO_CLASSES
 from domext_ray.finetune_config import FinetuneConfig
@@ -36,6 +36,7 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
+from domext_ray.training.engine import join_alone
 
 EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
     "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),

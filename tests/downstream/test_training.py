@@ -17,11 +17,12 @@ from domext_ray.downstream.batches import plan_epoch
 from domext_ray.downstream.start_model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.task_texts import ClassificationTask
 from domext_ray.downstream.tasks import TaskOptions
-from domext_ray.downstream.training import Point, fit_task, join_alone, restore_task
+from domext_ray.downstream.training import Point, fit_task, restore_task
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig
 from domext_ray.labelled.examples import LabelledSet, LabelledText
 from domext_ray.model.configuration_domext import complete_domain
+from domext_ray.training.engine import join_alone
 
 CPU = torch.device("cpu")
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)

@@ -6,14 +6,13 @@ import json
 import math
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
@@ -26,7 +25,7 @@ from domext_ray.corpus.shards import SCHEMA
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
-from domext_ray.training.engine import Engine
+from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     PROBE_PASSES,
@@ -116,11 +115,10 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
 
 
 @pytest.fixture(scope="module")
-def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[nn.Module], Engine]]:
+def make_engine() -> Callable[[nn.Module], Engine]:
     """Gives engines of one rank over a model; one group for all, because DeepSpeed keeps the first that it sees."""
-    path = tmp_path_factory.mktemp("process") / "group"
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
-    yield lambda model: Engine(
+    join_alone()
+    return lambda model: Engine(
         model,
         engine=EngineConfig(precision="fp32"),
         optim=OptimConfig(decay_steps=10),
@@ -130,7 +128,6 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
         seed=0,
         device=torch.device("cpu"),
     )
-    dist.destroy_process_group()
 
 
 def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) -> nn.Module:
