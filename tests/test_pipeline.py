@@ -15,6 +15,10 @@ import numpy as np
 import psutil
 import pytest
 
+from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.errors import DomextError
+from domext_ray.pipeline import run_pretraining
+
 REPOSITORY = Path(__file__).parent.parent
 NUM_STEPS = 30
 
@@ -143,8 +147,22 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     tiny_base_folder: Path, corpus_file: Path, tmp_path: Path, flags: tuple[str, ...], message: str
 ) -> None:
     command = build_command(tiny_base_folder, corpus_file, tmp_path / "runs", "bad", "--dry_run", "true", *flags)
-    result = run_job(command, expect=2)
-    assert message in result.stderr and result.stderr.startswith("error: ")
+    check_mistake(command, message)
+    assert not (tmp_path / "runs").exists()
+
+
+def check_mistake(command: list[str], message: str) -> None:
+    """What a job's command raises, which `exit_on_user_error` makes a line and an exit code of."""
+    config_path = REPOSITORY / "jobs" / "configs" / f"{Path(command[1]).stem.removeprefix('pretrain_')}.yaml"
+    with pytest.raises(DomextError) as raised:
+        run_pretraining(parse_config(PretrainConfig, str(config_path), command[2:]))
+    assert message in str(raised.value) and len(str(raised.value).splitlines()) == 1
+
+
+def test_a_mistake_ends_a_job(tiny_base_folder: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.txt"
+    result = run_job(build_command(tiny_base_folder, missing, tmp_path / "runs", "bad"), expect=2)
+    assert result.stderr.startswith("error: ") and str(missing) in result.stderr
     assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from safetensors.torch import load_file
-from test_pipeline import REPOSITORY, run_job, wait_for_step
+from test_pipeline import REPOSITORY, check_mistake, run_job, wait_for_step
 
 from domext_ray.corpus.extension import load_extension
 
@@ -192,9 +192,7 @@ def test_a_mistake_is_one_sentence(
     first: Path, tiny_base_folder: Path, corpus_file: Path, flags: tuple[str, ...], message: str
 ) -> None:
     command = build_second(tiny_base_folder, corpus_file, first, "bad", "--dry_run", "true", *flags)
-    result = run_job(command, expect=2)
-    assert message in result.stderr and result.stderr.startswith("error: "), result.stderr
-    assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    check_mistake(command, message)
     assert not (first.parent / "bad").exists()
 
 
