@@ -47,8 +47,9 @@ from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.metrics import write_text
 from domext_ray.training.phases import make_phases
-from domext_ray.training.pretrain import PretrainTask, pretrain, start_ray
+from domext_ray.training.pretrain import pretrain, start_ray
 from domext_ray.training.start import check_start, read_extensions
+from domext_ray.training.worker import PretrainTask
 
 
 def run_pretraining(config: PretrainConfig) -> Path:
@@ -270,6 +271,22 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     for manifest in manifests:
         print(describe_manifest(manifest))
     return manifests[0]
+
+
+def provide_inputs(config: PretrainConfig) -> tuple[Path, int, Manifest]:
+    """Make what a run reads, its tokenizer in RUN.DIR/RUN.NAME, or take what was made before; Ray is initialised.
+
+    Returns:
+        The tokenizer's folder, its words beside the base's, and the prepared corpus, whose shards are verified.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    paths = resolve_paths(config)
+    tokenizer_dir = _provide_tokenizer(config, _load_base(config), paths)
+    manifest = _prepare(config, tokenizer_dir, paths)[0]
+    verify_shards(manifest)
+    return tokenizer_dir, _count_words(tokenizer_dir)[1], manifest
 
 
 def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
