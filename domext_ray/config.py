@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -611,6 +611,15 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(config_class: type[ConfigT], values: dict[str, Any]) -> ConfigT:
     """Build a configuration from nested dictionaries, as `to_dict` made them."""
     return draccus.decode(config_class, values)
+
+
+def merge_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested options with some of them changed."""
+    merged = dict(options)
+    for name, value in changes.items():
+        old = merged.get(name)
+        merged[name] = merge_options(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def identity_of(config: Any) -> dict[str, Any]:

@@ -21,7 +21,16 @@ from typing import Any
 
 import yaml
 
-from domext_ray.config import MethodConfig, PretrainConfig, RunConfig, from_dict, identity_of, require, to_dict
+from domext_ray.config import (
+    MethodConfig,
+    PretrainConfig,
+    RunConfig,
+    from_dict,
+    identity_of,
+    merge_options,
+    require,
+    to_dict,
+)
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.job_config import StudyConfig
@@ -127,15 +136,6 @@ def choose_presets(config: StudyConfig, shipped: Mapping[str, Any]) -> dict[str,
         if wrong:
             raise ConfigError(f"the preset {name!r} has {wrong[0]!r}; it may have {', '.join(_SECTIONS)}.")
     return {name: presets[name] for name in config.method_names}
-
-
-def merge_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested options with some of them changed."""
-    merged = dict(options)
-    for name, value in changes.items():
-        old = merged.get(name)
-        merged[name] = merge_options(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def make_method_config(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> PretrainConfig:

@@ -17,6 +17,7 @@ ORDER = (
     "config",
     "job_config",
     "finetune_config",
+    "search_config",
     "run_directory",
     "corpus.package_docs",
     "corpus.draws",

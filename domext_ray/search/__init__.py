@@ -1,0 +1,1 @@
+"""A space of configurations is searched for downstream F1."""

@@ -1,0 +1,291 @@
+"""A search space: options of a sweep with the values that they may take -> points, and points -> configurations.
+
+    space:
+      method.heads: {choice: [0, 1, 2]}
+      method.ffn_units: {int: [0, 1024], step: 64}
+      optim.lr: {log: [1e-4, 3e-3]}                      # log-uniform; float: uniform
+      finetune.grid.lr: {choice: [1e-4, 3e-4]}
+      kind:                                              # no option of its own: named bundles of options
+        choice:
+          af: {method.heads: 1}
+          words: {vocab.size: 2000, method.heads: 0}
+      vocab.min_frequency: {choice: [2, 5], if: {kind: words}}
+
+A dimension whose condition does not hold has no value in a point; its option keeps the sweep's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from domext_ray.config import PretrainConfig, from_dict, merge_options, to_dict
+from domext_ray.errors import ConfigError, find_user_error
+from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.search_config import SweepConfig
+
+Point = dict[str, Any]
+"""Value of every dimension whose condition holds: a number, a string, or the name of a bundle."""
+
+FINETUNE = "finetune."
+_RANGES = {"int": (int, False), "log_int": (int, True), "float": (float, False), "log": (float, True)}
+# What a sweep decides itself for every trial.
+_RESERVED = (
+    *("run.", "train.max_", "train.long_", "optim.decay_steps", "init_from", "dry_run", "finetune.dry_run"),
+    *("finetune.task", "finetune.data", "finetune.model", "finetune.keep_head", "finetune.export"),
+    *("finetune.run.", "finetune.features.", "finetune.scale."),
+)
+# What decides a prepared corpus or its tokenizer: prepared once for all trials, so its values must be countable.
+PREPARATION = ("base", "corpus", "prepare.", "vocab.", "train.seq_length", "objective.next_sentence", "shape.")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of a space.
+
+    Args:
+        name: an option, or a name of its own where the choices are bundles.
+        choices: the values, or the names of bundles; empty: a range.
+        bundles: options by the name of the bundle; empty: the dimension is an option.
+        low: smallest value of a range.
+        high: largest value.
+        step: distance of neighbouring values of an "int" range.
+        kind: "choice", or of a range "int", "log_int", "float" or "log".
+        condition: values of earlier dimensions, one of which each must have.
+    """
+
+    name: str
+    choices: tuple[Any, ...] = ()
+    bundles: Mapping[str, dict[str, Any]] | None = None
+    low: float = 0.0
+    high: float = 0.0
+    step: int = 1
+    kind: str = "choice"
+    condition: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that it sets."""
+        if self.bundles is None:
+            return (self.name,)
+        return tuple(dict.fromkeys(option for bundle in self.bundles.values() for option in bundle))
+
+    def holds(self, point: Point) -> bool:
+        """Whether it has a value beside those of the dimensions before it."""
+        return all(point.get(name) in allowed for name, allowed in self.condition)
+
+    def expand(self, value: Any) -> dict[str, Any]:
+        """Return the options that a value stands for."""
+        return {self.name: value} if self.bundles is None else dict(self.bundles[value])
+
+    def draw(self, random: np.random.Generator) -> Any:
+        """Return a value at random."""
+        if self.kind == "choice":
+            return self.choices[int(random.integers(len(self.choices)))]
+        low, high = (math.log(self.low), math.log(self.high)) if self.kind.startswith("log") else (self.low, self.high)
+        if self.kind == "int":
+            return int(self.low) + self.step * int(random.integers((int(self.high) - int(self.low)) // self.step + 1))
+        value = float(random.uniform(low, high))
+        value = math.exp(value) if self.kind.startswith("log") else value
+        return round(value) if self.kind == "log_int" else value
+
+    def suggest(self, trial: Any) -> Any:
+        """Return a value that an Optuna trial suggests."""
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.name, list(self.choices))
+        if self.kind == "int":
+            high = int(self.low) + (int(self.high) - int(self.low)) // self.step * self.step
+            return trial.suggest_int(self.name, int(self.low), high, step=self.step)
+        if self.kind == "log_int":
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=True)
+        return trial.suggest_float(self.name, self.low, self.high, log=self.kind == "log")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The dimensions of a sweep, in the order of its file."""
+
+    dimensions: tuple[Dimension, ...]
+
+    def __call__(self, trial: Any) -> None:
+        """Let an Optuna trial suggest a point: Ray Tune's define-by-run searcher takes what it has suggested."""
+        self.walk(lambda dimension: dimension.suggest(trial))
+
+    def walk(self, choose: Callable[[Dimension], Any]) -> Point:
+        """Return the point that a function chooses value by value."""
+        point: Point = {}
+        for each in self.dimensions:
+            if each.holds(point):
+                point[each.name] = choose(each)
+        return point
+
+    def sample(self, number: int, seed: int) -> list[Point]:
+        """Return points at random."""
+        random = np.random.default_rng(seed)
+        return [self.walk(lambda dimension: dimension.draw(random)) for _ in range(number)]
+
+    def list_grid(self) -> list[Point]:
+        """Return all points.
+
+        Raises:
+            ConfigError: a dimension is a range.
+        """
+        for each in self.dimensions:
+            if each.kind != "choice":
+                raise ConfigError(f"space.{each.name} is a range; it must be a choice with --search.searcher grid.")
+        return _list_points(self.dimensions)
+
+    def list_preparations(self) -> list[Point]:
+        """Return the points over the dimensions that decide a corpus or a tokenizer, and those that they depend on."""
+        names = {each.name for each in self.dimensions if any(_is_prepared(option) for option in each.options)}
+        for each in reversed(self.dimensions):
+            if each.name in names:
+                names |= {name for name, _ in each.condition}
+        return _list_points([each for each in self.dimensions if each.name in names])
+
+
+def _list_points(dimensions: Any) -> list[Point]:
+    points: list[Point] = [{}]
+    for each in dimensions:
+        points = [
+            more
+            for point in points
+            for more in ([{**point, each.name: value} for value in each.choices] if each.holds(point) else [point])
+        ]
+    return points
+
+
+def _is_prepared(option: str) -> bool:
+    return any(option.startswith(each) if each.endswith(".") else option == each for each in PREPARATION)
+
+
+def read_space(space: Mapping[str, Any]) -> Space:
+    """Read and check a space.
+
+    Raises:
+        ConfigError: a dimension that is none, an option that no job has, or one that the sweep decides itself.
+    """
+    known = [*_list_options(to_dict(PretrainConfig())), *_list_options(to_dict(FinetuneConfig()), FINETUNE)]
+    dimensions: list[Dimension] = []
+    for name, values in space.items():
+        dimension = _read_dimension(str(name), values, {each.name for each in dimensions})
+        for option in dimension.options:
+            _check_option(option, known)
+        dimensions.append(dimension)
+    for option, names in itertools.groupby(
+        sorted((option, each.name) for each in dimensions for option in each.options), key=lambda pair: pair[0]
+    ):
+        own = [name for _, name in names]
+        if len(own) > 1:
+            raise ConfigError(f"space.{own[0]} and space.{own[1]} both set {option}; it must be in one of them.")
+    return Space(tuple(dimensions))
+
+
+def _list_options(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _list_options(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _check_option(option: str, known: list[str]) -> None:
+    if option not in known:
+        near = difflib.get_close_matches(option, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; --help lists them."
+        raise ConfigError(f"space has {option!r}, which is no option{hint}")
+    if any(option.startswith(each) for each in _RESERVED):
+        raise ConfigError(f"space has {option!r}, which the sweep decides itself; take it out.")
+
+
+def _read_dimension(name: str, values: Any, earlier: set[str]) -> Dimension:
+    kinds = [each for each in ("choice", *_RANGES) if isinstance(values, dict) and each in values]
+    if len(kinds) != 1:
+        raise ConfigError(f"space.{name} is {values!r}; it must have one of choice, {', '.join(_RANGES)}.")
+    kind, given = kinds[0], values[kinds[0]]
+    allowed = {kind, "if", *(("step",) if kind == "int" else ())}
+    wrong = [each for each in values if each not in allowed]
+    if wrong:
+        raise ConfigError(f"space.{name} has {wrong[0]!r}; beside {kind} it may have {', '.join(allowed - {kind})}.")
+    condition = _read_condition(name, values.get("if", {}), earlier)
+    if kind == "choice":
+        return Dimension(name, *_read_choices(name, given), condition=condition)
+    number = _RANGES[kind][0]
+    try:
+        low, high = (number(float(each)) for each in given)
+    except (TypeError, ValueError):
+        raise ConfigError(f"space.{name}.{kind} is {given!r}; it must be the smallest and largest value.") from None
+    step = values.get("step", 1)
+    if not low < high or (_RANGES[kind][1] and low <= 0) or not isinstance(step, int) or step < 1:
+        rule = "above 0 and rising" if _RANGES[kind][1] else "rising, with a whole step of 1 or more"
+        raise ConfigError(f"space.{name}.{kind} is {given!r}; it must be {rule}.")
+    return Dimension(name, low=low, high=high, step=step, kind=kind, condition=condition)
+
+
+def _read_choices(name: str, given: Any) -> tuple[tuple[Any, ...], dict[str, dict[str, Any]] | None]:
+    if isinstance(given, list) and given:
+        return tuple(given), None
+    if isinstance(given, dict) and given and all(isinstance(each, dict) for each in given.values()):
+        bundles = {str(bundle): dict(options) for bundle, options in given.items()}
+        return tuple(bundles), bundles
+    raise ConfigError(f"space.{name}.choice is {given!r}; it must be a list of values, or named options.")
+
+
+def _read_condition(name: str, condition: Any, earlier: set[str]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    if not isinstance(condition, dict) or not set(map(str, condition)) <= earlier:
+        raise ConfigError(f"space.{name}.if is {condition!r}; it must be values of dimensions above it.")
+    return tuple((str(key), tuple(each) if isinstance(each, list) else (each,)) for key, each in condition.items())
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """What one point of a space is trained and scored with.
+
+    Args:
+        pretrain: pre-training, without its limit and its place.
+        finetune: fine-tuning, without task, set and model.
+    """
+
+    pretrain: PretrainConfig
+    finetune: FinetuneConfig
+
+
+def configure(config: SweepConfig, space: Space, point: Point) -> TrialConfig:
+    """Return the configuration of a point.
+
+    Raises:
+        ConfigError: its values do not go together.
+    """
+    nested: dict[str, Any] = {}
+    for each in space.dimensions:
+        if each.name in point:
+            for option, value in each.expand(point[each.name]).items():
+                _put(nested, option.split("."), value)
+    finetune = cast("dict[str, Any]", nested.pop(FINETUNE.rstrip("."), {}))
+    try:
+        return TrialConfig(
+            from_dict(PretrainConfig, merge_options(to_dict(config.common), nested)),
+            from_dict(FinetuneConfig, merge_options(to_dict(config.finetune), finetune)),
+        )
+    except Exception as error:  # of the decoder's many kinds
+        cause = find_user_error(error) or error
+        raise ConfigError(" ".join(str(cause).split())) from error
+
+
+def _put(nested: dict[str, Any], names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        nested = nested.setdefault(name, {})
+    nested[names[-1]] = value
+
+
+def describe_point(point: Mapping[str, Any]) -> str:
+    """Return a point in a line."""
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.items()
+    )
