@@ -12,6 +12,9 @@ from domext_ray.config import ObjectiveConfig, PretrainConfig, parse_config
 from domext_ray.finetune_config import AblateConfig, FinetuneConfig
 from domext_ray.job_config import StudyConfig
 from domext_ray.pipeline import run_pretraining, run_vocabulary
+from domext_ray.search.space import read_space
+from domext_ray.search.sweep import choose_points
+from domext_ray.search_config import SweepConfig
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
@@ -21,7 +24,8 @@ OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
     "vocab.yaml": (PretrainConfig, ["--vocab.size", "50"]),
 }
 """What is no training job's: its configuration, and what its user must give."""
-PRETRAINING = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path.name not in OTHER_JOBS]
+SWEEPS = sorted((CONFIGS / "sweeps").glob("*.yaml"))
+PRETRAINING = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path.name not in OTHER_JOBS and path not in SWEEPS]
 MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
 
 
@@ -79,3 +83,16 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
         assert len(table) >= 3 and all(each == table[0] for each in table)
     left_to_right = parse_config(PretrainConfig, None, ["--config_path", str(folder / "left_to_right.yaml")])
     assert left_to_right.objective == ObjectiveConfig(kind="left_to_right")
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
+def test_a_sweeps_space_makes_trials(path: Path) -> None:
+    config = parse_config(SweepConfig, None, ["--config_path", str(path)])
+    space = read_space(config.space)
+    assert config.run.name == path.stem.replace("_", "-") and space.list_preparations()
+    if config.base == "general-mini":  # no other one is on every machine
+        points, reasons = choose_points(config, space)
+        assert len(points) == {"grid": 20 if "exbert" in path.stem else 10, "random": config.search.trials}.get(
+            config.search.searcher, 0
+        )
+        assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"

@@ -75,6 +75,7 @@ ORDER = (
     "training.checkpoint",
     "training.evaluate",
     "training.start",
+    "training.worker",
     "training.pretrain",
     "summary",
     "card",
@@ -120,6 +121,12 @@ ORDER = (
     "downstream.forgetting",
     "downstream.forgetting_report",
     "pipeline",
+    "search.space",
+    "search.trial",
+    "search.trainable",
+    "search.results",
+    "search.sweep_report",
+    "search.sweep",
     "tradeoff",
     "study",
 )
@@ -129,7 +136,15 @@ EXPORTED = ("model.configuration_domext", "model.layers_domext", "model.modeling
 """Copied into exports as they are, so they may import only torch, transformers, the standard library and each other."""
 
 RESTRICTED = {
-    "ray": ("corpus.", "training.pretrain", "downstream.finetune", "downstream.features", "jobs."),
+    "ray": (
+        "corpus.",
+        "training.pretrain",
+        "downstream.finetune",
+        "downstream.features",
+        "search.trainable",
+        "search.sweep",
+        "jobs.",
+    ),
     "deepspeed": ("training.engine",),
     "draccus": ("config",),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORDS
+from labelled_fixtures import write_ner
 
 from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream.finetune import run_finetuning
@@ -20,23 +20,6 @@ from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def write_ner(folder: Path, sizes: tuple[int, int, int] = (80, 30, 30), seed: int = 0) -> Path:
-    """Write sentences in which four words are entities, one of them of two words."""
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = np.random.default_rng(seed)
-    for split, size in zip(("train", "devel", "test"), sizes, strict=True):
-        lines = []
-        for _ in range(size):
-            words = [(str(each), "O") for each in generator.choice(WORDS[:50], int(generator.integers(4, 9)))]
-            kind = int(generator.integers(3))
-            entity = [[("heart", "B-Disease"), ("disease", "I-Disease")], [("drug", "B-Drug")], [("doctor", "O")]][kind]
-            place = int(generator.integers(len(words)))
-            words[place:place] = entity
-            lines += [f"{word}\t{tag}" for word, tag in words] + [""]
-        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,334 @@
+"""A sweep's trials -> summary.json, best.yaml, sweep.png and sweep.html.
+
+The page has the leaderboard, F1 against the trained parameters (exBERT's Figure 2), F1 by training step, parallel
+coordinates, the front of two objectives, what mattered, and where the time went.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from domext_ray.comparison import COLORS
+from domext_ray.config import PretrainConfig, RunConfig, dump_yaml, from_dict
+from domext_ray.errors import RunError
+from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, build_table, fill_page, save_picture
+from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
+from domext_ray.search.space import Dimension, Space, configure, describe_point
+from domext_ray.search_config import OBJECTIVES, SweepConfig
+from domext_ray.status_line import format_seconds
+from domext_ray.training.metrics import write_text
+
+BASE = "base.json"
+"""What the base scores without pre-training, if that was asked for."""
+MAX_ROWS = 50
+"""Trials of the leaderboard on the page; summary.json has all."""
+NAMES = {
+    "f1": "F1 on dev",
+    "general_accuracy": "general accuracy",
+    "trainable": "trained parameters",
+    "tokens_per_second": "tokens/s",
+}
+BUSY = ("train", "evaluate", "finetune")
+
+
+def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: Mapping[str, float]) -> str:
+    """Write what a sweep found.
+
+    Args:
+        config: the sweep.
+        space: its space.
+        folder: its directory.
+        walls: seconds that each trial has held its process.
+
+    Returns:
+        A short table for the terminal.
+
+    Raises:
+        RunError: no trial was scored.
+    """
+    trials = read_trials(folder / "trials", config.search.rungs)
+    objectives = config.search.objective_names
+    ranked = rank_trials(trials, objectives)
+    if not ranked:
+        reason = next((each.failure for each in trials if each.failure), "their processes died")
+        raise RunError(f"no trial of the sweep in {folder} was scored: {reason}")
+    time = measure_time(trials, walls)
+    importance = measure_importance(space, trials, objectives[0])
+    write_text(folder / "best.yaml", dump_yaml(_configure_best(config, space, folder, ranked[0])))
+    base = json.loads((folder / BASE).read_text(encoding="utf-8"))["f1"] if (folder / BASE).exists() else None
+    summary = {
+        "base": base,
+        "best": _describe(ranked[0]),
+        "front": [each.id for each in find_front(trials, objectives)] if len(objectives) > 1 else [],
+        "importance": importance,
+        "time": time,
+        "trials": [_describe(each) for each in [*ranked, *(each for each in trials if each not in ranked)]],
+    }
+    with matplotlib.rc_context(STYLE):
+        figures = _draw_all(config, space, trials, importance, base)
+        picture = Figure(figsize=(12.4, 4.4), layout="constrained")
+        left, right = picture.subplots(1, 2)
+        _draw_sizes(left, trials, objectives[0], config.search.curves, base)
+        _draw_rungs(right, trials, objectives[0])
+        save_picture(picture, folder / "sweep.png")
+    table = format_leaderboard(ranked, objectives)
+    best = ranked[0]
+    result = (
+        f"Best of {len(trials)} trials: {NAMES[objectives[0]]} {_show(objectives[0], best.get(objectives[0]))} with "
+        + (f"{describe_point(best.point)}.")
+    )
+    header, rows = _list_rows(ranked[:MAX_ROWS], objectives)
+    page = fill_page(
+        folder.name,
+        result,
+        build_table(header, rows),
+        figures,
+        build_table(("", ""), _list_time(time)),
+        dump_yaml(config),
+    )
+    write_text(folder / "sweep.html", page)
+    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return f"{table}\n\n{format_time(time)}"
+
+
+def _configure_best(config: SweepConfig, space: Space, folder: Path, best: TrialResult) -> PretrainConfig:
+    """Return the best trial's pre-training, as a training job takes it: without the sweep's places."""
+    trained = from_dict(
+        PretrainConfig, yaml.safe_load((folder / "trials" / best.id / "config.yaml").read_text(encoding="utf-8"))
+    )
+    pretrain = configure(config, space, best.point).pretrain
+    return replace(
+        pretrain,
+        run=replace(RunConfig(), name=f"{folder.name}-best"),
+        train=replace(pretrain.train, max_steps=trained.train.max_steps),
+        optim=replace(pretrain.optim, decay_steps=trained.optim.decay_steps),
+    )
+
+
+def _describe(trial: TrialResult) -> dict[str, Any]:
+    return {
+        "id": trial.id,
+        "point": trial.point,
+        "status": trial.status,
+        **({"failure": trial.failure} if trial.failure else {}),
+        "rungs": list(trial.rungs),
+    }
+
+
+def measure_time(trials: Sequence[TrialResult], walls: Mapping[str, float]) -> dict[str, float]:
+    """Return where the seconds of all trials' processes went; "overhead_frac" is what was none of the three."""
+    spent = {name: sum(rung["seconds"][name] for each in trials for rung in each.rungs) for name in BUSY}
+    wall = sum(walls.get(each.id, 0.0) for each in trials)
+    overhead = max(wall - sum(spent.values()), 0.0)
+    return {**spent, "overhead": overhead, "total": wall, "overhead_frac": overhead / wall if wall else 0.0}
+
+
+def format_time(time: Mapping[str, float]) -> str:
+    """Return where the time went, in a line."""
+    parts = [f"{name} {format_seconds(time[name])}" for name in (*BUSY, "overhead")]
+    return f"seconds of trials: {', '.join(parts)} ({time['overhead_frac']:.1%} of {format_seconds(time['total'])})"
+
+
+def _list_time(time: Mapping[str, float]) -> list[tuple[str, str]]:
+    names = {
+        "train": "pre-training steps",
+        "evaluate": "evaluating and saving",
+        "finetune": "fine-tuning and scoring",
+        "overhead": "starting, importing, loading, waiting",
+        "total": "all trials",
+    }
+    rows = [(label, format_seconds(time[name])) for name, label in names.items()]
+    return [*rows, ("share that is neither training nor scoring", f"{time['overhead_frac']:.1%}")]
+
+
+def format_leaderboard(ranked: Sequence[TrialResult], objectives: Sequence[str], number: int = 10) -> str:
+    """Return the best trials as a table of text."""
+    header, rows = _list_rows(ranked[:number], objectives)
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    )
+
+
+def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    shown = list(dict.fromkeys([*objectives, "f1", "general_accuracy", "trainable", "tokens_per_second"]))
+    header = ["trial", "scored at", *(NAMES[name] for name in shown), "point"]
+    rows = [
+        [
+            each.id,
+            f"{each.rungs[-1]['step']:,}/{each.rungs[-1]['steps']:,}",
+            *(_show(name, each.get(name)) for name in shown),
+            describe_point(each.point),
+        ]
+        for each in ranked
+    ]
+    return header, rows
+
+
+def _show(objective: str, value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if objective in ("trainable", "tokens_per_second") else f"{value:.4f}"
+
+
+def _draw_all(
+    config: SweepConfig,
+    space: Space,
+    trials: Sequence[TrialResult],
+    importance: Mapping[str, float],
+    base: float | None,
+) -> list[tuple[Figure, str]]:
+    objectives = config.search.objective_names
+    first = objectives[0]
+    second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
+    drawings: list[tuple[Callable[[Axes], None], str, float]] = [
+        (
+            lambda axes: _draw_sizes(axes, trials, first, config.search.curves, base),
+            "Trials of the whole budget by the parameters that they train; seeds of one point share a mean.",
+            6.2,
+        ),
+        (lambda axes: _draw_rungs(axes, trials, first), "What every trial scored as its pre-training went on.", 6.2),
+        (
+            lambda axes: _draw_coordinates(axes, space, trials, first),
+            f"Parallel coordinates: a line a trial, the darker the better its {NAMES[first]}.",
+            6.2,
+        ),
+        (
+            lambda axes: _draw_front(axes, trials, first, second),
+            f"No other trial is better than those of the line in both {NAMES[first]} and {NAMES[second]}.",
+            6.2,
+        ),
+    ]
+    if importance:
+        drawings.append(
+            (
+                lambda axes: _draw_importance(axes, importance),
+                f"Share of the variance of {NAMES[first]} over complete trials (fANOVA); few trials, rough shares.",
+                6.2,
+            )
+        )
+    figures = []
+    for draw, caption, width in drawings:
+        figure = Figure(figsize=(width, 4.2), layout="constrained")
+        draw(figure.subplots())
+        figures.append((figure, caption))
+    return figures
+
+
+def _draw_sizes(axes: Axes, trials: Sequence[TrialResult], objective: str, curves: str, base: float | None) -> None:
+    """F1 against trained parameters: seeds as dots, means as a line a curve; exBERT's Figure 2."""
+    scored = [each for each in trials if each.status == "complete" and not math.isnan(each.get(objective))]
+    for value, color in zip(dict.fromkeys(each.point.get(curves) for each in scored), itertools.cycle(COLORS)):
+        groups: dict[str, list[TrialResult]] = defaultdict(list)
+        for each in scored:
+            if each.point.get(curves) == value:
+                groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
+        means = sorted(
+            (own[0].get("trainable"), np.mean([each.get(objective) for each in own])) for own in groups.values()
+        )
+        for each in itertools.chain(*groups.values()):
+            axes.plot(each.get("trainable"), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
+        if curves or len(means) < len(scored):
+            label = f"{curves} {value}" if curves else None
+            axes.plot([size for size, _ in means], [mean for _, mean in means], color=color, linewidth=1.6, label=label)
+    if base is not None and objective == "f1":
+        axes.axhline(base, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base, not adapted")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize="small")
+    axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
+    axes.set(title=f"{NAMES[objective]} by size", xlabel="trained parameters", ylabel=NAMES[objective])
+
+
+def _shorten(value: float, _: Any = None) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> None:
+    for each in trials:
+        steps = [rung["step"] / rung["steps"] for rung in each.rungs]
+        values = [math.nan if rung[objective] is None else rung[objective] for rung in each.rungs]
+        color = BLUE if each.status == "complete" else MUTED
+        axes.plot(steps, values, "-o", color=color, alpha=0.7 if color == BLUE else 0.45, markersize=4, linewidth=1.2)
+    axes.plot([], [], "-o", color=BLUE, label="whole budget", markersize=4)
+    axes.plot([], [], "-o", color=MUTED, label="stopped", markersize=4)
+    axes.legend(frameon=False, fontsize="small")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    axes.set(title=f"{NAMES[objective]} at the rungs", xlabel="share of the budget", ylabel=NAMES[objective])
+
+
+def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], objective: str) -> None:
+    scored = sorted(
+        (each for each in trials if not math.isnan(each.get(objective))), key=lambda each: each.get(objective)
+    )
+    if OBJECTIVES[objective] == "min":
+        scored.reverse()
+    values = np.array([each.get(objective) for each in scored])
+    low, high = values.min(), values.max()
+    for rank, each in enumerate(scored):
+        places = [_place(dimension, each.point.get(dimension.name)) for dimension in space.dimensions]
+        places.append((each.get(objective) - low) / (high - low) if high > low else 0.5)
+        shade = 0.12 + 0.88 * (rank + 1) / len(scored)
+        axes.plot(range(len(places)), places, color=BLUE, alpha=shade**2, linewidth=0.8 + 1.4 * shade)
+    names = [each.name.removeprefix("method.") for each in space.dimensions] + [NAMES[objective]]
+    axes.set_xticks(range(len(names)), [name.replace(".", ".\n") for name in names], fontsize="small")
+    axes.set_yticks([])
+    axes.set_xlim(-0.3, len(names) - 0.7)
+    axes.set_ylim(-0.12, 1.12)
+    ends = [_describe_ends(each) for each in space.dimensions] + [(_show(objective, low), _show(objective, high))]
+    for i, (bottom, top) in enumerate(ends):
+        axes.text(i, -0.03, bottom, ha="center", va="top", fontsize="small", color=MUTED)
+        axes.text(i, 1.03, top, ha="center", va="bottom", fontsize="small", color=MUTED)
+    axes.set_title("Trials")
+
+
+def _place(dimension: Dimension, value: Any) -> float:
+    """A value's place from 0 to 1; NaN where the dimension's condition does not hold."""
+    if value is None and None not in dimension.choices:
+        return math.nan
+    if dimension.kind == "choice":
+        return dimension.choices.index(value) / max(len(dimension.choices) - 1, 1)
+    scale = math.log if dimension.kind.startswith("log") else float
+    low, high = scale(dimension.low), scale(dimension.high)
+    return (scale(value) - low) / (high - low)
+
+
+def _describe_ends(dimension: Dimension) -> tuple[str, str]:
+    if dimension.kind == "choice":
+        return str(dimension.choices[0])[:12], str(dimension.choices[-1])[:12]
+    return f"{dimension.low:.3g}", f"{dimension.high:.3g}"
+
+
+def _draw_front(axes: Axes, trials: Sequence[TrialResult], first: str, second: str) -> None:
+    complete = [each for each in trials if each.status == "complete"]
+    front = sorted(find_front(trials, (first, second)), key=lambda each: each.get(second))
+    axes.plot(
+        [each.get(second) for each in complete], [each.get(first) for each in complete], "o", color=MUTED, alpha=0.6
+    )
+    axes.plot([each.get(second) for each in front], [each.get(first) for each in front], "-o", color=ORANGE)
+    axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
+    axes.set(title="Pareto front", xlabel=NAMES[second], ylabel=NAMES[first])
+
+
+def _draw_importance(axes: Axes, importance: Mapping[str, float]) -> None:
+    names = list(importance)[::-1]
+    axes.barh(names, [importance[name] for name in names], color=GREEN)
+    axes.grid(axis="y", visible=False)
+    axes.set(title="What mattered", xlabel="share of the variance")

@@ -1,0 +1,300 @@
+"""One trial of a sweep: pre-train to a rung, fine-tune, score on dev; in one process, or in the ranks of one group.
+
+Enters: a point of the space, and what all trials share. Leaves a run's directory (config.yaml, tokenizer/, checkpoints/
+and metrics.jsonl: any job takes it as a model), with point.json, plan.json and rungs.jsonl beside. A rung that was
+scored is never scored again, and pre-training goes on from the newest checkpoint, mid-schedule: its horizon is the
+whole budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from domext_ray.config import PretrainConfig, dump_yaml, identity_of
+from domext_ray.corpus.manifest import read_manifest
+from domext_ray.downstream.finetuned import make_set_task
+from domext_ray.downstream.stages import evaluate_stages
+from domext_ray.downstream.start_model import StartModel, load_start_model
+from domext_ray.downstream.training import Point as FinetunePoint
+from domext_ray.downstream.training import fit_task
+from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.loading import LoadedSet
+from domext_ray.model.base import load_base
+from domext_ray.pipeline import count_planned_words, size_method
+from domext_ray.search.space import PREPARATION, Point, Space, configure
+from domext_ray.search_config import SweepConfig
+from domext_ray.training.engine import join_alone
+from domext_ray.training.metrics import read_metrics, write_text
+from domext_ray.training.worker import PretrainTask, PretrainWorker
+
+RUNGS, FAILURE = "rungs.jsonl", "failure.txt"
+PILOT_STEPS = 10
+"""Timed steps of a budget in seconds; the first ones are left out."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What pre-training reads, made once for all trials that agree in it.
+
+    Args:
+        tokenizer: folder of the tokenizer, with its new words.
+        corpus: folder of the corpus' manifest.
+        base_sha256: hash of the base's tensors, or "none".
+        num_new_words: words that the tokenizer has beside the base's.
+    """
+
+    tokenizer: Path
+    corpus: Path
+    base_sha256: str
+    num_new_words: int
+
+
+@dataclass(frozen=True)
+class SweepWork:
+    """What all trials of a sweep share.
+
+    Args:
+        config: the sweep.
+        space: its space.
+        folder: its directory.
+        sets: the tasks' sets, without their test splits.
+        prepared: by `name_preparation`.
+        cpus: CPUs of a trial's process.
+    """
+
+    config: SweepConfig
+    space: Space
+    folder: Path
+    sets: tuple[LoadedSet, ...]
+    prepared: Mapping[str, Prepared]
+    cpus: float
+
+
+def name_preparation(config: PretrainConfig) -> str:
+    """Return a name for everything that a tokenizer and a corpus are made from."""
+    identity = identity_of(config)
+    parts = {name: identity[name.rstrip(".").split(".")[0]] for name in PREPARATION if name.endswith(".")}
+    parts |= {"base": config.base, "corpus": config.corpus, "length": config.train.seq_length}
+    parts |= {"pairs": config.objective.next_sentence}
+    if config.base != "none":
+        del parts["shape."]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def list_shares(config: SweepConfig) -> list[float]:
+    """Return the share of a trial's budget at each rung, rising to 1."""
+    search = config.search
+    return [float(search.reduction) ** (rung + 1 - search.rungs) for rung in range(search.rungs)]
+
+
+class Trial:
+    """One rank of a trial; a process group exists.
+
+    Args:
+        work: what all trials share.
+        folder: the trial's directory.
+        point: its point of the space.
+        device: where to train.
+        rank: from 0 to `world_size` - 1.
+        world_size: number of ranks.
+
+    Raises:
+        DomextError: the point's options do not go together, or do not fit the base.
+    """
+
+    def __init__(
+        self, work: SweepWork, folder: Path, point: Point, device: torch.device, *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.work, self.folder, self.device, self.rank, self.world_size = work, folder, device, rank, world_size
+        configs = configure(work.config, work.space, point)
+        self.finetune = configs.finetune
+        pretrain = configs.pretrain
+        self.prepared = work.prepared[name_preparation(pretrain)]
+        base = None if pretrain.base == "none" else load_base(pretrain.base)
+        sized, self.counts = size_method(
+            pretrain, base, self.prepared.num_new_words or count_planned_words(pretrain, base)
+        )
+        pretrain = replace(
+            sized,
+            run=replace(sized.run, name=folder.name, dir=str(folder.parent)),
+            scale=replace(sized.scale, cpus_per_worker=work.cpus),
+        )
+        if rank == 0:
+            self._lay_out(point)
+        self._join()
+        self.config = self._plan(pretrain)
+        if rank == 0:
+            write_text(folder / "config.yaml", dump_yaml(self.config))
+        self.worker = self._make_worker(self.config, folder)
+
+    def _lay_out(self, point: Point) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / "point.json", json.dumps(point))
+        if not (self.folder / "tokenizer").exists():
+            temporary = self.folder / f".tokenizer-{uuid.uuid4().hex[:8]}"
+            shutil.copytree(self.prepared.tokenizer, temporary)
+            temporary.rename(self.folder / "tokenizer")
+
+    def _join(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
+        attempt = uuid.uuid4().hex
+        if self.rank == 0:
+            write_text(folder / "attempt.json", json.dumps({"attempt": attempt}))
+        task = PretrainTask(
+            config, folder, (self.prepared.corpus,), folder / "tokenizer", self.prepared.base_sha256, attempt=attempt
+        )
+        return PretrainWorker(task, rank=self.rank, world_size=self.world_size, device=self.device)
+
+    def _plan(self, config: PretrainConfig) -> PretrainConfig:
+        """Turn the budget into steps, once: a trial that goes on keeps its horizon."""
+        path = self.folder / "plan.json"
+        if path.exists():
+            steps = int(json.loads(path.read_text(encoding="utf-8"))["steps"])
+        else:
+            steps = self._count_steps(config)
+            if self.world_size > 1:
+                agreed = torch.tensor([steps], device=self.device)
+                dist.broadcast(agreed, src=0)
+                steps = int(agreed.item())
+            if self.rank == 0:
+                write_text(path, json.dumps({"steps": steps}))
+        return replace(
+            config, train=replace(config.train, max_steps=steps), optim=replace(config.optim, decay_steps=steps)
+        )
+
+    def _count_steps(self, config: PretrainConfig) -> int:
+        budget = self.work.config.budget
+        if budget.steps:
+            return budget.steps
+        if budget.tokens:
+            manifest = read_manifest(self.prepared.corpus)
+            per_step = config.train.global_batch_size * manifest.num_tokens("train") / manifest.num_rows("train")
+            return max(self.work.config.search.rungs, math.ceil(budget.tokens / per_step))
+        pilot = self.folder / "pilot"
+        if self.rank == 0:
+            pilot.mkdir(exist_ok=True)
+            shutil.copytree(self.folder / "tokenizer", pilot / "tokenizer", dirs_exist_ok=True)
+        self._join()
+        timed = replace(
+            config,
+            train=replace(config.train, max_steps=PILOT_STEPS),
+            optim=replace(config.optim, decay_steps=PILOT_STEPS),
+            run=replace(config.run, tensorboard=False),
+        )
+        worker = self._make_worker(timed, pilot)
+        seconds = worker.time_steps(PILOT_STEPS)
+        worker.close()
+        if self.rank == 0:
+            shutil.rmtree(pilot)
+        return max(self.work.config.search.rungs, round(budget.seconds / seconds))
+
+    def run_rung(self, rung: int) -> dict[str, Any]:
+        """Train to a rung and score it, unless that was done.
+
+        Args:
+            rung: from 0.
+
+        Returns:
+            On rank 0 the rung's record; elsewhere nothing.
+        """
+        done = read_rungs(self.folder)
+        if rung < len(done):
+            return done[rung]
+        steps = self.config.train.max_steps
+        target = max(1, round(list_shares(self.work.config)[rung] * steps))
+        started = time.perf_counter()
+        trained = self.worker.seconds
+        self.worker.run(target)
+        pretrained = time.perf_counter()
+        if self.rank != 0:
+            return {}
+        start = load_start_model(str(self.folder))
+        figures = [score_set(start, each, self.finetune, self.device) for each in self.work.sets]
+        record = {
+            "rung": rung,
+            "step": self.worker.step,
+            "steps": steps,
+            "f1": float(np.mean(figures)),
+            "by_task": dict(zip(self.work.config.task_names, figures, strict=True)),
+            **self._read_pretraining(),
+            "trainable": self.counts.trainable,
+            "seconds": {
+                "train": self.worker.seconds - trained,
+                "evaluate": pretrained - started - (self.worker.seconds - trained),
+                "finetune": time.perf_counter() - pretrained,
+            },
+        }
+        write_text(self.folder / RUNGS, "".join(json.dumps(each) + "\n" for each in [*done, record]))
+        return record
+
+    def _read_pretraining(self) -> dict[str, Any]:
+        records = read_metrics(self.folder / "metrics.jsonl")
+        rates = [each["throughput/tokens_per_second"] for each in records if "throughput/tokens_per_second" in each]
+        evaluated = [each for each in records if "eval/domain_mlm_loss" in each][-1]
+        return {
+            "general_accuracy": evaluated["eval/general_mlm_accuracy"],
+            "domain_bits_per_character": evaluated["eval/domain_bits_per_character"],
+            "tokens_per_second": float(np.median(rates)),
+        }
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.worker.close()
+
+
+def score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device) -> float:
+    """Fine-tune at every point of the grid; return the best one's mean over restarts on dev; a process group exists.
+
+    Args:
+        start: what is fine-tuned.
+        loaded: the set.
+        config: how; its task, set and model do not count.
+        device: where to train.
+    """
+    config = replace(config, model=start.id)
+    task = make_set_task(config, start, loaded)
+
+    def fit(lr: float, batch_size: int, epochs: float, restart: int) -> float:
+        point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
+        fitted = {
+            name: fit_task(start, stage, config, point, device, lambda record: None)
+            for name, stage in task.stages.items()
+        }
+        result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
+        return result.scores["dev"].get(task.metric)
+
+    grid = config.grid
+    return max(float(np.mean([fit(*each, restart) for restart in range(grid.restarts)])) for each in grid.points)
+
+
+def score_base(work: SweepWork) -> dict[str, float]:
+    """Return what the base scores on each task without any pre-training of the sweep's, as a trial would be scored."""
+    join_alone()
+    use_gpu = work.config.scale.use_gpu
+    if not use_gpu:
+        torch.set_num_threads(max(1, round(work.cpus)))
+    device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
+    start = load_start_model(work.config.base)
+    figures = [score_set(start, each, work.config.finetune, device) for each in work.sets]
+    return dict(zip(work.config.task_names, figures, strict=True))
+
+
+def read_rungs(folder: Path) -> list[dict[str, Any]]:
+    """Return a trial's scored rungs, in order."""
+    return read_metrics(folder / RUNGS)

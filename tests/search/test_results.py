@@ -1,0 +1,98 @@
+"""Leaderboards, fronts and importance of trials whose figures are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from domext_ray.config import MethodConfig
+from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
+from domext_ray.search.space import read_space
+from domext_ray.search.sweep_report import measure_time, write_sweep_report
+from domext_ray.search_config import SearchConfig, SweepConfig
+
+
+def make_trial(name: str, f1: float | None, trainable: int = 10, rungs: int = 2, **point: Any) -> TrialResult:
+    record = {"f1": f1, "trainable": trainable, "general_accuracy": 0.3, "tokens_per_second": 100.0, "steps": 9}
+    record |= {"seconds": {"train": 1.0, "evaluate": 0.5, "finetune": 2.0}}
+    return TrialResult(name, point, tuple({**record, "rung": i, "step": 3 ** (i + 1)} for i in range(rungs)), 2)
+
+
+def test_those_of_the_whole_budget_come_first() -> None:
+    trials = [make_trial("a", 0.9, rungs=1), make_trial("b", 0.5), make_trial("c", 0.7), make_trial("d", None)]
+    trials.append(TrialResult("e", {}, (), 2, "no size meets the budget"))
+    assert [each.id for each in rank_trials(trials, ("f1",))] == ["c", "b", "a"]
+    assert [each.status for each in trials] == ["stopped", "complete", "complete", "complete", "failed"]
+    small = [make_trial("a", 0.5, 30), make_trial("b", 0.5, 20)]
+    assert [each.id for each in rank_trials(small, ("trainable",))] == ["b", "a"], "fewer parameters are better"
+
+
+def test_the_front_has_what_nothing_beats_in_both() -> None:
+    random = np.random.default_rng(0)
+    trials = [make_trial(str(i), float(random.random()), int(random.integers(100))) for i in range(60)]
+    front = {each.id for each in find_front(trials, ("f1", "trainable"))}
+    for each in trials:
+        beaten = any(
+            other.get("f1") >= each.get("f1")
+            and other.get("trainable") <= each.get("trainable")
+            and (other.get("f1"), other.get("trainable")) != (each.get("f1"), each.get("trainable"))
+            for other in trials
+        )
+        assert beaten == (each.id not in front)
+
+
+def test_importance_finds_the_dimension_that_matters() -> None:
+    space = read_space({"method.heads": {"choice": [0, 1, 2]}, "optim.lr": {"log": [1e-4, 1e-2]}})
+    points = space.sample(60, seed=0)
+    trials = [make_trial(str(i), 0.1 * each["method.heads"], **each) for i, each in enumerate(points)]
+    found = measure_importance(space, trials, "f1")
+    assert found["method.heads"] > 0.9 and sum(found.values()) == pytest.approx(1.0)
+    assert measure_importance(space, trials[:3], "f1") == {}, "too few"
+    assert measure_importance(space, [make_trial(each.id, 0.5, **each.point) for each in trials], "f1") == {}
+
+
+def test_overhead_is_what_is_neither_training_nor_scoring() -> None:
+    time = measure_time([make_trial("a", 0.5), make_trial("b", 0.4)], {"a": 8.0, "b": 12.0})
+    assert time["train"] == 4.0 and time["finetune"] == 8.0 and time["total"] == 20.0
+    assert time["overhead"] == pytest.approx(6.0) and time["overhead_frac"] == pytest.approx(0.3)
+
+
+def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
+    for i in range(2):
+        folder = tmp_path / f"t{i}"
+        folder.mkdir()
+        (folder / "point.json").write_text(json.dumps({"method.heads": i}))
+    (tmp_path / "t0" / "rungs.jsonl").write_text(json.dumps({"f1": 0.25}) + "\n" + '{"f1": 0.')
+    (tmp_path / "t1" / "failure.txt").write_text("too large")
+    first, second = read_trials(tmp_path, 2)
+    assert first.status == "stopped" and first.get("f1") == 0.25, "a line that a crash cut short is left out"
+    assert second.status == "failed" and math.isnan(second.get("f1")) and second.failure == "too large"
+
+
+def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:
+    values = {"method.heads": {"choice": [0, 1, 2]}, "optim.lr": {"log": [1e-4, 1e-2]}, "seed": {"choice": [0, 1]}}
+    config = SweepConfig(
+        space=values, method=MethodConfig(heads=1, ffn_units=8), search=SearchConfig(rungs=2, reduction=3)
+    )
+    space = read_space(values)
+    for i, point in enumerate(space.sample(12, seed=0)):
+        trial = make_trial(f"t{i:02}", 0.2 + 0.1 * point["method.heads"] + 0.01 * i, 10 + i, rungs=1 + i % 2, **point)
+        folder = tmp_path / "trials" / trial.id
+        folder.mkdir(parents=True)
+        (folder / "point.json").write_text(json.dumps(point))
+        (folder / "rungs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in trial.rungs))
+        (folder / "config.yaml").write_text("train: {max_steps: 9}\noptim: {decay_steps: 9}\n")
+    table = write_sweep_report(config, space, tmp_path, {f"t{i:02}": 10.0 for i in range(12)})
+    page = (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 5 and 'src="http' not in page and 'href="http' not in page
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    best = max(
+        (each for each in summary["trials"] if each["status"] == "complete"), key=lambda each: each["rungs"][-1]["f1"]
+    )
+    assert summary["best"]["id"] == best["id"] and best["id"] in table.splitlines()[1]
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000 and not list(tmp_path.glob(".*.tmp"))

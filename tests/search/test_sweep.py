@@ -1,0 +1,326 @@
+"""Sweeps with real Ray Tune, pre-training and fine-tuning on a tiny base; processes die and sweeps go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import psutil
+import pytest
+import ray
+from conftest import WORDS
+from labelled_fixtures import write_ner
+from ray import tune
+
+from domext_ray.config import (
+    EngineConfig,
+    MethodConfig,
+    PretrainConfig,
+    RunConfig,
+    ScaleConfig,
+    TrainConfig,
+    dump_yaml,
+    parse_config,
+)
+from domext_ray.downstream.start_model import load_start_model
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.pipeline import run_pretraining
+from domext_ray.search.results import read_trials
+from domext_ray.search.space import read_space
+from domext_ray.search.sweep import choose_points, plan_resources, run_sweep
+from domext_ray.search.trial import RUNGS
+from domext_ray.search_config import BudgetConfig, SearchConfig, SweepConfig
+from domext_ray.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SPACE = {
+    "method.heads": {"choice": [0, 1, 2]},
+    "method.ffn_units": {"choice": [0, 8]},
+    "optim.lr": {"log": [1e-3, 1e-2]},
+}
+TOO_LARGE = 8192
+"""Rows of a batch, of which the corpus has fewer; that shows when a trial begins."""
+
+
+@pytest.fixture(scope="module")
+def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SweepConfig:
+    folder = tmp_path_factory.mktemp("sweep")
+    random = np.random.default_rng(0)
+    corpus = folder / "corpus.txt"
+    corpus.write_text("".join(" ".join(random.choice(WORDS, 14)) + ".\n" for _ in range(3000)), encoding="utf-8")
+    return SweepConfig(
+        base=str(tiny_base_folder),
+        corpus=str(corpus),
+        tasks="ner",
+        data=str(write_ner(folder / "ner")),
+        space={**SPACE, "train.global_batch_size": {"choice": [8, 8, 8, TOO_LARGE]}},
+        budget=BudgetConfig(steps=18),
+        search=SearchConfig(trials=6, rungs=3, reduction=3, scheduler="asha"),
+        run=RunConfig(name="tiny", dir=str(folder / "runs"), tensorboard=False, keep_checkpoints=1),
+        train=TrainConfig(
+            global_batch_size=8, seq_length=32, eval_rows=40, eval_every=100, checkpoint_every=4, dropout=0.0
+        ),
+        engine=EngineConfig(precision="fp32"),
+        finetune=FinetuneConfig(
+            method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
+            labelled=LabelledConfig(max_length=32, stride=8),
+            grid=GridConfig(lr="6e-3", batch_size="8", epochs="4"),
+            optim=FinetuneOptimConfig(dropout=0.0),
+            engine=EngineConfig(precision="fp32"),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def sweep(config: SweepConfig, local_ray: None) -> Path:
+    return run_sweep(config)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_trials_are_scored_at_rungs_and_the_best_is_found(sweep: Path) -> None:
+    summary = read_json(sweep / "summary.json")
+    assert len(summary["trials"]) == 6
+    scored = [each for each in summary["trials"] if each["rungs"]]
+    assert {len(each["rungs"]) for each in scored} <= {1, 2, 3} and any(len(each["rungs"]) == 3 for each in scored)
+    for each in scored:
+        assert [rung["step"] for rung in each["rungs"]] == [2, 6, 18][: len(each["rungs"])]
+        assert each["rungs"][0]["steps"] == 18, "the schedule's horizon is the whole budget from the start"
+        assert all(rung["f1"] == rung["by_task"]["ner"] for rung in each["rungs"])
+    complete = [each for each in scored if each["status"] == "complete"]
+    assert summary["best"]["rungs"][-1]["f1"] == max(each["rungs"][-1]["f1"] for each in complete) > 0.3
+    assert summary["time"]["total"] > summary["time"]["train"] > 0 and summary["base"] > 0.3
+    assert (sweep / "sweep.html").exists() and (sweep / "sweep.png").exists()
+
+
+def test_a_trial_that_cannot_be_trained_is_recorded_and_ends_nothing(sweep: Path) -> None:
+    trials = read_json(sweep / "summary.json")["trials"]
+    failed = [each for each in trials if each["point"]["train.global_batch_size"] == TOO_LARGE]
+    assert failed and all(each["status"] == "failed" for each in failed)
+    assert all("lower --train.global_batch_size" in each["failure"] for each in failed)
+    assert not [each for each in trials if each["status"] == "failed" and each not in failed]
+
+
+def test_points_are_valid_ones_each_once(config: SweepConfig) -> None:
+    config = replace(config, space={name: SPACE[name] for name in ("method.heads", "method.ffn_units")})
+    points, reasons = choose_points(config, read_space(config.space))
+    assert len(points) == 5 and {"method.heads": 0, "method.ffn_units": 0} not in points
+    assert len(reasons) == 1 and "all when there is no extension" in next(iter(reasons))
+
+
+def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) -> None:
+    flags = ["--config_path", str(sweep / "best.yaml"), "--run.dir", str(tmp_path), "--dry_run", "true"]
+    best = parse_config(PretrainConfig, None, flags)
+    point = read_json(sweep / "summary.json")["best"]["point"]
+    found = (best.method.heads, best.method.ffn_units, best.optim.lr, best.train.global_batch_size)
+    assert found == tuple(point.values())
+    assert best.train.max_steps == best.optim.decay_steps == 18 and best.train.checkpoint_every == 4
+    run_pretraining(best)
+
+
+def test_a_trial_is_a_run_that_jobs_take_as_a_model(sweep: Path) -> None:
+    best = read_json(sweep / "summary.json")["best"]
+    start = load_start_model(str(sweep / "trials" / best["id"]))
+    assert start.kind == "run" and start.config.has_extension
+    records = read_metrics(sweep / "trials" / best["id"] / "metrics.jsonl")
+    assert [each["step"] for each in records] == list(range(19)), "a rung goes on where the one before it stopped"
+
+
+def test_the_same_command_does_nothing_again(
+    sweep: Path, config: SweepConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_sweep(config) == sweep and "nothing is left to do" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"budget\.steps"):
+        run_sweep(replace(config, budget=BudgetConfig(steps=36)))
+
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+
+
+def score_stub(point: dict[str, Any]) -> float:
+    """Return a made F1: it rises with heads and falls with the distance of the rate from 10^-2.5."""
+    return 0.3 + 0.1 * point["method.heads"] - 0.2 * abs(float(np.log10(point["optim.lr"])) + 2.5)
+
+
+class StubTrial(tune.Trainable):
+    """A made objective in the place of training."""
+
+    def setup(self, config: dict[str, Any], work: Any = None) -> None:
+        """Begin."""
+        self.work = work
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Begin another trial."""
+        self.point = new_config.get("point", new_config)
+        self.records: list[dict[str, Any]] = []
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Make a rung's record up."""
+        rungs, rung = self.work.config.search.rungs, len(self.records)
+        record = {"rung": rung, "step": 3 ** (rung + 1), "steps": 3**rungs, "f1": score_stub(self.point)}
+        record |= {
+            "by_task": {},
+            "trainable": 100 * self.point["method.heads"],
+            "general_accuracy": 0.3,
+            "tokens_per_second": 10.0,
+        }
+        record |= {"seconds": {"train": 0.0, "evaluate": 0.0, "finetune": 0.0}}
+        self.records.append(record)
+        folder = self.work.folder / "trials" / self.trial_id
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "point.json").write_text(json.dumps(self.point))
+        (folder / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in self.records))
+        (folder / "config.yaml").write_text("{}")
+        figures = {name: record[name] for name in self.work.config.search.objective_names}
+        return {**figures, "resource": self.work.config.search.reduction**rung, "done": rung + 1 == rungs}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing to keep."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing was kept."""
+
+
+def make_stub(config: SweepConfig, name: str, **search: Any) -> SweepConfig:
+    return replace(config, run=replace(config.run, name=name), search=SearchConfig(**search), score_base=False)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
+    """One trial at a time, Ray Tune asks for the very points that Optuna alone would suggest."""
+    folder = run_sweep(make_stub(config, "tpe", searcher="optuna", trials=16, parallel=1, seed=3), StubTrial)
+    found = [
+        read_json(path) for path in sorted(folder.glob("trials/*/point.json"), key=lambda each: each.stat().st_mtime)
+    ]
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=3))
+    for point in found:
+        trial = study.ask()
+        read_space(config.space)(trial)
+        assert trial.params == point
+        study.tell(trial, score_stub(point))
+    assert len(found) == 16, "the first ten do not depend on scores, the others do"
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_several_objectives_make_a_front(config: SweepConfig) -> None:
+    options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
+    summary = read_json(run_sweep(make_stub(config, "front", **options), StubTrial) / "summary.json")
+    by_id = {each["id"]: each for each in summary["trials"]}
+    sizes = sorted(by_id[each]["rungs"][-1]["trainable"] for each in summary["front"])
+    assert sizes and sizes[0] == min(each["rungs"][-1]["trainable"] for each in summary["trials"])
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"scale": ScaleConfig(cpus_per_worker=4096.0)}, "need 4096 CPUs .* the cluster has"),
+        ({"scale": ScaleConfig(use_gpu=True)}, "need 1 GPUs, and the cluster has 0"),
+        (
+            {"search": SearchConfig(parallel=3000), "scale": ScaleConfig(cpus_per_worker=1.0)},
+            "3000 trials at once need",
+        ),
+    ],
+)
+def test_more_than_the_cluster_has_is_refused(config: SweepConfig, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan_resources(replace(config, **options))
+
+
+def test_a_space_without_a_valid_trial_is_refused(config: SweepConfig) -> None:
+    with pytest.raises(ConfigError, match="the space makes no valid trial: --method.heads is -[12]"):
+        run_sweep(replace(config, space={"method.heads": {"choice": [-1, -2]}}))
+
+
+def start_job(config: SweepConfig, path: Path) -> subprocess.Popen[bytes]:
+    path.write_text(dump_yaml(config), encoding="utf-8")
+    command = [sys.executable, str(REPOSITORY / "jobs" / "sweep.py"), "--config_path", str(path)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the job ended before"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def list_scored(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    return {each.id: list(each.rungs) for each in read_trials(folder / "trials", 3) if each.rungs}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfig, tmp_path: Path) -> None:
+    """A trial's process dies in its second rung; then the whole job dies; the same command ends with all trials."""
+    config = replace(config, run=replace(config.run, name="killed"), search=replace(config.search, scheduler="none"))
+    folder = Path(config.run.dir) / "killed"
+    process = start_job(config, tmp_path / "sweep.yaml")
+    wait_for(lambda: list_scored(folder), process)
+    first = next(iter(list_scored(folder)))
+    workers = [
+        each
+        for each in psutil.Process(process.pid).children(recursive=True)
+        if "SweepTrial" in " ".join(each.cmdline())
+    ]
+    assert workers
+    for each in workers:
+        each.kill()
+    wait_for(lambda: len(list_scored(folder)[first]) == 3, process)
+    wait_for(lambda: len(list_scored(folder)) >= 3, process)
+    kept = list_scored(folder)
+    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        try:
+            each.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
+    again = start_job(config, tmp_path / "sweep.yaml")
+    assert again.wait(timeout=400) == 0
+    trials = read_json(folder / "summary.json")["trials"]
+    assert len(trials) == 6 and all(each["status"] in ("complete", "failed") for each in trials)
+    found = list_scored(folder)
+    assert all(found[name][: len(rungs)] == rungs for name, rungs in kept.items()), "no rung is scored twice"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("local_ray")
+def test_two_ranks_train_a_trial_together(config: SweepConfig) -> None:
+    config = replace(
+        config,
+        run=replace(config.run, name="ranks"),
+        scale=ScaleConfig(num_workers=2, cpus_per_worker=0.5),
+        search=SearchConfig(trials=2, rungs=2, reduction=3, seed=1),
+    )
+    summary = read_json(run_sweep(config) / "summary.json")
+    assert {each["status"] for each in summary["trials"]} == {"complete"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("local_ray")
+def test_a_thousand_trials_leave_the_driver_as_it_was(config: SweepConfig) -> None:
+    """Trials of a made objective: the driver's memory stays flat, and the page opens."""
+    process = psutil.Process(os.getpid())
+    run_sweep(make_stub(config, "hundred", trials=100), StubTrial)
+    before = process.memory_info().rss
+    folder = run_sweep(make_stub(config, "thousand", trials=1000, rungs=2, scheduler="asha"), StubTrial)
+    assert process.memory_info().rss - before < 300 * 2**20
+    assert len(read_json(folder / "summary.json")["trials"]) == 1000
+    assert (folder / "sweep.html").stat().st_size < 8 * 2**20
