@@ -137,6 +137,7 @@ def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Pat
     assert tokens[-1] - tokens[-2] > 1.4 * tokens[0], "the last quarter of the steps has long rows"
 
 
+@pytest.mark.slow  # whole jobs; test_pipeline.py kills one, and the matrix resumes with pairs and with new words
 def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     first: Path, second: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
