@@ -29,13 +29,13 @@ from ray.tune.search.optuna import OptunaSearch
 from domext_ray.config import dump_yaml, identity_of
 from domext_ray.errors import ConfigError, DomextError, find_user_error
 from domext_ray.labelled.loading import LoadedSet, load_labelled
-from domext_ray.model.base import Base, load_base
+from domext_ray.model.base import Base
 from domext_ray.pipeline import count_planned_words, provide_inputs, size_method
 from domext_ray.run_directory import check_identity, hold_run, resolve_root
 from domext_ray.search.space import Point, Space, configure, describe_point, read_space
 from domext_ray.search.sweep_report import BASE, write_sweep_report
 from domext_ray.search.trainable import SweepTrial
-from domext_ray.search.trial import Prepared, SweepWork, list_shares, name_preparation, score_base
+from domext_ray.search.trial import Prepared, SweepWork, list_shares, load_trial_base, name_preparation, score_base
 from domext_ray.search_config import OBJECTIVES, SweepConfig
 from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
@@ -108,7 +108,7 @@ def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Count
         drawn, wanted = space.list_grid(), None
     else:
         drawn, wanted = space.sample(max(MIN_DRAWS, DRAWS_PER_TRIAL * search.trials), search.seed), search.trials
-    bases: dict[str, Base | None] = {"none": None}
+    bases: dict[tuple[str, bool], Base | None] = {}
     reasons: Counter[str] = Counter()
     valid: dict[str, Point] = {}
     for point in drawn:
@@ -125,12 +125,12 @@ def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Count
     return [] if search.searcher == "optuna" else list(valid.values()), reasons
 
 
-def _check_point(config: SweepConfig, space: Space, point: Point, bases: dict[str, Base | None]) -> None:
+def _check_point(config: SweepConfig, space: Space, point: Point, bases: dict[tuple[str, bool], Base | None]) -> None:
     pretrain = configure(config, space, point).pretrain
-    if pretrain.base not in bases:
-        bases[pretrain.base] = load_base(pretrain.base)
-    base = bases[pretrain.base]
-    size_method(pretrain, base, count_planned_words(pretrain, base))
+    key = pretrain.base, pretrain.objective.next_sentence
+    if key not in bases:
+        bases[key] = load_trial_base(pretrain)
+    size_method(pretrain, bases[key], count_planned_words(pretrain, bases[key]))
 
 
 def _load_sets(config: SweepConfig, cache: Path) -> list[LoadedSet]:
@@ -188,9 +188,9 @@ def _prepare(config: SweepConfig, space: Space, root: Path, folder: Path) -> dic
             run=replace(pretrain.run, name=name, dir=str(folder / PREPARED)),
             prepare=replace(pretrain.prepare, cache_dir=cache),
         )
-        base_sha256 = "none" if pretrain.base == "none" else load_base(pretrain.base).sha256
+        base = load_trial_base(pretrain)
         tokenizer, num_new_words, manifest = provide_inputs(placed)
-        prepared[name] = Prepared(tokenizer, manifest.folder, base_sha256, num_new_words)
+        prepared[name] = Prepared(tokenizer, manifest.folder, base.sha256 if base else "none", num_new_words)
     return prepared
 
 

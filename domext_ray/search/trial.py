@@ -32,7 +32,7 @@ from domext_ray.downstream.training import Point as FinetunePoint
 from domext_ray.downstream.training import fit_task
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
-from domext_ray.model.base import load_base
+from domext_ray.model.base import Base, load_base
 from domext_ray.pipeline import count_planned_words, size_method
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.search_config import SweepConfig
@@ -83,6 +83,11 @@ class SweepWork:
     cpus: float
 
 
+def load_trial_base(config: PretrainConfig) -> Base | None:
+    """Load what a trial's base is; None: random weights."""
+    return None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
+
+
 def name_preparation(config: PretrainConfig) -> str:
     """Return a name for everything that a tokenizer and a corpus are made from."""
     identity = identity_of(config)
@@ -123,7 +128,7 @@ class Trial:
         self.finetune = configs.finetune
         pretrain = configs.pretrain
         self.prepared = work.prepared[name_preparation(pretrain)]
-        base = None if pretrain.base == "none" else load_base(pretrain.base)
+        base = load_trial_base(pretrain)
         sized, self.counts = size_method(
             pretrain, base, self.prepared.num_new_words or count_planned_words(pretrain, base)
         )
