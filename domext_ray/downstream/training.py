@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,11 @@ class Point:
     def key(self) -> str:
         """A name for files."""
         return f"lr{self.lr:g}-batch{self.batch_size}-epochs{self.epochs:g}-seed{self.seed}"
+
+
+def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
+    """Return a point with the epochs that a step of a two-step task has."""
+    return replace(point, epochs=config.grid.epochs_by_stage.get(stage, point.epochs))
 
 
 @dataclass

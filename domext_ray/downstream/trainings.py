@@ -27,7 +27,7 @@ from domext_ray.downstream.finetuned import restore_stages, result_path
 from domext_ray.downstream.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.downstream.start_model import TRAININGS, StartModel
 from domext_ray.downstream.task_export import export_stages
-from domext_ray.downstream.training import Point, Report, fit_task
+from domext_ray.downstream.training import Point, Report, at_stage, fit_task
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
@@ -72,7 +72,15 @@ def train_point(work: FinetuneWork, point: Point) -> None:
     features = work.open_features()
     with (work.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
         fitted = {
-            name: fit_task(work.start, stage, work.config, point, device, _make_report(progress, name), features)
+            name: fit_task(
+                work.start,
+                stage,
+                work.config,
+                at_stage(point, work.config, name),
+                device,
+                _make_report(progress, name),
+                features,
+            )
             for name, stage in work.task.stages.items()
         }
     result = evaluate_stages(work.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))

@@ -29,7 +29,7 @@ from domext_ray.downstream.finetuned import make_set_task
 from domext_ray.downstream.stages import evaluate_stages
 from domext_ray.downstream.start_model import StartModel, load_start_model
 from domext_ray.downstream.training import Point as FinetunePoint
-from domext_ray.downstream.training import fit_task
+from domext_ray.downstream.training import at_stage, fit_task
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
 from domext_ray.model.base import Base, load_base
@@ -278,7 +278,7 @@ def score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, devi
     def fit(lr: float, batch_size: int, epochs: float, restart: int) -> float:
         point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
         fitted = {
-            name: fit_task(start, stage, config, point, device, lambda record: None)
+            name: fit_task(start, stage, config, at_stage(point, config, name), device, lambda record: None)
             for name, stage in task.stages.items()
         }
         result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))

@@ -16,6 +16,7 @@ from labelled_fixtures import write_ner
 from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream.finetune import run_finetuning
 from domext_ray.downstream.finetune_comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.downstream.training import Point, at_stage
 from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
 
@@ -165,6 +166,19 @@ def test_a_users_mistake_is_one_sentence(config: FinetuneConfig, changes: dict[s
     with pytest.raises((ConfigError, CorpusError, RunError, ValueError), match=message):
         run_finetuning(poor)
     assert not config_dir(poor).exists()
+
+
+def test_a_step_may_have_epochs_of_its_own(config: FinetuneConfig, ner: Path) -> None:
+    grid = replace(config.grid, stage_epochs="entities=10, relations=0.5")
+    config = replace(config, grid=grid)
+    point = Point(1e-3, 8, 3.0, 0)
+    found = [at_stage(point, config, name).epochs for name in ("entities", "relations", "model")]
+    assert found == [10.0, 0.5, 3.0]
+    with pytest.raises(ConfigError, match=r"--grid\.stage_epochs is .*; the steps of --task ner are model\."):
+        run_finetuning(config)
+    for wrong in ("entities", "entities=0", "entities=many"):
+        with pytest.raises(ConfigError, match=r"--grid\.stage_epochs is"):
+            replace(config.grid, stage_epochs=wrong)
 
 
 def test_the_job_ends_a_mistake_with_code_2(tmp_path: Path, ner: Path) -> None:
