@@ -168,9 +168,9 @@ def test_a_users_mistake_is_one_sentence(config: FinetuneConfig, changes: dict[s
     assert not config_dir(poor).exists()
 
 
-def test_a_step_may_have_epochs_of_its_own(config: FinetuneConfig, ner: Path) -> None:
+def test_a_step_may_have_epochs_of_its_own(config: FinetuneConfig) -> None:
     grid = replace(config.grid, stage_epochs="entities=10, relations=0.5")
-    config = replace(config, grid=grid)
+    config = replace(config, grid=grid, run=replace(config.run, name="steps"))
     point = Point(1e-3, 8, 3.0, 0)
     found = [at_stage(point, config, name).epochs for name in ("entities", "relations", "model")]
     assert found == [10.0, 0.5, 3.0]
