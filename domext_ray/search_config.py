@@ -110,6 +110,7 @@ class SweepConfig(PretrainConfig):
             "a dimension of the space, or empty",
         )
         require(bool(self.space), "space", self.space, "a space: options with their values, such as those shipped")
+        require(self.scale.num_workers == 1, "scale.num_workers", self.scale.num_workers, "1: a trial is one process")
         for name in ("max_steps", "max_tokens", "max_seconds"):
             value = getattr(self.train, name)
             require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --budget rules")

@@ -273,8 +273,6 @@ def make_callbacks(work: SweepWork, number: int) -> list[tune.Callback]:
 
 def _describe_resources(work: SweepWork) -> Any:
     scale = work.config.scale
-    if scale.num_workers > 1:  # the group's workers have resources of their own, and a bundle may not be empty
-        return tune.PlacementGroupFactory([{"CPU": 0.01}])
     return tune.PlacementGroupFactory([{"CPU": work.cpus, **({"GPU": 1.0} if scale.use_gpu else {})}])
 
 

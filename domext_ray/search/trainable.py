@@ -1,26 +1,20 @@
 """A trial as Ray Tune runs it: a step is a rung.
 
-With one worker a trial is one process, which serves one trial after another and keeps its imports. With several, every
-rung is a worker group of Ray Train whose ranks pre-train together, and whose first one fine-tunes and scores.
+A trial is one process, which serves one trial after another and keeps its imports.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-import ray
-import ray.train
 import torch
 from ray import tune
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
 
 from domext_ray.errors import DomextError
-from domext_ray.search.trial import FAILURE, SweepWork, Trial, list_shares, read_rungs
+from domext_ray.search.trial import FAILURE, SweepWork, Trial, list_shares
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
 
@@ -70,8 +64,6 @@ class SweepTrial(tune.Trainable):
         return {**result, "resource": resource, "overhead_seconds": overhead, "done": self.rung == len(shares)}
 
     def _run_rung(self) -> dict[str, Any]:
-        if self.work.config.scale.num_workers > 1:
-            return self._run_group()
         join_alone()
         use_gpu = self.work.config.scale.use_gpu
         if not use_gpu:
@@ -80,27 +72,6 @@ class SweepTrial(tune.Trainable):
         if self.trial is None:
             self.trial = Trial(self.work, self.folder, self.point, device)
         return self.trial.run_rung(self.rung)
-
-    def _run_group(self) -> dict[str, Any]:
-        scale = self.work.config.scale
-        resources = {"CPU": self.work.cpus, **({"GPU": 1.0} if scale.use_gpu else {})}
-        settings = {"work": self.work, "folder": self.folder, "point": self.point, "rung": self.rung}
-        TorchTrainer(
-            train_rung,
-            train_loop_config=settings,
-            scaling_config=ScalingConfig(
-                num_workers=scale.num_workers, use_gpu=scale.use_gpu, resources_per_worker=resources
-            ),
-            run_config=RunConfig(
-                name=f"rung-{self.rung}-{time.time_ns()}",
-                storage_path=str(self.folder / "ray"),
-                failure_config=FailureConfig(max_failures=self.work.config.search.max_failures),
-            ),
-            torch_config=TorchConfig(backend="nccl" if scale.use_gpu else "gloo", timeout_s=GROUP_TIMEOUT_SECONDS),
-        ).fit()
-        if (self.folder / FAILURE).exists():
-            raise DomextError((self.folder / FAILURE).read_text(encoding="utf-8"))
-        return read_rungs(self.folder)[self.rung]
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Keep which rung comes next; tensors are in the trial's own checkpoints."""
@@ -118,25 +89,3 @@ class SweepTrial(tune.Trainable):
         if self.trial is not None:
             self.trial.close()
             self.trial = None
-
-
-def train_rung(settings: dict[str, Any]) -> None:
-    """One rank of a rung, as Ray Train starts it."""
-    context = ray.train.get_context()
-    work: SweepWork = settings["work"]
-    if not work.config.scale.use_gpu:
-        torch.set_num_threads(max(1, round(work.cpus) or (os.cpu_count() or 1) // context.get_local_world_size()))
-    device = ray.train.torch.get_device() if work.config.scale.use_gpu else torch.device("cpu")
-    try:
-        trial = Trial(
-            work,
-            settings["folder"],
-            settings["point"],
-            device,
-            rank=context.get_world_rank(),
-            world_size=context.get_world_size(),
-        )
-        trial.run_rung(settings["rung"])
-        trial.close()
-    except DomextError as error:
-        write_text(settings["folder"] / FAILURE, str(error))

@@ -1,4 +1,4 @@
-"""One trial of a sweep: pre-train to a rung, fine-tune, score on dev; in one process, or in the ranks of one group.
+"""One trial of a sweep: pre-train to a rung, fine-tune, score on dev, in one process.
 
 Enters: a point of the space, and what all trials share. Leaves a run's directory (config.yaml, tokenizer/, checkpoints/
 and metrics.jsonl: any job takes it as a model), with point.json, plan.json and rungs.jsonl beside. A rung that was

@@ -299,20 +299,6 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("local_ray")
-def test_two_ranks_train_a_trial_together(config: SweepConfig) -> None:
-    config = replace(
-        config,
-        run=replace(config.run, name="ranks"),
-        scale=ScaleConfig(num_workers=2, cpus_per_worker=0.5),
-        search=SearchConfig(trials=2, rungs=2, reduction=3, seed=1),
-    )
-    summary = read_json(run_sweep(config) / "summary.json")
-    assert {each["status"] for each in summary["trials"]} == {"complete"}
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("local_ray")
 def test_a_thousand_trials_leave_the_driver_as_it_was(config: SweepConfig) -> None:
