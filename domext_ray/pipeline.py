@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml, identity_of
 from domext_ray.corpus.extension import (
@@ -51,6 +51,8 @@ from domext_ray.training.pretrain import pretrain, start_ray
 from domext_ray.training.start import check_start, read_extensions
 from domext_ray.training.worker import PretrainTask
 
+ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
+
 
 def run_pretraining(config: PretrainConfig) -> Path:
     """Carry a pre-training run from text to report.
@@ -65,7 +67,7 @@ def run_pretraining(config: PretrainConfig) -> Path:
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
     paths = resolve_paths(config)
-    config = resolve_schedule(_resolve_files(config), paths.run)
+    config = resolve_schedule(resolve_files(config), paths.run)
     base = _load_base(config)
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
@@ -91,7 +93,7 @@ def run_pretraining(config: PretrainConfig) -> Path:
     return paths.run
 
 
-def _resolve_files(config: PretrainConfig) -> PretrainConfig:
+def resolve_files(config: ConfigT) -> ConfigT:
     """Make the paths absolute that workers read: they run in folders of their own."""
     base, probe = Path(config.base).expanduser(), config.train.general_probe
     if config.base != SHIPPED_BASE and base.is_dir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from job_processes import find_workers, kill_job, start_job
 
 from domext_ray.config import PretrainConfig, parse_config
 from domext_ray.errors import DomextError
@@ -72,12 +71,6 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[bytes]) -> Non
         time.sleep(0.02)
 
 
-def find_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The job's Ray Train workers: the descendants that Ray titles so."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [each for each in children if "TrainWorker" in " ".join(each.cmdline())]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with dropout that nothing disturbs."""
@@ -114,19 +107,13 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
     """SIGKILL of a worker at step 7, of the whole job at step 13, then the same command."""
     command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "killed", "--train.dropout", "0.1")
     run = undisturbed.parent / "killed"
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = start_job(command)
     wait_for_step(run, 7, process)
-    find_workers(process)[0].kill()
+    find_workers(process, "TrainWorker")[0].kill()
     killed_at = time.monotonic()
     wait_for_step(run, 13, process)
     assert time.monotonic() - killed_at < 120
-    everything = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for each in everything:
-        try:
-            each.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
+    kill_job(process)
     assert count_steps(run) < NUM_STEPS
     run_job(command)
     assert read_losses(run) == read_losses(undisturbed)

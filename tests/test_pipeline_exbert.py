@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from job_processes import kill_job, start_job
 from safetensors.torch import load_file
 from test_pipeline import REPOSITORY, check_mistake, run_job, wait_for_step
 
@@ -142,15 +141,10 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     first: Path, second: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
     command = build_second(tiny_base_folder, corpus_file, first, "killed")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = start_job(command)
     run = first.parent / "killed"
     wait_for_step(run, 10, process)  # in the phase of long rows, after a checkpoint at its first step
-    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        try:
-            each.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
+    kill_job(process)
     run_job(command)
     losses = [
         [

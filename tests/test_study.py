@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from job_processes import kill_job, start_job
 from test_report import SUMMARY
 
 from domext_ray import study
@@ -271,17 +270,12 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
 ) -> None:
     """The real thing, killed with all its processes in the second run."""
     command = build_command(tiny_base_folder, text_file, tmp_path / "killed")
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = start_job(command)
     metrics = tmp_path / "killed" / "s" / "exbert-seed0" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 8:
         assert process.poll() is None, "the study ended before it was killed"
         time.sleep(0.02)
-    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        try:
-            each.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
+    kill_job(process)
     losses = []
     for folder in (tmp_path / "killed", tmp_path / "whole"):
         result = subprocess.run(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from domext_ray.errors import ConfigError
 from domext_ray.export import HEAD_AUTO_CLASSES
 from domext_ray.model.base import read_weights
 
-_PREFIXES = ("Domext", "Bert", "Roberta")  # of classes whose heads have the same tensors, where they have them
+_FAMILY = re.compile("^(Domext|Bert|Roberta)(?=For)")  # their heads have the same tensors
 _ENCODERS = ("bert.", "roberta.")
 _OUTPUTS = {f"{layer}.{each}" for layer in ("classifier", "type_dense") for each in ("weight", "bias")}
 _UNNAMED_LABELS = ("DomextForQuestionAnswering", "DomextForMultipleChoice")  # their outputs are no labels of a set
@@ -44,10 +45,9 @@ class StartHead:
 def find_head(folder: Path) -> str | None:
     """Return the class in heads_domext.py of the head that a checkpoint brings; None: it brings none."""
     for architecture in _read_config(folder).get("architectures") or ():
-        for prefix in _PREFIXES:
-            kind = f"Domext{str(architecture).removeprefix(prefix)}"
-            if kind != f"Domext{architecture}" and kind in HEAD_AUTO_CLASSES:
-                return kind
+        kind = _FAMILY.sub("Domext", str(architecture))
+        if kind in HEAD_AUTO_CLASSES:
+            return kind
     return None
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from domext_ray.search.space import Dimension, Point, Space
 from domext_ray.search.trial import FAILURE, read_rungs
@@ -102,8 +104,6 @@ def measure_importance(space: Space, trials: Sequence[TrialResult], objective: s
         trials: all trials.
         objective: what was searched for.
     """
-    import optuna
-
     scored = [each for each in trials if each.status == "complete" and not math.isnan(each.get(objective))]
     dimensions = [each for each in space.dimensions if not each.condition]
     varied = [each for each in dimensions if len({repr(trial.point[each.name]) for trial in scored}) > 1]
@@ -122,8 +122,6 @@ def measure_importance(space: Space, trials: Sequence[TrialResult], objective: s
 
 
 def _make_distribution(dimension: Dimension) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
     if dimension.kind == "choice":
         return CategoricalDistribution([_to_param(dimension, each) for each in dimension.choices])
     if dimension.kind in ("int", "log_int"):

@@ -37,7 +37,7 @@ FINETUNE = "finetune."
 _RANGES = {"int": (int, False), "log_int": (int, True), "float": (float, False), "log": (float, True)}
 # What a sweep decides itself for every trial.
 _RESERVED = (
-    *("run.", "train.max_", "train.long_", "optim.decay_steps", "init_from", "dry_run", "finetune.dry_run"),
+    *("run.", "scale.", "train.max_", "train.long_", "optim.decay_steps", "init_from", "dry_run", "finetune.dry_run"),
     *("finetune.task", "finetune.data", "finetune.model", "finetune.keep_head", "finetune.export"),
     *("finetune.run.", "finetune.features.", "finetune.scale."),
 )

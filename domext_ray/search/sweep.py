@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
@@ -30,12 +31,20 @@ from domext_ray.config import dump_yaml, identity_of
 from domext_ray.errors import ConfigError, DomextError, find_user_error
 from domext_ray.labelled.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
-from domext_ray.pipeline import count_planned_words, provide_inputs, size_method
+from domext_ray.pipeline import count_planned_words, provide_inputs, resolve_files, size_method
 from domext_ray.run_directory import check_identity, hold_run, resolve_root
 from domext_ray.search.space import Point, Space, configure, describe_point, read_space
 from domext_ray.search.sweep_report import BASE, write_sweep_report
-from domext_ray.search.trainable import SweepTrial
-from domext_ray.search.trial import Prepared, SweepWork, list_shares, load_trial_base, name_preparation, score_base
+from domext_ray.search.trainable import TRIALS, SweepTrial
+from domext_ray.search.trial import (
+    Prepared,
+    SweepWork,
+    list_shares,
+    load_trial_base,
+    name_preparation,
+    record_failure,
+    score_base,
+)
 from domext_ray.search_config import OBJECTIVES, SweepConfig
 from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
@@ -62,6 +71,7 @@ def run_sweep(config: SweepConfig, trainable: type[tune.Trainable] = SweepTrial)
     Raises:
         DomextError: any mistake of the user's, before anything is trained where that can be known.
     """
+    config = resolve_files(config)
     space = read_space(config.space)
     points, reasons = choose_points(config, space)
     root = resolve_root(config.run.dir)
@@ -77,12 +87,15 @@ def run_sweep(config: SweepConfig, trainable: type[tune.Trainable] = SweepTrial)
         return folder
     print(f"sweep directory: {folder}", flush=True)
     with hold_run(folder):
-        write_text(folder / "config.yaml", dump_yaml(config))
-        write_text(folder / "identity.json", json.dumps(identity, indent=2) + "\n")
         start_ray()
         check_shared_storage(folder)
         cpus, parallel = plan_resources(config)
         prepared = _prepare(config, space, root, folder)
+        identity |= {f"base_sha256.{name}": each.base_sha256 for name, each in prepared.items()}
+        identity |= {f"corpus_fingerprint.{name}": each.fingerprint for name, each in prepared.items()}
+        check_identity(folder, identity)
+        write_text(folder / "config.yaml", dump_yaml(config))
+        write_text(folder / "identity.json", json.dumps(identity, indent=2) + "\n")
         work = SweepWork(config, space, folder, sets, prepared, cpus)
         if config.score_base and config.base != "none":
             _score_base(work)
@@ -151,25 +164,21 @@ def plan_resources(config: SweepConfig) -> tuple[float, int]:
     available = ray.cluster_resources()
     cpus, gpus = available.get("CPU", 0.0), available.get("GPU", 0.0)
     scale, parallel = config.scale, config.search.parallel
-    groups = scale.num_workers if scale.num_workers > 1 else 0  # a group's driver takes no CPU
-    workers = max(groups, 1)
-    if scale.use_gpu and gpus < workers * max(parallel, 1):
+    wanted = max(parallel, 1)
+    if scale.use_gpu and gpus < wanted:
         raise ConfigError(
-            f"--search.parallel {parallel} trials of {workers} workers need {workers * max(parallel, 1)} GPUs, and the "
-            f"cluster has {gpus:g}; lower --search.parallel or --scale.num_workers, or add nodes."
+            f"{wanted} trials at once need {wanted} GPUs, and the cluster has {gpus:g}; lower --search.parallel, or "
+            "add nodes."
         )
     room = max(cpus - READ_CPUS, 0.1)
-    share = scale.cpus_per_worker or min(
-        1.0, math.floor(100 * room / (workers * (parallel or max(1, int(cpus) // workers)))) / 100
-    )
-    limit = int(room / (share * workers) + 1e-6)
+    share = scale.cpus_per_worker or min(1.0, math.floor(100 * room / (parallel or max(1, int(cpus)))) / 100)
+    limit = int(room / share + 1e-6)
     if scale.use_gpu:
-        limit = min(limit, int(gpus) // workers)
-    if limit < max(parallel, 1):
+        limit = min(limit, int(gpus))
+    if limit < wanted:
         raise ConfigError(
-            f"{max(parallel, 1)} trials at once need {share * workers * max(parallel, 1):g} CPUs and {READ_CPUS} for "
-            f"reading, and the cluster has {cpus:g}; lower --search.parallel, --scale.num_workers or "
-            "--scale.cpus_per_worker, or add nodes."
+            f"{wanted} trials at once need {share * wanted:g} CPUs and {READ_CPUS} for reading, and the cluster has "
+            f"{cpus:g}; lower --search.parallel or --scale.cpus_per_worker, or add nodes."
         )
     return share, parallel or limit
 
@@ -190,7 +199,9 @@ def _prepare(config: SweepConfig, space: Space, root: Path, folder: Path) -> dic
         )
         base = load_trial_base(pretrain)
         tokenizer, num_new_words, manifest = provide_inputs(placed)
-        prepared[name] = Prepared(tokenizer, manifest.folder, base.sha256 if base else "none", num_new_words)
+        prepared[name] = Prepared(
+            tokenizer, manifest.folder, manifest.fingerprint, base.sha256 if base else "none", num_new_words
+        )
     return prepared
 
 
@@ -283,8 +294,6 @@ def name_trial(trial: Any) -> str:
 
 def make_searcher(work: SweepWork) -> Searcher:
     """Return Optuna's searcher over a space: TPE, or NSGA-II for several objectives."""
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search, names = work.config.search, work.config.search.objective_names
     modes = [OBJECTIVES[name] for name in names]
@@ -323,7 +332,6 @@ class SweepProgress(tune.Callback):
         self.folder, self.number, self.objectives = folder, number, tuple(objectives)
         self.walls = read_walls(folder)
         self.begun: dict[str, float] = {}
-        self.ended = 0
         self.ended_before = -1
 
     def setup(self, stop: Any = None, num_samples: Any = None, total_num_samples: Any = None, **info: Any) -> None:
@@ -343,8 +351,10 @@ class SweepProgress(tune.Callback):
         self._end(trials, trial, "")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Say that a trial's process died too often."""
-        self._end(trials, trial, "its process died")
+        """Note and say that a trial's process died too often."""
+        reason = f"its process died {trial.num_failures} times; {trial.error_file} has what was said"
+        record_failure(self.folder / TRIALS / trial.trial_id, trial.config.get("point", trial.config), reason)
+        self._end(trials, trial, reason)
 
     def _end(self, trials: list[Any], trial: Any, reason: str) -> None:
         seconds = self.line.seconds - self.begun.pop(trial.trial_id, self.line.seconds)

@@ -6,7 +6,6 @@ A trial is one process, which serves one trial after another and keeps its impor
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import torch
 from ray import tune
 
 from domext_ray.errors import DomextError
-from domext_ray.search.trial import FAILURE, SweepWork, Trial, list_shares
+from domext_ray.search.trial import SweepWork, Trial, list_shares, record_failure
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
 
 TRIALS = "trials"
-GROUP_TIMEOUT_SECONDS = 300
 
 
 class SweepTrial(tune.Trainable):
@@ -38,7 +36,6 @@ class SweepTrial(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self.begun = time.time()
         self.point = config.get("point", config)
         self.folder = self.work.folder / TRIALS / self.trial_id
         self.trial: Trial | None = None
@@ -46,22 +43,17 @@ class SweepTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train to the next rung and score it."""
-        started = time.perf_counter()
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
             record = self._run_rung()
         except DomextError as error:
-            write_text(self.folder / "point.json", json.dumps(self.point))
-            write_text(self.folder / FAILURE, str(error))
+            record_failure(self.folder, self.point, str(error))
             record = {name: float("nan") for name in self.work.config.search.objective_names}
             return {**record, "done": True}  # without a resource: nothing for the scheduler to compare with
-        seconds = time.perf_counter() - started
         shares = list_shares(self.work.config)
         self.rung += 1
         result = {name: record[name] for name in self.work.config.search.objective_names}
         resource = self.work.config.search.reduction ** (self.rung - 1)
-        overhead = seconds - sum(record["seconds"].values())
-        return {**result, "resource": resource, "overhead_seconds": overhead, "done": self.rung == len(shares)}
+        return {**result, "resource": resource, "done": self.rung == len(shares)}
 
     def _run_rung(self) -> dict[str, Any]:
         join_alone()

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from domext_ray.config import PretrainConfig, dump_yaml, identity_of
 from domext_ray.corpus.manifest import read_manifest
@@ -52,12 +51,14 @@ class Prepared:
     Args:
         tokenizer: folder of the tokenizer, with its new words.
         corpus: folder of the corpus' manifest.
+        fingerprint: of the corpus, as it was read.
         base_sha256: hash of the base's tensors, or "none".
         num_new_words: words that the tokenizer has beside the base's.
     """
 
     tokenizer: Path
     corpus: Path
+    fingerprint: str
     base_sha256: str
     num_new_words: int
 
@@ -106,24 +107,20 @@ def list_shares(config: SweepConfig) -> list[float]:
 
 
 class Trial:
-    """One rank of a trial; a process group exists.
+    """A trial in this process; a process group of it alone exists.
 
     Args:
         work: what all trials share.
         folder: the trial's directory.
         point: its point of the space.
         device: where to train.
-        rank: from 0 to `world_size` - 1.
-        world_size: number of ranks.
 
     Raises:
         DomextError: the point's options do not go together, or do not fit the base.
     """
 
-    def __init__(
-        self, work: SweepWork, folder: Path, point: Point, device: torch.device, *, rank: int = 0, world_size: int = 1
-    ) -> None:
-        self.work, self.folder, self.device, self.rank, self.world_size = work, folder, device, rank, world_size
+    def __init__(self, work: SweepWork, folder: Path, point: Point, device: torch.device) -> None:
+        self.work, self.folder, self.device = work, folder, device
         configs = configure(work.config, work.space, point)
         self.finetune = configs.finetune
         pretrain = configs.pretrain
@@ -137,12 +134,9 @@ class Trial:
             run=replace(sized.run, name=folder.name, dir=str(folder.parent)),
             scale=replace(sized.scale, cpus_per_worker=work.cpus),
         )
-        if rank == 0:
-            self._lay_out(point)
-        self._join()
+        self._lay_out(point)
         self.config = self._plan(pretrain)
-        if rank == 0:
-            write_text(folder / "config.yaml", dump_yaml(self.config))
+        write_text(folder / "config.yaml", dump_yaml(self.config))
         self.worker = self._make_worker(self.config, folder)
 
     def _lay_out(self, point: Point) -> None:
@@ -153,18 +147,13 @@ class Trial:
             shutil.copytree(self.prepared.tokenizer, temporary)
             temporary.rename(self.folder / "tokenizer")
 
-    def _join(self) -> None:
-        if self.world_size > 1:
-            dist.barrier()
-
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
         attempt = uuid.uuid4().hex
-        if self.rank == 0:
-            write_text(folder / "attempt.json", json.dumps({"attempt": attempt}))
+        write_text(folder / "attempt.json", json.dumps({"attempt": attempt}))
         task = PretrainTask(
             config, folder, (self.prepared.corpus,), folder / "tokenizer", self.prepared.base_sha256, attempt=attempt
         )
-        return PretrainWorker(task, rank=self.rank, world_size=self.world_size, device=self.device)
+        return PretrainWorker(task, device=self.device)
 
     def _plan(self, config: PretrainConfig) -> PretrainConfig:
         """Turn the budget into steps, once: a trial that goes on keeps its horizon."""
@@ -173,12 +162,7 @@ class Trial:
             steps = int(json.loads(path.read_text(encoding="utf-8"))["steps"])
         else:
             steps = self._count_steps(config)
-            if self.world_size > 1:
-                agreed = torch.tensor([steps], device=self.device)
-                dist.broadcast(agreed, src=0)
-                steps = int(agreed.item())
-            if self.rank == 0:
-                write_text(path, json.dumps({"steps": steps}))
+            write_text(path, json.dumps({"steps": steps}))
         return replace(
             config, train=replace(config.train, max_steps=steps), optim=replace(config.optim, decay_steps=steps)
         )
@@ -192,10 +176,8 @@ class Trial:
             per_step = config.train.global_batch_size * manifest.num_tokens("train") / manifest.num_rows("train")
             return max(self.work.config.search.rungs, math.ceil(budget.tokens / per_step))
         pilot = self.folder / "pilot"
-        if self.rank == 0:
-            pilot.mkdir(exist_ok=True)
-            shutil.copytree(self.folder / "tokenizer", pilot / "tokenizer", dirs_exist_ok=True)
-        self._join()
+        pilot.mkdir(exist_ok=True)
+        shutil.copytree(self.folder / "tokenizer", pilot / "tokenizer", dirs_exist_ok=True)
         timed = replace(
             config,
             train=replace(config.train, max_steps=PILOT_STEPS),
@@ -205,8 +187,7 @@ class Trial:
         worker = self._make_worker(timed, pilot)
         seconds = worker.time_steps(PILOT_STEPS)
         worker.close()
-        if self.rank == 0:
-            shutil.rmtree(pilot)
+        shutil.rmtree(pilot)
         return max(self.work.config.search.rungs, round(budget.seconds / seconds))
 
     def run_rung(self, rung: int) -> dict[str, Any]:
@@ -216,7 +197,7 @@ class Trial:
             rung: from 0.
 
         Returns:
-            On rank 0 the rung's record; elsewhere nothing.
+            The rung's record.
         """
         done = read_rungs(self.folder)
         if rung < len(done):
@@ -227,8 +208,6 @@ class Trial:
         trained = self.worker.seconds
         self.worker.run(target)
         pretrained = time.perf_counter()
-        if self.rank != 0:
-            return {}
         start = load_start_model(str(self.folder))
         figures = [score_set(start, each, self.finetune, self.device) for each in self.work.sets]
         record = {
@@ -298,6 +277,13 @@ def score_base(work: SweepWork) -> dict[str, float]:
     start = load_start_model(work.config.base)
     figures = [score_set(start, each, work.config.finetune, device) for each in work.sets]
     return dict(zip(work.config.task_names, figures, strict=True))
+
+
+def record_failure(folder: Path, point: Point, reason: str) -> None:
+    """Keep why a trial ended without its whole budget."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "point.json", json.dumps(point))
+    write_text(folder / FAILURE, reason)
 
 
 def read_rungs(folder: Path) -> list[dict[str, Any]]:

@@ -110,6 +110,7 @@ def test_rungs_share_a_budget() -> None:
     [
         ({"method.headz": {"choice": [1]}}, "'method.headz', which is no option; did you mean method.heads?"),
         ({"train.max_steps": {"choice": [1]}}, "'train.max_steps', which the sweep decides itself"),
+        ({"scale.num_workers": {"choice": [2]}}, "which the sweep decides itself"),
         ({"finetune.model": {"choice": ["x"]}}, "which the sweep decides itself"),
         ({"method.heads": [1, 2]}, "space.method.heads is [1, 2]; it must have one of choice, int"),
         ({"method.heads": {"choice": []}}, "space.method.heads.choice is []; it must be a list of values"),

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import ray
 from conftest import WORDS
+from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from ray import tune
 
@@ -200,6 +201,39 @@ def make_stub(config: SweepConfig, name: str, **search: Any) -> SweepConfig:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("local_ray")
+def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(Path(config.corpus).read_text(encoding="utf-8"), encoding="utf-8")
+    config = replace(make_stub(config, "read", trials=1), corpus=str(corpus))
+    (run_sweep(config, StubTrial) / "summary.json").unlink()
+    with corpus.open("a", encoding="utf-8") as file:
+        file.write("one line more .\n")
+    with pytest.raises(RunError, match="corpus_fingerprint"):
+        run_sweep(config, StubTrial)
+
+
+class DyingTrial(StubTrial):
+    """Its process dies where a point has no heads."""
+
+    def step(self) -> dict[str, Any]:
+        """Die, or make a record up."""
+        if self.point["method.heads"] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step()
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -> None:
+    config = replace(config, space={"method.heads": {"choice": [0, 1]}, "optim.lr": {"choice": [1e-3]}})
+    config = replace(config, method=replace(config.method, ffn_units=8))
+    folder = run_sweep(make_stub(config, "dying", searcher="grid", max_failures=1), DyingTrial)
+    status = {each["point"]["method.heads"]: each for each in read_json(folder / "summary.json")["trials"]}
+    assert status[1]["status"] == "complete" and status[0]["status"] == "failed"
+    assert "its process died 2 times" in status[0]["failure"]
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
     """One trial at a time, Ray Tune asks for the very points that Optuna alone would suggest."""
     folder = run_sweep(make_stub(config, "tpe", searcher="optuna", trials=16, parallel=1, seed=3), StubTrial)
@@ -246,10 +280,9 @@ def test_a_space_without_a_valid_trial_is_refused(config: SweepConfig) -> None:
         run_sweep(replace(config, space={"method.heads": {"choice": [-1, -2]}}))
 
 
-def start_job(config: SweepConfig, path: Path) -> subprocess.Popen[bytes]:
+def start_sweep(config: SweepConfig, path: Path) -> subprocess.Popen[bytes]:
     path.write_text(dump_yaml(config), encoding="utf-8")
-    command = [sys.executable, str(REPOSITORY / "jobs" / "sweep.py"), "--config_path", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    return start_job([sys.executable, str(REPOSITORY / "jobs" / "sweep.py"), "--config_path", str(path)])
 
 
 def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 240.0) -> None:
@@ -270,27 +303,18 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     """A trial's process dies in its second rung; then the whole job dies; the same command ends with all trials."""
     config = replace(config, run=replace(config.run, name="killed"), search=replace(config.search, scheduler="none"))
     folder = Path(config.run.dir) / "killed"
-    process = start_job(config, tmp_path / "sweep.yaml")
+    process = start_sweep(config, tmp_path / "sweep.yaml")
     wait_for(lambda: list_scored(folder), process)
     first = next(iter(list_scored(folder)))
-    workers = [
-        each
-        for each in psutil.Process(process.pid).children(recursive=True)
-        if "SweepTrial" in " ".join(each.cmdline())
-    ]
+    workers = find_workers(process, "SweepTrial")
     assert workers
     for each in workers:
         each.kill()
     wait_for(lambda: len(list_scored(folder)[first]) == 3, process)
     wait_for(lambda: len(list_scored(folder)) >= 3, process)
     kept = list_scored(folder)
-    for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        try:
-            each.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
-    again = start_job(config, tmp_path / "sweep.yaml")
+    kill_job(process)
+    again = start_sweep(config, tmp_path / "sweep.yaml")
     assert again.wait(timeout=400) == 0
     trials = read_json(folder / "summary.json")["trials"]
     assert len(trials) == 6 and all(each["status"] in ("complete", "failed") for each in trials)
