@@ -23,6 +23,7 @@ import numpy as np
 import optuna
 import ray
 from ray import tune
+from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
@@ -42,10 +43,11 @@ from domext_ray.search.trial import (
     list_shares,
     load_trial_base,
     name_preparation,
+    read_rungs,
     record_failure,
     score_base,
 )
-from domext_ray.search_config import OBJECTIVES, SweepConfig
+from domext_ray.search_config import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
 from domext_ray.training.pretrain import check_shared_storage, start_ray
@@ -244,7 +246,7 @@ def search(work: SweepWork, points: Sequence[Point], parallel: int, trainable: t
             tune_config=tune.TuneConfig(
                 num_samples=1 if points else number,
                 search_alg=None if points else make_searcher(work),
-                scheduler=make_scheduler(config),
+                scheduler=make_scheduler(work),
                 max_concurrent_trials=parallel,
                 reuse_actors=True,
                 trial_name_creator=name_trial,
@@ -266,12 +268,14 @@ def search(work: SweepWork, points: Sequence[Point], parallel: int, trainable: t
 
 
 def make_callbacks(work: SweepWork, number: int) -> list[tune.Callback]:
-    """Return what is told how trials go: the terminal, and MLflow on request.
+    """Return what is told how trials go: the terminal, TensorBoard, and MLflow on request.
 
     Raises:
         ConfigError: MLflow is asked for and is not installed.
     """
     callbacks: list[tune.Callback] = [SweepProgress(work.folder, number, work.config.search.objective_names)]
+    if work.config.run.tensorboard:
+        callbacks.append(TBXLoggerCallback())
     if work.config.mlflow:
         if importlib.util.find_spec("mlflow") is None:
             raise ConfigError('--mlflow is True; it must be false without MLflow: pip install "domext_ray[mlflow]".')
@@ -304,19 +308,37 @@ def make_searcher(work: SweepWork) -> Searcher:
     )
 
 
-def make_scheduler(config: SweepConfig) -> ASHAScheduler | None:
+def make_scheduler(work: SweepWork) -> ASHAScheduler | None:
     """Return what stops bad trials."""
-    if config.search.scheduler == "none":
-        return None
-    name = config.search.objective_names[0]
-    return ASHAScheduler(
-        time_attr="resource",
-        metric=name,
-        mode=OBJECTIVES[name],
-        max_t=config.search.reduction ** (config.search.rungs - 1),
-        grace_period=1,
-        reduction_factor=config.search.reduction,
-    )
+    search = work.config.search
+    return None if search.scheduler == "none" else RememberingASHA(work.folder / TRIALS, search)
+
+
+class RememberingASHA(ASHAScheduler):
+    """ASHA that knows the scored rungs of the trials that are there when a sweep goes on: Ray Tune begins it anew.
+
+    Args:
+        folder: the trials' directories.
+        search: how the space is searched.
+    """
+
+    def __init__(self, folder: Path, search: SearchConfig) -> None:
+        self.folder, self.search = folder, search
+        super().__init__(
+            time_attr="resource",
+            metric=search.objective_names[0],
+            mode=OBJECTIVES[search.objective_names[0]],
+            max_t=search.reduction ** (search.rungs - 1),
+            grace_period=1,
+            reduction_factor=search.reduction,
+        )
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """Take a trial with what it has scored."""
+        super().on_trial_add(tune_controller, trial)
+        name = self.search.objective_names[0]
+        for i, rung in enumerate(read_rungs(self.folder / trial.trial_id)):
+            self.on_trial_result(tune_controller, trial, {"resource": self.search.reduction**i, name: rung[name]})
 
 
 class SweepProgress(tune.Callback):

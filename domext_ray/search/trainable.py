@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from ray import tune
 
-from domext_ray.errors import DomextError
+from domext_ray.errors import DomextError, RunError
 from domext_ray.search.trial import SweepWork, Trial, list_shares, record_failure
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
@@ -43,15 +43,19 @@ class SweepTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train to the next rung and score it."""
+        objectives = self.work.config.search.objective_names
         try:
             record = self._run_rung()
+            missing = [name for name in objectives if record[name] is None]
+            if missing:
+                raise RunError(f"--search.objectives has {missing[0]}, which this base and its probe do not give.")
         except DomextError as error:
             record_failure(self.folder, self.point, str(error))
-            record = {name: float("nan") for name in self.work.config.search.objective_names}
+            record = dict.fromkeys(objectives, float("nan"))
             return {**record, "done": True}  # without a resource: nothing for the scheduler to compare with
         shares = list_shares(self.work.config)
         self.rung += 1
-        result = {name: record[name] for name in self.work.config.search.objective_names}
+        result = {name: record[name] for name in objectives}
         resource = self.work.config.search.reduction ** (self.rung - 1)
         return {**result, "resource": resource, "done": self.rung == len(shares)}
 

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from conftest import WORDS
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from ray import tune
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config import (
     EngineConfig,
@@ -38,8 +40,9 @@ from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, Grid
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.results import read_trials
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep import choose_points, plan_resources, run_sweep
-from domext_ray.search.trial import RUNGS
+from domext_ray.search.sweep import TUNE, choose_points, make_scheduler, plan_resources, run_sweep
+from domext_ray.search.trainable import TRIALS
+from domext_ray.search.trial import RUNGS, SweepWork
 from domext_ray.search_config import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.training.metrics import read_metrics
 
@@ -196,8 +199,9 @@ class StubTrial(tune.Trainable):
         """Nothing was kept."""
 
 
-def make_stub(config: SweepConfig, name: str, **search: Any) -> SweepConfig:
-    return replace(config, run=replace(config.run, name=name), search=SearchConfig(**search), score_base=False)
+def make_stub(config: SweepConfig, name: str, *, tensorboard: bool = False, **search: Any) -> SweepConfig:
+    run = replace(config.run, name=name, tensorboard=tensorboard)
+    return replace(config, run=run, search=SearchConfig(**search), score_base=False)
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -249,13 +253,33 @@ def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
     assert len(found) == 16, "the first ten do not depend on scores, the others do"
 
 
+def test_asha_remembers_what_was_scored_before_the_driver_died(config: SweepConfig, tmp_path: Path) -> None:
+    """A trial that is the second of two at a rung is stopped, whether the first was scored by this driver or before."""
+    work = SweepWork(config, read_space(config.space), tmp_path, (), {}, 1.0)
+    rungs = [json.dumps({"f1": f1}) + "\n" for f1 in (0.5, 0.6)]
+    (tmp_path / TRIALS / "earlier").mkdir(parents=True)
+    (tmp_path / TRIALS / "earlier" / RUNGS).write_text("".join(rungs))
+    for resource, f1, decision in ((1, 0.4, "STOP"), (1, 0.51, "CONTINUE"), (3, 0.59, "STOP"), (3, 0.61, "CONTINUE")):
+        scheduler = make_scheduler(work)
+        assert scheduler is not None
+        for name in ("earlier", "later"):
+            scheduler.on_trial_add(None, SimpleNamespace(trial_id=name))
+        later = SimpleNamespace(trial_id="later")
+        assert scheduler.on_trial_result(None, later, {"resource": resource, "f1": f1}) == decision
+
+
 @pytest.mark.usefixtures("local_ray")
 def test_several_objectives_make_a_front(config: SweepConfig) -> None:
     options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
-    summary = read_json(run_sweep(make_stub(config, "front", **options), StubTrial) / "summary.json")
+    folder = run_sweep(make_stub(config, "front", tensorboard=True, **options), StubTrial)
+    summary = read_json(folder / "summary.json")
     by_id = {each["id"]: each for each in summary["trials"]}
     sizes = sorted(by_id[each]["rungs"][-1]["trainable"] for each in summary["front"])
     assert sizes and sizes[0] == min(each["rungs"][-1]["trainable"] for each in summary["trials"])
+    for name, each in by_id.items():
+        events = EventAccumulator(str(folder / TUNE / name)).Reload()
+        (scalar,) = events.Scalars("ray/tune/f1")
+        assert scalar.value == pytest.approx(each["rungs"][-1]["f1"])
 
 
 @pytest.mark.usefixtures("local_ray")
