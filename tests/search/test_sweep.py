@@ -283,6 +283,19 @@ def test_several_objectives_make_a_front(config: SweepConfig) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="an extra")
+    folder = run_sweep(replace(make_stub(config, "logged", trials=3), mlflow=True), StubTrial)
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'logged'")
+    logged = {
+        run.data.tags["trial_name"]: run.data.metrics["f1"] for run in client.search_runs([experiment.experiment_id])
+    }
+    summary = read_json(folder / "summary.json")
+    assert logged == {each["id"]: pytest.approx(each["rungs"][-1]["f1"]) for each in summary["trials"]}
+
+
+@pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     ("options", "says"),
     [
