@@ -126,6 +126,7 @@ ORDER = (
     "search.trainable",
     "search.results",
     "search.sweep_report",
+    "search.sweep_comparison",
     "search.sweep",
     "tradeoff",
     "study",

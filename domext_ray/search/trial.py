@@ -218,6 +218,7 @@ class Trial:
             "by_task": dict(zip(self.work.config.task_names, figures, strict=True)),
             **self._read_pretraining(),
             "trainable": self.counts.trainable,
+            "ended": time.time(),
             "seconds": {
                 "train": self.worker.seconds - trained,
                 "evaluate": pretrained - started - (self.worker.seconds - trained),
