@@ -100,8 +100,9 @@ def _read_sweep(folder: Path, search: dict[str, Any]) -> ComparedSweep:
 def format_sweeps(sweeps: Sequence[ComparedSweep]) -> str:
     """Return groups of sweeps as a Markdown table, at the compute that every sweep has spent."""
     limit = min(float(each.seconds[-1]) for each in sweeps)
+    figure = f"best {NAMES[sweeps[0].objective]} after {format_seconds(limit)} of compute"
     lines = [
-        f"| search | sweeps | trials begun | best {NAMES[sweeps[0].objective]} after {format_seconds(limit)} of compute | each |",
+        f"| search | sweeps | trials begun | {figure} | each |",
         "|---|---:|---:|---:|---|",
     ]
     for group in dict.fromkeys(each.group for each in sweeps):

@@ -123,9 +123,8 @@ def check_shared_storage(run_dir: Path) -> None:
     Raises:
         RunError: naming the node.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    if len(nodes) < 2:
-        return
+    own = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU") and node["NodeID"] != own]
     marker = run_dir / f".shared-{uuid.uuid4().hex}"
     marker.touch()
     sees = ray.remote(num_cpus=0)(os.path.exists)

@@ -1,0 +1,363 @@
+"""The cluster files: schemas and linters accept them, their commands parse, and what belongs together agrees."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import kubernetes_validate
+import pytest
+import tomllib
+import yaml
+from packaging.requirements import Requirement
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.runtime_env import RuntimeEnv
+from ray.scripts.scripts import cli
+
+from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.pipeline import run_pretraining
+from domext_ray.search.space import read_space
+from domext_ray.search.sweep import choose_points
+from domext_ray.search_config import SweepConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = REPOSITORY / "cluster"
+SHARED = "/mnt/domext"
+"""Where every node sees the shared storage; on Slurm that is the site's affair."""
+RAY_UP = ("ray-aws.yaml", "ray-gcp.yaml")
+RAY_JOBS = ("kuberay/rayjob-pretrain-af.yaml", "kuberay/rayjob-sweep.yaml")
+RAY_CLUSTERS = ("kuberay/raycluster.yaml", *RAY_JOBS)
+PLAIN = ("Dockerfile", "Dockerfile.dockerignore", "constraints.txt", "kuberay/storage.yaml", "runtime_env.yaml")
+FILES = (*RAY_UP, *RAY_CLUSTERS, *PLAIN, "slurm.sbatch")
+JOBS: dict[str, tuple[type[PretrainConfig], str]] = {
+    "pretrain_af": (PretrainConfig, "af.yaml"),
+    "sweep": (SweepConfig, "sweeps/af_mini.yaml"),
+}
+"""What each job reads its options into, and the file of its defaults."""
+SHOWN = (*RAY_UP, *RAY_CLUSTERS, "runtime_env.yaml", "slurm.sbatch")
+"""Files that show or run commands of Ray or of a job."""
+MEBIBYTES = {"Gi": 2**10, "Ti": 2**20}
+
+
+def close(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+TEXT, WHOLE, FLAG, ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}, {"type": "object"}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+START = {"rayStartParams": TEXTS, "template": ANY}
+RAY_CLUSTER_SPEC = close(
+    {
+        "rayVersion": TEXT,
+        "authOptions": close({"mode": {"enum": ["disabled", "token"]}, "secretName": TEXT}),
+        "enableInTreeAutoscaling": FLAG,
+        "autoscalerOptions": ANY,
+        "gcsFaultToleranceOptions": ANY,
+        "headServiceAnnotations": TEXTS,
+        "managedBy": TEXT,
+        "suspend": FLAG,
+        "headGroupSpec": close(
+            {
+                **START,
+                "serviceType": TEXT,
+                "headService": ANY,
+                "enableIngress": FLAG,
+                "resources": TEXTS,
+                "labels": TEXTS,
+            },
+            "template",
+        ),
+        "workerGroupSpecs": {
+            "type": "array",
+            "items": close(
+                {
+                    **START,
+                    **{name: WHOLE for name in ("replicas", "minReplicas", "maxReplicas", "numOfHosts")},
+                    **{"groupName": TEXT, "idleTimeoutSeconds": WHOLE, "suspend": FLAG, "scaleStrategy": ANY},
+                    **{"resources": TEXTS, "labels": TEXTS},
+                },
+                "groupName",
+                "template",
+            ),
+        },
+    },
+    "headGroupSpec",
+)
+RAY_JOB_SPEC = close(
+    {
+        **{name: TEXT for name in ("entrypoint", "runtimeEnvYAML", "jobId", "entrypointResources", "managedBy")},
+        **{name: WHOLE for name in ("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished")},
+        **{"entrypointNumCpus": {"type": "number"}, "entrypointNumGpus": {"type": "number"}},
+        **{"shutdownAfterJobFinishes": FLAG, "suspend": FLAG, "metadata": TEXTS, "clusterSelector": TEXTS},
+        **{"submitterPodTemplate": ANY, "submitterConfig": ANY, "deletionStrategy": ANY},
+        "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
+        "rayClusterSpec": RAY_CLUSTER_SPEC,
+    },
+    "entrypoint",
+)
+
+
+def read_text(name: str) -> str:
+    return (CLUSTER / name).read_text(encoding="utf-8")
+
+
+def read_yaml(name: str) -> Any:
+    return yaml.safe_load(read_text(name))
+
+
+def read_cluster_spec(name: str) -> dict[str, Any]:
+    spec = read_yaml(name)["spec"]
+    return spec.get("rayClusterSpec", spec)
+
+
+def read_pins() -> dict[str, str]:
+    lines = [line for line in read_text("constraints.txt").splitlines() if line and not line.startswith("#")]
+    return {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
+
+
+def list_commands(name: str) -> list[list[str]]:
+    """List the commands of Ray and of Python that a file shows in its comments or runs, each as its arguments."""
+    text = re.sub(r"\\\n#? *", "", read_text(name))
+    lines = re.findall(r"^#   ((?:\w+=\S+ )?(?:ray|sbatch) .*)$", text, re.M)
+    if name in RAY_JOBS:
+        lines.append(read_yaml(name)["spec"]["entrypoint"])
+    if name in RAY_UP:
+        config = read_yaml(name)
+        lines += [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
+    commands: list[list[str]] = []
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for token in [*lexer, ";"]:
+            if token in ("python", "ray") or set(token) <= set(";&|()"):
+                commands.append(command)
+                command = []
+            command.append(token)
+    return [each for each in commands if each and each[0] in ("python", "ray")]
+
+
+def run_linter(name: str, *arguments: str) -> None:
+    command = [str(Path(sys.executable).parent / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_file_is_known_here() -> None:
+    found = {str(path.relative_to(CLUSTER)) for path in CLUSTER.rglob("*") if path.is_file()}
+    assert found == set(FILES)
+
+
+def test_the_image_is_built_from_what_is_there() -> None:
+    run_linter("hadolint", str(CLUSTER / "Dockerfile"))
+    text = read_text("Dockerfile")
+    kept = [line[1:] for line in read_text("Dockerfile.dockerignore").splitlines() if line.startswith("!")]
+    copied = [each for line in re.findall(r"^COPY (.*)$", text, re.M) for each in line.split()[:-1]]
+    assert sorted(copied) == sorted(kept) and all((REPOSITORY / each).exists() for each in copied)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {
+        project["readme"],
+        *project["license-files"],
+        "pyproject.toml",
+        project["name"],
+        "cluster/constraints.txt",
+    }
+    assert needed <= set(copied)
+    assert "pip install --no-cache-dir -c cluster/constraints.txt ." in text
+    version = re.search(r"^FROM python:(3\.\d+)-", text, re.M)
+    assert version and f"for Python {version[1]}" in read_text("constraints.txt")
+
+
+def test_the_batch_script_passes_its_linter() -> None:
+    run_linter("shellcheck", str(CLUSTER / "slurm.sbatch"))
+
+
+@pytest.mark.parametrize("name", RAY_UP)
+def test_ray_up_takes_the_file(name: str) -> None:
+    config = read_yaml(name)
+    prepared = prepare_config(config)
+    validate_config(prepared)
+    assert config["setup_commands"] == [], "the provider's default installs another Ray"
+    for kind in ("initialization_commands", "head_setup_commands", "head_start_ray_commands"):
+        script = "\n".join(prepared[kind])
+        assert subprocess.run(["bash", "-n", "-c", script], timeout=10).returncode == 0
+
+
+@pytest.mark.parametrize("name", RAY_CLUSTERS)
+def test_kuberay_takes_the_file(name: str) -> None:
+    document = read_yaml(name)
+    kind = "RayJob" if name in RAY_JOBS else "RayCluster"
+    spec = RAY_JOB_SPEC if name in RAY_JOBS else RAY_CLUSTER_SPEC
+    fixed = {"apiVersion": {"const": "ray.io/v1"}, "kind": {"const": kind}, "metadata": close({"name": TEXT}, "name")}
+    jsonschema.validate(document, close({**fixed, "spec": spec}, *fixed, "spec"))
+    cluster = read_cluster_spec(name)
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+        options = [text for name, value in group["rayStartParams"].items() for text in (f"--{name}", value)]
+        parse_command(["ray", "start", *options])
+
+
+def test_the_schema_finds_a_wrong_field() -> None:
+    document = read_cluster_spec(RAY_CLUSTERS[0])
+    with pytest.raises(jsonschema.ValidationError, match="rayVersions"):
+        jsonschema.validate({**document, "rayVersions": "2"}, RAY_CLUSTER_SPEC)
+
+
+def test_all_kuberay_files_describe_the_same_cluster() -> None:
+    first, *others = (read_cluster_spec(name) for name in RAY_CLUSTERS)
+    assert all(each == first for each in others)
+
+
+def test_kubernetes_takes_the_storage() -> None:
+    claim = read_yaml("kuberay/storage.yaml")
+    kubernetes_validate.validate(claim, kubernetes_validate.latest_version(), strict=True)
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_ray_takes_the_runtime_environment() -> None:
+    options = read_yaml("runtime_env.yaml")
+    environment = RuntimeEnv(**options)
+    assert options.keys() <= RuntimeEnv.known_fields, "Ray takes any other name for a plugin's"
+    first, second = environment["pip"]["packages"]
+    root = "${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}"
+    assert (first, second) == (f"-c {root}/cluster/constraints.txt", root)
+
+
+def parse_command(command: list[str]) -> click.Context:
+    """Let Ray's own command line read a command, without running it."""
+    found: click.Command = cli
+    names = command[1:]
+    while isinstance(found, click.Group):
+        name = names.pop(0)
+        found = found.commands[name]
+    return found.make_context(name, names)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_commands_of_ray_are_rays(name: str) -> None:
+    commands = [each for each in list_commands(name) if each[0] == "ray"]
+    for command in commands:
+        parse_command([*command, "python"] if command[-1] == "--" else command)
+    assert commands or name in (*RAY_JOBS, "slurm.sbatch")
+
+
+def test_the_batch_script_starts_raylets_with_rays_options() -> None:
+    (script,) = re.findall(r"srun .*bash -c '(.*?)'", read_text("slurm.sbatch"), re.S)
+    options = re.findall(r"(--[a-z-]+)", script)
+    known = {each for param in cli.commands["start"].params for each in param.opts}
+    assert set(options) <= known and {"--head", "--port", "--address", "--block"} <= set(options)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("the dog and the cat run in the garden\n" * 20, encoding="utf-8")
+    commands = [each for each in list_commands(name) if each[0] == "python"]
+    assert commands
+    for _, script, *options in commands:
+        path = Path(script.removeprefix("/opt/domext_ray/"))
+        assert (REPOSITORY / path).is_file(), "the image has the repository's jobs"
+        config_class, default = JOBS[path.stem]
+        default = str(REPOSITORY / "jobs" / "configs" / default)
+        config = parse_config(config_class, default, options)
+        assert Path(config.run.dir).is_absolute() or (name, config.run.dir) == ("slurm.sbatch", "$PWD/runs")
+        if isinstance(config, SweepConfig):
+            assert choose_points(config, read_space(config.space))[0]
+        else:
+            here = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path), "--dry_run", "true"]
+            run_pretraining(parse_config(config_class, default, [*options, *here]))
+        check_resources(name, config)
+
+
+def check_resources(name: str, config: PretrainConfig) -> None:
+    """The GPUs of the nodes that a file describes are as many as its job asks for."""
+    assert config.scale.use_gpu
+    if name in RAY_CLUSTERS:
+        nodes = [
+            (group["replicas"], group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
+            for group in read_cluster_spec(name)["workerGroupSpecs"]
+        ]
+    elif name in RAY_UP:
+        types = read_yaml(name)["available_node_types"].values()
+        nodes = [(each.get("min_workers", 0), each["resources"].get("GPU", 0)) for each in types]
+    elif name == "slurm.sbatch":
+        text = read_text(name)
+        number, gpus = (re.findall(rf"#SBATCH --{each}=(\d+)", text)[0] for each in ("nodes", "gpus-per-node"))
+        nodes = [(int(number), int(gpus))]
+    else:
+        return
+    assert sum(number * gpus for number, gpus in nodes) >= config.scale.num_workers
+    if not isinstance(config, SweepConfig):
+        assert config.scale.num_workers > 1, "an example for a cluster uses it"
+
+
+@pytest.mark.parametrize("name", RAY_CLUSTERS)
+def test_pods_share_storage_and_have_room_for_the_object_store(name: str) -> None:
+    cluster = read_cluster_spec(name)
+    claim = read_yaml("kuberay/storage.yaml")["metadata"]["name"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        places = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        assert volumes[places[SHARED]]["persistentVolumeClaim"] == {"claimName": claim}
+        shm = volumes[places["/dev/shm"]]["emptyDir"]
+        memory = container["resources"]["limits"]["memory"]
+        size, whole = (int(each[:-2]) * MEBIBYTES[each[-2:]] for each in (shm["sizeLimit"], memory))
+        assert shm["medium"] == "Memory" and 0.3 * whole <= size < whole, "Ray's object store takes 30 % of the memory"
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", RAY_UP)
+def test_machines_share_storage(name: str) -> None:
+    config = read_yaml(name)
+    assert any(re.search(rf"mount -t nfs.* {SHARED}$", each) for each in config["initialization_commands"])
+    assert f"-v {SHARED}:{SHARED}" in config["docker"]["run_options"]
+
+
+@pytest.mark.parametrize("name", [each for each in FILES if each not in ("constraints.txt", "slurm.sbatch")])
+def test_what_lasts_is_on_the_shared_storage(name: str) -> None:
+    text = read_text(name)
+    places = re.findall(r"(?:--run\.dir |HF_HOME(?:=|: |, value: ))([^\s,}]+)", text)
+    assert all(each.startswith(f"{SHARED}/") for each in places)
+    assert places or name in PLAIN
+
+
+def test_versions_agree() -> None:
+    pins = read_pins()
+    assert {read_cluster_spec(name)["rayVersion"] for name in RAY_CLUSTERS} == {pins["ray"]}
+    assert f"Ray {pins['ray']} " in read_text("runtime_env.yaml")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    for each in map(Requirement, required):
+        assert pins[each.name.lower().replace("_", "-")] in each.specifier
+
+
+def test_every_cluster_asks_for_a_token() -> None:
+    assert all(read_cluster_spec(name)["authOptions"] == {"mode": "token"} for name in RAY_CLUSTERS)
+    for name in RAY_UP:
+        config = read_yaml(name)
+        assert "-e RAY_AUTH_MODE=token" in config["docker"]["run_options"]
+        assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=" in read_text("slurm.sbatch")
+    assert "umask 077" in read_text("slurm.sbatch")
+    for name in FILES:
+        for command in re.findall(r"ray start --head.*|place=\(--head.*", read_text(name)):
+            assert "--dashboard-host=127.0.0.1" in command
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_hold_no_secret_and_list_what_is_filled_in(name: str) -> None:
+    text = read_text(name)
+    assert not re.search(r"\b(?=\w*\d)[0-9a-f]{32,}\b|AKIA|BEGIN [A-Z ]*PRIVATE KEY|0\.0\.0\.0", text)
+    head = text[: next(match.start() for match in re.finditer(r"^[^#\n]", text, re.M))]
+    body = re.sub(r"#(?!SBATCH).*", "", text)
+    placeholders = "IMAGE|VM_IMAGE|PROJECT|FILE_SHARE|FILE_SYSTEM|STORAGE_CLASS|PARTITION|ACCOUNT"
+    for each in set(re.findall(rf"(?<![\w$-])(?:{placeholders})\b", body)):
+        assert re.search(rf"\b{each}\b", head), f"{each} is explained at the top"
