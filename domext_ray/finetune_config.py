@@ -58,7 +58,8 @@ class GridConfig:
     lr: str = "5e-5"  # peak learning rates
     batch_size: str = "32"  # rows of an optimiser step
     epochs: str = "3"  # passes over the training split
-    stage_epochs: str = ""  # of two-step tasks: epochs of a step of its own, such as entities=10; empty: --grid.epochs
+    stage_lr: str = ""  # of two-step tasks: a step's own peak rate, such as entities=1e-3; empty: --grid.lr
+    stage_epochs: str = ""  # of two-step tasks: a step's own epochs, such as entities=10; empty: --grid.epochs
     restarts: int = 1  # trainings of each combination, with seeds that count up from --seed
     micro_batch_size: int = free(0)  # rows of one forward pass; 0: the whole batch
     score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
@@ -68,6 +69,7 @@ class GridConfig:
         require(min(self.batch_sizes) >= 1, "grid.batch_size", self.batch_size, "1 or more")
         require(min(self.epoch_counts) > 0.0, "grid.epochs", self.epochs, "above 0")
         rule = "steps with a number above 0, such as entities=10"
+        require(all(each > 0.0 for each in self.rates_by_stage.values()), "grid.stage_lr", self.stage_lr, rule)
         require(all(each > 0.0 for each in self.epochs_by_stage.values()), "grid.stage_epochs", self.stage_epochs, rule)
         require(self.restarts >= 1, "grid.restarts", self.restarts, "1 or more")
         require(self.micro_batch_size >= 0, "grid.micro_batch_size", self.micro_batch_size, "0 (whole batch) or more")
@@ -88,10 +90,14 @@ class GridConfig:
         return _parse_numbers(self.epochs, "grid.epochs", float)
 
     @property
+    def rates_by_stage(self) -> dict[str, float]:
+        """Peak learning rates of the steps that do not take the grid's, by name."""
+        return _parse_stages(self.stage_lr, "grid.stage_lr")
+
+    @property
     def epochs_by_stage(self) -> dict[str, float]:
         """Epochs of the steps that do not take the grid's, by name."""
-        pairs = [each.partition("=") for each in self.stage_epochs.split(",") if self.stage_epochs]
-        return {name.strip(): _parse_numbers(number, "grid.stage_epochs", float)[0] for name, _, number in pairs}
+        return _parse_stages(self.stage_epochs, "grid.stage_epochs")
 
     @property
     def points(self) -> list[tuple[float, int, float]]:
@@ -237,6 +243,11 @@ def _parse_numbers(text: str, option: str, kind: type[NumberT]) -> tuple[NumberT
     except ValueError:
         name = "whole numbers" if kind is int else "numbers"
         raise ConfigError(f"--{option} is {text!r}; it must be {name} separated by commas.") from None
+
+
+def _parse_stages(text: str, option: str) -> dict[str, float]:
+    pairs = [each.partition("=") for each in text.split(",") if text]
+    return {name.strip(): _parse_numbers(number, option, float)[0] for name, _, number in pairs}
 
 
 STUDIES = ("spans", "sigma", "size")

@@ -101,12 +101,14 @@ def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask
                 "second step reads rows that the first one makes."
             )
         frozen = sum(each.numel() for each in start.tensors.values())
-    for name in config.grid.epochs_by_stage:
-        if name not in task.stages:
-            raise ConfigError(
-                f"--grid.stage_epochs is {config.grid.stage_epochs!r}; the steps of --task {config.task} are "
-                f"{', '.join(task.stages)}."
-            )
+    grid = config.grid
+    for option, text, named in (
+        ("stage_lr", grid.stage_lr, grid.rates_by_stage),
+        ("stage_epochs", grid.stage_epochs, grid.epochs_by_stage),
+    ):
+        if not named.keys() <= task.stages.keys():
+            steps = ", ".join(task.stages)
+            raise ConfigError(f"--grid.{option} is {text!r}; the steps of --task {config.task} are {steps}.")
     counts = {}
     for name, stage in task.stages.items():
         model = make_model(start, stage, config, config.seed)

@@ -168,17 +168,21 @@ def test_a_users_mistake_is_one_sentence(config: FinetuneConfig, changes: dict[s
     assert not config_dir(poor).exists()
 
 
-def test_a_step_may_have_epochs_of_its_own(config: FinetuneConfig) -> None:
-    grid = replace(config.grid, stage_epochs="entities=10, relations=0.5")
-    config = replace(config, grid=grid, run=replace(config.run, name="steps"))
+def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) -> None:
+    grid = replace(config.grid, stage_lr="entities=1e-2", stage_epochs="entities=10, relations=0.5")
     point = Point(1e-3, 8, 3.0, 0)
-    found = [at_stage(point, config, name).epochs for name in ("entities", "relations", "model")]
-    assert found == [10.0, 0.5, 3.0]
-    with pytest.raises(ConfigError, match=r"--grid\.stage_epochs is .*; the steps of --task ner are model\."):
-        run_finetuning(config)
-    for wrong in ("entities", "entities=0", "entities=many"):
-        with pytest.raises(ConfigError, match=r"--grid\.stage_epochs is"):
-            replace(config.grid, stage_epochs=wrong)
+    found = [at_stage(point, replace(config, grid=grid), name) for name in ("entities", "relations", "model")]
+    assert [(each.lr, each.epochs) for each in found] == [(1e-2, 10.0), (1e-3, 0.5), (1e-3, 3.0)]
+
+
+@pytest.mark.parametrize("option", ["stage_lr", "stage_epochs"])
+def test_a_step_that_a_task_does_not_have_is_refused(config: FinetuneConfig, option: str) -> None:
+    wrong = replace(config.grid, **{option: "entities=1"})
+    with pytest.raises(ConfigError, match=rf"--grid\.{option} is .*; the steps of --task ner are model\."):
+        run_finetuning(replace(config, grid=wrong, run=replace(config.run, name="steps")))
+    for text in ("entities", "entities=0", "entities=many"):
+        with pytest.raises(ConfigError, match=rf"--grid\.{option} is"):
+            replace(config.grid, **{option: text})
 
 
 def test_the_job_ends_a_mistake_with_code_2(tmp_path: Path, ner: Path) -> None:
