@@ -217,7 +217,7 @@ def _train_all(work: FinetuneWork, points: Sequence[Point], parallel: int) -> li
     waiting = [point for point in points if not result_path(folder, point).exists()]
     shared = ray.put(work)
     running: dict[Any, Point] = {}
-    with FinetuneProgress(folder, len(points), len(points) - len(waiting)) as progress:
+    with FinetuneProgress(folder, tuple(work.task.stages), len(points), len(points) - len(waiting)) as progress:
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:

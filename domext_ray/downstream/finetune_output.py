@@ -66,12 +66,13 @@ class FinetuneProgress:
 
     Args:
         folder: where trainings write their progress.
+        stages: steps of the task, in their order.
         num_trainings: all of them.
         num_kept: those that had ended before this start.
     """
 
-    def __init__(self, folder: Path, num_trainings: int, num_kept: int) -> None:
-        self.folder, self.num_trainings, self.num_kept = folder, num_trainings, num_kept
+    def __init__(self, folder: Path, stages: Sequence[str], num_trainings: int, num_kept: int) -> None:
+        self.folder, self.stages, self.num_trainings, self.num_kept = folder, stages, num_trainings, num_kept
         self.line = StatusLine(is_due=False)
 
     def __enter__(self) -> FinetuneProgress:
@@ -89,7 +90,10 @@ class FinetuneProgress:
         states = [state for each in running if (state := self._read(each)) is not None]
         line = self._describe_ended()
         if states:
-            done = [state["step"] / state["steps"] for state in states]
+            done = [
+                (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages)
+                for state in states
+            ]
             slowest = states[int(np.argmin(done))]
             rate = sum(state["tokens_per_second"] for state in states)
             line += (

@@ -16,9 +16,11 @@ from labelled_fixtures import write_ner
 from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream.finetune import run_finetuning
 from domext_ray.downstream.finetune_comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.downstream.finetune_output import FinetuneProgress
 from domext_ray.downstream.training import Point, at_stage
 from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
+from domext_ray.status_line import StatusLine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -173,6 +175,17 @@ def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) ->
     point = Point(1e-3, 8, 3.0, 0)
     found = [at_stage(point, replace(config, grid=grid), name) for name in ("entities", "relations", "model")]
     assert [(each.lr, each.epochs) for each in found] == [(1e-2, 10.0), (1e-3, 0.5), (1e-3, 3.0)]
+
+
+def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    point = Point(1e-3, 8, 3.0, 0)
+    record = {"stage": "relations", "step": 1, "steps": 2, "loss": 1.0, "tokens_per_second": 10.0}
+    (tmp_path / f"{point.key}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    progress = FinetuneProgress(tmp_path, ("entities", "relations"), 1, 0)
+    progress.line = StatusLine()
+    progress.line.started -= 99  # three quarters of the work took 99 seconds
+    progress.show([point])
+    assert "relations step 1/2" in (shown := capsys.readouterr().err) and "about 0:33 left" in shown
 
 
 @pytest.mark.parametrize("option", ["stage_lr", "stage_epochs"])
