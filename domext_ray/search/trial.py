@@ -206,7 +206,7 @@ class Trial:
         target = max(1, round(list_shares(self.work.config)[rung] * steps))
         started = time.perf_counter()
         trained = self.worker.seconds
-        self.worker.run(target)
+        self.worker.run(target, evaluate_start=False)  # step 0 is the base, or random weights, for every trial
         pretrained = time.perf_counter()
         start = load_start_model(str(self.folder))
         figures = [score_set(start, each, self.finetune, self.device) for each in self.work.sets]

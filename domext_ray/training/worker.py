@@ -127,14 +127,15 @@ class PretrainWorker:
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
 
-    def run(self, last_step: int = 0) -> None:
+    def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
         """Train from the current step to a limit, evaluate and save.
 
         Args:
             last_step: another limit beside those of the configuration; 0: none. A later call goes on from there.
+            evaluate_start: whether step 0 is evaluated, too.
         """
         train = self.config.train
-        if self.step == 0:
+        if self.step == 0 and evaluate_start:
             self._record({"step": 0, **self._evaluate()})
         done = self._is_done(last_step)
         while not done:
