@@ -21,15 +21,13 @@ from domext_ray.downstream.pieces import keep_note
 from domext_ray.downstream.stages import Predict, StagedTask, choose_metric
 from domext_ray.downstream.task_relations import RelationTask
 from domext_ray.downstream.task_spans import SpanPrediction, SpanTask
-from domext_ray.downstream.tasks import Row, Task, TaskOptions
+from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
 from domext_ray.labelled.metrics import Score, score_triples
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"
-NUM_TRIED = 101
-"""Margins that are tried on dev: quantiles of its pairs."""
 METRICS = ("relation_f1.micro", "relation_f1.precision", "relation_f1.recall")
 
 Triple: TypeAlias = tuple[str, str, str]
@@ -73,68 +71,25 @@ class CandidatePairs:
 
 
 @dataclass(frozen=True)
-class PairPrediction:
-    """What step 2 says of a pair.
-
-    Args:
-        predicate: the likeliest one.
-        margin: its logit less that of NO_RELATION.
-    """
-
-    predicate: str
-    margin: float
-
-    def decide(self, margin: float) -> str:
-        """Return the predicate if it is ahead by more than a margin, else NO_RELATION."""
-        return self.predicate if self.margin > margin else NO_RELATION
-
-
-class PairTask(RelationTask):
-    """The relation of a pair, the first label being NO_RELATION; a prediction is a `PairPrediction`."""
-
-    def decode(
-        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
-    ) -> list[Any]:
-        """Return the likeliest predicate of every pair, and how far it is ahead of none; see `Task.decode`."""
-        predictions: list[Any] = [None] * len(examples)
-        for row, (logits,) in zip(rows, outputs, strict=True):
-            best = 1 + int(logits[1:].argmax())
-            predictions[row.example] = PairPrediction(self.data.labels[best], float(logits[best] - logits[0]))
-        return predictions
-
-    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
-        """Score what is likeliest; see `metrics.score_classes`."""
-        return super().score(examples, [each.decide(0.0) for each in predictions])
-
-    def predict_majority(self, examples: Sequence[AnyExample]) -> list[Any]:
-        """Return the most frequent class of training for every pair."""
-        label = super().predict_majority(examples)[0]
-        none = label == NO_RELATION
-        return [PairPrediction(self.data.labels[1] if none else label, -1.0 if none else 1.0)] * len(examples)
-
-
-@dataclass(frozen=True)
 class ExtractionSteps:
     """What the two steps found in some texts.
 
     Args:
         found: what step 1 found in each text.
         pairs: of these entities.
-        predictions: what step 2 says of each pair.
+        labels: predicate or NO_RELATION of each pair.
     """
 
     found: tuple[SpanPrediction, ...]
     pairs: CandidatePairs
-    predictions: tuple[PairPrediction, ...]
+    labels: tuple[str, ...]
 
 
 class ExtractionTask(StagedTask):
     """Extraction of (subject, predicate, object) by entities, then the relation of each pair.
 
     A triple is right when its three strings are, wherever in the text its entities are (CBLUE's rule for CMeIE). A
-    pair gets one predicate; training pairs with several are seen with each. By how much the likeliest must be ahead of
-    no relation is chosen on dev's triples: predicted entities are wrong more often than the labelled ones of training,
-    and unrelated pairs more frequent than the sampled ones.
+    pair gets one predicate; training pairs with several are seen with each.
 
     Args:
         data: texts with entities and relations; `labels` are the predicates.
@@ -176,8 +131,7 @@ class ExtractionTask(StagedTask):
         for split in ("train", "dev"):
             if not getattr(relation_data, split):
                 raise CorpusError(f"the {split} split of {data.name} has no pair of entities to classify.")
-        self.relation_task = PairTask(relation_data, tokenizer, options)
-        self.margin = 0.0
+        self.relation_task = RelationTask(relation_data, tokenizer, options)
 
     @property
     def stages(self) -> dict[str, Task]:
@@ -230,25 +184,11 @@ class ExtractionTask(StagedTask):
         texts = cast(Sequence[AnnotatedText], examples)
         found: tuple[SpanPrediction, ...] = tuple(predictors[ENTITIES](texts))
         pairs = self.make_pairs(texts, [each.entities for each in found])
-        predictions = predictors[RELATIONS](pairs.examples) if pairs.examples else []
-        return ExtractionSteps(found, pairs, tuple(predictions))
+        labels = predictors[RELATIONS](pairs.examples) if pairs.examples else []
+        return ExtractionSteps(found, pairs, tuple(labels))
 
     def decode(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> list[set[Triple]]:
-        labels = [each.decide(self.margin) for each in steps.predictions]
-        return self.assemble(cast(Sequence[AnnotatedText], examples), steps.pairs, labels)
-
-    def tune(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> dict[str, float]:
-        """Choose the margin that is best on dev; of equally good ones the nearest to 0."""
-        margins = [each.margin for each in steps.predictions] or [0.0]
-        figures = []
-        for self.margin in {0.0, *np.quantile(margins, np.linspace(0, 1, NUM_TRIED)).tolist()}:
-            figure = self.score(examples, self.decode(examples, steps)).get(self.metric)
-            figures.append((figure, -abs(self.margin), self.margin))
-        self.margin = max(figures)[-1]
-        return {"margin": self.margin}
-
-    def apply(self, thresholds: dict[str, float]) -> None:
-        self.margin = thresholds["margin"]
+        return self.assemble(cast(Sequence[AnnotatedText], examples), steps.pairs, steps.labels)
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Collection[Triple]]) -> Score:
         """Score triples by their strings; see `score_triples`."""

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import made_data
-import numpy as np
 import pytest
 from labelled_fixtures import DATA
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.stages import Predict, run_stages
-from domext_ray.downstream.task_extraction import (
-    ENTITIES,
-    NO_RELATION,
-    RELATIONS,
-    ExtractionTask,
-    PairOptions,
-    PairPrediction,
-)
+from domext_ray.downstream.task_extraction import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
 from domext_ray.downstream.task_spans import SpanPrediction
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
@@ -30,7 +22,6 @@ from domext_ray.labelled.set_description import find_description
 from domext_ray.labelled.sets import load_set
 
 OPTIONS = TaskOptions(max_length=64)
-NEAR = PairPrediction("near", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +78,13 @@ def gold_labels(data: LabelledSet) -> Predict:
     """The label that each marked pair has in the data, by its strings."""
     texts = {each.text: each for each in (*data.train, *data.dev, *data.test) if isinstance(each, AnnotatedText)}
 
-    def predict(pairs: Sequence[MarkedText]) -> list[PairPrediction]:
-        labels = [
+    def predict(pairs: Sequence[MarkedText]) -> list[str]:
+        return [
             next(
                 (r.label for r in texts[pair.text].relations if (r.head, r.tail) == (pair.head, pair.tail)), NO_RELATION
             )
             for pair in pairs
         ]
-        return [PairPrediction(each, -2.0 if each == NO_RELATION else 2.0) for each in labels]
 
     return predict
 
@@ -132,8 +122,8 @@ def test_an_entity_that_is_missed_costs_its_triples(data: LabelledSet, tokenizer
 
 
 def test_a_wrong_relation_costs_precision_and_recall(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    def always_near(pairs: Sequence[MarkedText]) -> list[PairPrediction]:
-        return [NEAR] * len(pairs)
+    def always_near(pairs: Sequence[MarkedText]) -> list[str]:
+        return ["near"] * len(pairs)
 
     result = run_stages(ExtractionTask(data, tokenizer, OPTIONS), make_fit(gold_entities, always_near))
     score = result.scores["dev"]
@@ -142,37 +132,11 @@ def test_a_wrong_relation_costs_precision_and_recall(data: LabelledSet, tokenize
     assert score.get("relation_f1.precision") == 1 / 8  # two pets and two places a text, in one direction
 
 
-def test_the_margin_is_chosen_on_dev(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A model that is sure of relations which are none, and surer of those that are, needs a margin above 0."""
-    perfect = gold_labels(data)
-
-    def too_sure(pairs: Sequence[MarkedText]) -> list[PairPrediction]:
-        return [PairPrediction(each.predicate, 5.0) if each.margin > 0 else NEAR for each in perfect(pairs)]
-
-    task = ExtractionTask(data, tokenizer, OPTIONS)
-    result = run_stages(task, make_fit(gold_entities, too_sure))
-    assert 1.0 <= result.thresholds["margin"] < 5.0
-    assert result.scores["dev"].get("relation_f1.micro") == result.scores["test"].get("relation_f1.micro") == 1.0
-    task.apply({"margin": 0.0})
-    assert len(task.decode(data.dev, task.run_steps({ENTITIES: gold_entities, RELATIONS: too_sure}, data.dev))[0]) > 2
-
-
-def test_the_predicate_is_the_likeliest_of_all_but_none(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    task = ExtractionTask(data, tokenizer, OPTIONS).relation_task
-    assert task.data.labels == (NO_RELATION, "likes", "near")
-    examples = task.data.dev[:2]
-    rows = task.encode(examples, is_training=False)
-    logits = [(np.array(each, dtype=np.float32),) for each in ((3.0, 1.0, 2.5), (0.0, 2.0, -1.0))]
-    found = task.decode(examples, rows, logits)
-    assert found == [PairPrediction("near", -0.5), PairPrediction("likes", 2.0)]
-    assert [each.decide(0.0) for each in found] == [NO_RELATION, "likes"] and found[0].decide(-1.0) == "near"
-
-
 def test_no_entities_give_no_triples(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
     def none(texts: Sequence[AnnotatedText]) -> list[SpanPrediction]:
         return [SpanPrediction(()) for _ in texts]
 
-    def refuse(pairs: Sequence[MarkedText]) -> list[PairPrediction]:
+    def refuse(pairs: Sequence[MarkedText]) -> list[str]:
         raise AssertionError("there is nothing to ask about")
 
     result = run_stages(ExtractionTask(data, tokenizer, OPTIONS), make_fit(none, refuse))
