@@ -49,9 +49,10 @@ class TrialResult:
             return "failed"
         return "complete" if len(self.rungs) == self.num_rungs else "stopped" if self.rungs else "unfinished"
 
-    def get(self, objective: str) -> float:
-        """Return an objective at the last rung; NaN without one."""
-        value = self.rungs[-1][objective] if self.rungs else None
+    def get(self, objective: str, rung: int = -1) -> float:
+        """Return an objective at a rung, the last one of all by default; NaN where that was not scored."""
+        is_scored = -len(self.rungs) <= rung < len(self.rungs)
+        value = self.rungs[rung][objective] if is_scored else None
         return math.nan if value is None else float(value)
 
 
@@ -94,20 +95,22 @@ def find_front(trials: Sequence[TrialResult], objectives: Sequence[str]) -> list
 
 
 def measure_importance(space: Space, trials: Sequence[TrialResult], objective: str) -> dict[str, float]:
-    """Return each dimension's share of what the objective's variance over the complete trials comes from (fANOVA).
+    """Return each dimension's share of what the objective's variance over trials comes from (fANOVA).
 
-    Optuna's estimate by random forests (Hutter, Hoos and Leyton-Brown 2014). Dimensions with a condition are left out,
-    and so is everything where trials are few or all alike.
+    Optuna's estimate by random forests (Hutter, Hoos and Leyton-Brown 2014), at the last rung that half of the trials
+    have reached. Dimensions with a condition are left out, and so is everything where trials are few or all alike.
 
     Args:
         space: the space.
         trials: all trials.
         objective: what was searched for.
     """
-    scored = [each for each in trials if each.status == "complete" and not math.isnan(each.get(objective))]
+    reached = sorted(len(each.rungs) for each in trials if each.rungs)
+    rung = reached[len(reached) // 2] - 1 if reached else 0
+    scored = [each for each in trials if not math.isnan(each.get(objective, rung))]
     dimensions = [each for each in space.dimensions if not each.condition]
     varied = [each for each in dimensions if len({repr(trial.point[each.name]) for trial in scored}) > 1]
-    if len(scored) < MIN_FOR_IMPORTANCE or not varied or len({each.get(objective) for each in scored}) == 1:
+    if len(scored) < MIN_FOR_IMPORTANCE or not varied or len({each.get(objective, rung) for each in scored}) == 1:
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize" if OBJECTIVES[objective] == "max" else "minimize")
@@ -115,7 +118,7 @@ def measure_importance(space: Space, trials: Sequence[TrialResult], objective: s
     for trial in scored:
         params = {each.name: _to_param(each, trial.point[each.name]) for each in varied}
         study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=distributions, value=trial.get(objective))
+            optuna.trial.create_trial(params=params, distributions=distributions, value=trial.get(objective, rung))
         )
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

@@ -218,7 +218,7 @@ def _draw_all(
         drawings.append(
             (
                 lambda axes: _draw_importance(axes, importance),
-                f"Share of the variance of {NAMES[first]} over complete trials (fANOVA); few trials, rough shares.",
+                f"Share of the variance of {NAMES[first]} at the last rung that half of the trials reached (fANOVA).",
                 6.2,
             )
         )
@@ -246,6 +246,10 @@ def _draw_sizes(axes: Axes, trials: Sequence[TrialResult], objective: str, curve
         if curves or len(means) < len(scored):
             label = f"{curves} {value}" if curves else None
             axes.plot([size for size, _ in means], [mean for _, mean in means], color=color, linewidth=1.6, label=label)
+    stopped = [each for each in trials if each.status == "stopped"]
+    if stopped:
+        places = [each.get("trainable") for each in stopped], [each.get(objective) for each in stopped]
+        axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="stopped")
     if base is not None and objective == "f1":
         axes.axhline(base, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base, not adapted")
     if axes.get_legend_handles_labels()[0]:
@@ -257,8 +261,8 @@ def _draw_sizes(axes: Axes, trials: Sequence[TrialResult], objective: str, curve
 def _shorten(value: float, _: Any = None) -> str:
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.4g}"
 
 
 def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> None:

@@ -53,6 +53,8 @@ def test_importance_finds_the_dimension_that_matters() -> None:
     found = measure_importance(space, trials, "f1")
     assert found["method.heads"] > 0.9 and sum(found.values()) == pytest.approx(1.0)
     assert measure_importance(space, trials[:3], "f1") == {}, "too few"
+    stopped = [TrialResult(each.id, each.point, each.rungs[:1], 2) for each in trials[2:]]
+    assert measure_importance(space, [*trials[:2], *stopped], "f1")["method.heads"] > 0.9, "at the first rung"
     assert measure_importance(space, [make_trial(each.id, 0.5, **each.point) for each in trials], "f1") == {}
 
 
