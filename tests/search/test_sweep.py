@@ -343,7 +343,7 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     process = start_sweep(config, tmp_path / "sweep.yaml")
     wait_for(lambda: list_scored(folder), process)
     first = next(iter(list_scored(folder)))
-    workers = find_workers(process, "SweepTrial")
+    workers = find_workers(process, "ResourceTrainable")  # the name that Ray Tune gives a class with resources
     assert workers
     for each in workers:
         each.kill()
