@@ -197,7 +197,7 @@ class Trial:
             rung: from 0.
 
         Returns:
-            The rung's record.
+            The rung's record; "ended" is its UNIX time, and "seconds" say what it was spent on.
         """
         done = read_rungs(self.folder)
         if rung < len(done):
@@ -206,7 +206,7 @@ class Trial:
         target = max(1, round(list_shares(self.work.config)[rung] * steps))
         started = time.perf_counter()
         trained = self.worker.seconds
-        self.worker.run(target, evaluate_start=False)  # step 0 is the base, or random weights, for every trial
+        self.worker.run(target, evaluate_start=False)  # rungs are what a trial is judged by
         pretrained = time.perf_counter()
         start = load_start_model(str(self.folder))
         figures = [score_set(start, each, self.finetune, self.device) for each in self.work.sets]
