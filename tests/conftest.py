@@ -11,6 +11,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
@@ -47,6 +48,13 @@ SHAPE = {
 @pytest.fixture(autouse=True, scope="session")
 def _use_one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def write_corpus(path: Path, num_lines: int) -> Path:
+    """Write lines of random words that the tiny bases know."""
+    random = np.random.default_rng(0)
+    path.write_text("".join(" ".join(random.choice(WORDS, 14)) + ".\n" for _ in range(num_lines)), encoding="utf-8")
+    return path
 
 
 def make_random_model(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:

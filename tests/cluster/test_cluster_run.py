@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from conftest import WORDS
+from conftest import write_corpus
 from labelled_fixtures import write_ner
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -134,15 +133,12 @@ def cluster() -> Iterator[Cluster]:
 def sweep_file(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of four trials, for a few seconds each."""
     folder = tmp_path_factory.mktemp("sweep")
-    random = np.random.default_rng(0)
-    corpus = folder / "corpus.txt"
-    corpus.write_text("".join(" ".join(random.choice(WORDS, 14)) + ".\n" for _ in range(1000)), encoding="utf-8")
     options = {
         "space": {"method.heads": {"choice": [0, 1]}, "method.ffn_units": {"choice": [8, 16]}},
         "search": {"searcher": "grid", "parallel": NUM_WORKERS},
         "budget": {"steps": 6},
         "base": str(tiny_base_folder),
-        "corpus": str(corpus),
+        "corpus": str(write_corpus(folder / "corpus.txt", 1000)),
         "tasks": "ner",
         "data": str(write_ner(folder / "ner")),
         "run": {"name": "tiny", "dir": str(folder / "runs"), "tensorboard": False, "keep_checkpoints": 1},

@@ -18,7 +18,7 @@ import optuna
 import psutil
 import pytest
 import ray
-from conftest import WORDS
+from conftest import write_corpus
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from ray import tune
@@ -59,12 +59,9 @@ TOO_LARGE = 8192
 @pytest.fixture(scope="module")
 def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SweepConfig:
     folder = tmp_path_factory.mktemp("sweep")
-    random = np.random.default_rng(0)
-    corpus = folder / "corpus.txt"
-    corpus.write_text("".join(" ".join(random.choice(WORDS, 14)) + ".\n" for _ in range(3000)), encoding="utf-8")
     return SweepConfig(
         base=str(tiny_base_folder),
-        corpus=str(corpus),
+        corpus=str(write_corpus(folder / "corpus.txt", 3000)),
         tasks="ner",
         data=str(write_ner(folder / "ner")),
         space={**SPACE, "train.global_batch_size": {"choice": [8, 8, 8, TOO_LARGE]}},
