@@ -24,7 +24,7 @@ from domext_ray.downstream.tasks import Row
 from domext_ray.downstream.training import Fitted, predict_rows
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.finetune_config import AblateConfig, FinetuneConfig
-from domext_ray.labelled.scores import Score, compare_paired
+from domext_ray.labelled.scores import RESAMPLING_SEED, Score, compare_paired
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.layers_domext import ExtensionOutput, Layer, NormShift
@@ -32,7 +32,6 @@ from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
 
 SPANS = "spans.json"
-RESAMPLING_SEED = 0
 
 Span = tuple[int, int]
 """First and last layer, counted from 0."""

@@ -175,7 +175,7 @@ def _describe(result: SweepResult, reference: SweepResult) -> dict[str, Any]:
         "mean": result.run.mean,
         "sd": result.sd if len(result.values) > 1 else None,
         "values": result.values,
-        "interval": list(result.interval),
+        "interval": list(result.run.interval),
         "difference": {"value": paired.difference, "interval": [paired.low, paired.high], "p_value": paired.p_value},
         "point": result.run.summary["best"]["point"],
         "dev": result.run.summary["restarts"]["dev"]["mean"],
@@ -248,7 +248,7 @@ def _plot_line(
     if over_restarts:
         bars = np.array([[each.sd, each.sd] for each in results]).T
     else:
-        low, high = np.array([each.interval for each in results]).T
+        low, high = np.array([each.run.interval for each in results]).T
         bars = np.stack([means - low, high - means])
     axes.errorbar(places, means, yerr=bars.clip(min=0.0), fmt="o-", color=color, capsize=3, markersize=5, label=label)
     for place, each in zip(places, results, strict=True):

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from domext_ray.config import MethodConfig
 from domext_ray.downstream.finetune import count_parameters, list_points, run_finetuning
 from domext_ray.downstream.finetune_comparison import FinetunedRun, check_comparable, read_finetuned
@@ -65,12 +63,6 @@ class SweepResult:
     def num_trained(self) -> int:
         """Parameters that trained, the task's head among them."""
         return sum(each["trainable"] for each in self.run.summary["parameters"].values())
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Bootstrap 95 % interval over examples of the metric's mean over restarts."""
-        low, high = np.quantile(self.run.resamples.mean(axis=0), (0.025, 0.975))
-        return float(low), float(high)
 
     @property
     def values(self) -> list[float]:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from domext_ray.comparison import COLORS
 from domext_ray.downstream.start_model import TRAININGS
 from domext_ray.errors import RunError
-from domext_ray.labelled.scores import PairedDifference, summarize_difference
+from domext_ray.labelled.scores import INTERVAL, PairedDifference, summarize_difference
 from domext_ray.report import STYLE, save_picture
 
 RESAMPLES = "resamples.npz"
@@ -49,6 +49,12 @@ class FinetunedRun:
     def mean(self) -> float:
         """The metric's mean over restarts."""
         return float(self.summary["restarts"][self.split]["mean"])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Bootstrap 95 % interval of that mean, over examples."""
+        low, high = np.quantile(self.resamples.mean(axis=0), INTERVAL)
+        return float(low), float(high)
 
 
 def write_resamples(folder: Path, resamples: dict[str, np.ndarray]) -> None:
@@ -109,7 +115,7 @@ def format_finetuned(runs: Sequence[FinetunedRun]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for run in runs:
-        low, high = np.quantile(run.resamples.mean(axis=0), (0.025, 0.975))
+        low, high = run.interval
         restarts = run.summary["restarts"]
         spread = f" ± {restarts[run.split]['std']:.3f}" if len(restarts["seeds"]) > 1 else ""
         trained = sum(each["trainable"] for each in run.summary["parameters"].values())
@@ -132,7 +138,7 @@ def draw_finetuned(runs: Sequence[FinetunedRun], path: Path) -> None:
         figure = Figure(figsize=(8, 1.6 + 0.5 * len(runs)), layout="constrained")
         axes = figure.subplots()
         for place, run in enumerate(reversed(runs)):
-            low, high = np.quantile(run.resamples.mean(axis=0), (0.025, 0.975))
+            low, high = run.interval
             color = COLORS[(len(runs) - 1 - place) % len(COLORS)]
             axes.errorbar(run.mean, place, xerr=[[run.mean - low], [high - run.mean]], fmt="o", color=color, capsize=4)
             values = run.summary["restarts"][run.split]["values"]

@@ -29,11 +29,9 @@ from domext_ray.downstream.start_model import TRAININGS, StartModel
 from domext_ray.downstream.task_export import export_stages
 from domext_ray.downstream.training import Point, Report, at_stage, fit_task
 from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.scores import RESAMPLING_SEED
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
-
-RESAMPLING_SEED = 0
-"""Of the bootstrap, for all runs: paired comparisons rest on the same draws."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ import numpy as np
 
 INTERVAL = (0.025, 0.975)
 """Quantiles of a 95 % interval."""
+RESAMPLING_SEED = 0
+"""Of the bootstrap, for all runs: paired comparisons rest on the same draws."""
 
 _CHUNK = 1_000_000  # drawn examples at a time: some 8 MB an array
 

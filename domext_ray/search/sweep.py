@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 import ray
 from ray import tune
@@ -213,10 +212,10 @@ def _score_base(work: SweepWork) -> None:
     if not path.exists():
         remote = ray.remote(num_cpus=work.cpus, num_gpus=1 if work.config.scale.use_gpu else 0)(score_base)
         try:
-            by_task = ray.get(remote.remote(work))
+            scores = ray.get(remote.remote(work))
         except Exception as error:
             raise find_user_error(error) or error from None
-        write_text(path, json.dumps({"f1": float(np.mean(list(by_task.values()))), "by_task": by_task}))
+        write_text(path, json.dumps(scores))
     print(f"the base without pre-training: F1 {json.loads(path.read_text(encoding='utf-8'))['f1']:.4f}", flush=True)
 
 

@@ -69,9 +69,9 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
     time = measure_time(trials, walls)
     importance = measure_importance(space, trials, objectives[0])
     write_text(folder / "best.yaml", dump_yaml(_configure_best(config, space, folder, ranked[0])))
-    base = json.loads((folder / BASE).read_text(encoding="utf-8"))["f1"] if (folder / BASE).exists() else None
+    base = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).exists() else None
     summary = {
-        "base": base,
+        "base": base["f1"] if base else None,
         "best": _describe(ranked[0]),
         "front": [each.id for each in find_front(trials, objectives)] if len(objectives) > 1 else [],
         "importance": importance,
@@ -191,7 +191,7 @@ def _draw_all(
     space: Space,
     trials: Sequence[TrialResult],
     importance: Mapping[str, float],
-    base: float | None,
+    base: dict[str, Any] | None,
 ) -> list[tuple[Figure, str]]:
     objectives = config.search.objective_names
     first = objectives[0]
@@ -199,7 +199,8 @@ def _draw_all(
     drawings: list[tuple[Callable[[Axes], None], str, float]] = [
         (
             lambda axes: _draw_sizes(axes, trials, first, config.search.curves, base),
-            "Trials of the whole budget by the parameters that they train; seeds of one point share a mean.",
+            "Trials of the whole budget by the parameters that they train, with bootstrap 95 % intervals over dev's "
+            "examples; seeds of one point share a mean.",
             6.2,
         ),
         (lambda axes: _draw_rungs(axes, trials, first), "What every trial scored as its pre-training went on.", 6.2),
@@ -230,8 +231,10 @@ def _draw_all(
     return figures
 
 
-def _draw_sizes(axes: Axes, trials: Sequence[TrialResult], objective: str, curves: str, base: float | None) -> None:
-    """F1 against trained parameters: seeds as dots, means as a line a curve; exBERT's Figure 2."""
+def _draw_sizes(
+    axes: Axes, trials: Sequence[TrialResult], objective: str, curves: str, base: dict[str, Any] | None
+) -> None:
+    """F1 against trained parameters: trials as dots, means over seeds as a line a curve; exBERT's Figure 2."""
     scored = [each for each in trials if each.status == "complete" and not math.isnan(each.get(objective))]
     for value, color in zip(dict.fromkeys(each.point.get(curves) for each in scored), itertools.cycle(COLORS)):
         groups: dict[str, list[TrialResult]] = defaultdict(list)
@@ -243,6 +246,8 @@ def _draw_sizes(axes: Axes, trials: Sequence[TrialResult], objective: str, curve
         )
         for each in itertools.chain(*groups.values()):
             axes.plot(each.get("trainable"), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
+            if objective == "f1":
+                axes.vlines(each.get("trainable"), *each.rungs[-1]["f1_interval"], color=color, alpha=0.45, linewidth=1)
         if curves or len(means) < len(scored):
             label = f"{curves} {value}" if curves else None
             axes.plot([size for size, _ in means], [mean for _, mean in means], color=color, linewidth=1.6, label=label)
@@ -251,7 +256,8 @@ def _draw_sizes(axes: Axes, trials: Sequence[TrialResult], objective: str, curve
         places = [each.get("trainable") for each in stopped], [each.get(objective) for each in stopped]
         axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="stopped")
     if base is not None and objective == "f1":
-        axes.axhline(base, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base, not adapted")
+        axes.axhspan(*base["f1_interval"], color=MUTED, alpha=0.12, linewidth=0)
+        axes.axhline(base["f1"], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base, not adapted")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize="small")
     axes.xaxis.set_major_formatter(FuncFormatter(_shorten))

@@ -31,6 +31,7 @@ from domext_ray.downstream.training import Point as FinetunePoint
 from domext_ray.downstream.training import at_stage, fit_task
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
+from domext_ray.labelled.scores import INTERVAL, RESAMPLING_SEED, Score
 from domext_ray.model.base import Base, load_base
 from domext_ray.pipeline import count_planned_words, size_method
 from domext_ray.search.space import PREPARATION, Point, Space, configure
@@ -209,13 +210,11 @@ class Trial:
         self.worker.run(target, evaluate_start=False)  # rungs are what a trial is judged by
         pretrained = time.perf_counter()
         start = load_start_model(str(self.folder))
-        figures = [score_set(start, each, self.finetune, self.device) for each in self.work.sets]
         record = {
             "rung": rung,
             "step": self.worker.step,
             "steps": steps,
-            "f1": float(np.mean(figures)),
-            "by_task": dict(zip(self.work.config.task_names, figures, strict=True)),
+            **score_sets(start, self.work, self.finetune, self.device),
             **self._read_pretraining(),
             "trainable": self.counts.trainable,
             "ended": time.time(),
@@ -243,41 +242,60 @@ class Trial:
         self.worker.close()
 
 
-def score_set(start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device) -> float:
-    """Fine-tune at every point of the grid; return the best one's mean over restarts on dev; a process group exists.
+def score_sets(start: StartModel, work: SweepWork, config: FinetuneConfig, device: torch.device) -> dict[str, Any]:
+    """Fine-tune on every set of a sweep and score it on dev; a process group exists.
 
     Args:
         start: what is fine-tuned.
-        loaded: the set.
+        work: the sweep's sets.
         config: how; its task, set and model do not count.
         device: where to train.
+
+    Returns:
+        "f1", the mean over sets, "f1_interval", its bootstrap 95 % [low, high] over examples, and "by_task".
     """
+    scored = [_score_set(start, each, config, device) for each in work.sets]
+    figures, resamples = zip(*scored, strict=True)
+    return {
+        "f1": float(np.mean(figures)),
+        "f1_interval": [float(each) for each in np.nanquantile(np.mean(resamples, axis=0), INTERVAL)],
+        "by_task": dict(zip(work.config.task_names, figures, strict=True)),
+    }
+
+
+def _score_set(
+    start: StartModel, loaded: LoadedSet, config: FinetuneConfig, device: torch.device
+) -> tuple[float, np.ndarray]:
+    """Return the figure of the grid's best point, a mean over restarts, and its resamples, float64 [resamples]."""
     config = replace(config, model=start.id)
     task = make_set_task(config, start, loaded)
 
-    def fit(lr: float, batch_size: int, epochs: float, restart: int) -> float:
+    def fit(lr: float, batch_size: int, epochs: float, restart: int) -> Score:
         point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
         fitted = {
             name: fit_task(start, stage, config, at_stage(point, config, name), device, lambda record: None)
             for name, stage in task.stages.items()
         }
-        result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
-        return result.scores["dev"].get(task.metric)
+        return evaluate_stages(task, {name: each.predict for name, each in fitted.items()}, splits=("dev",)).scores[
+            "dev"
+        ]
 
     grid = config.grid
-    return max(float(np.mean([fit(*each, restart) for restart in range(grid.restarts)])) for each in grid.points)
+    scores = [[fit(*each, restart) for restart in range(grid.restarts)] for each in grid.points]
+    figures = [float(np.mean([each.get(task.metric) for each in own])) for own in scores]
+    best = int(np.argmax(figures))
+    drawn = [each.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for each in scores[best]]
+    return figures[best], np.mean(drawn, axis=0)
 
 
-def score_base(work: SweepWork) -> dict[str, float]:
-    """Return what the base scores on each task without any pre-training of the sweep's, as a trial would be scored."""
+def score_base(work: SweepWork) -> dict[str, Any]:
+    """Return what the base scores without any pre-training of the sweep's, as a trial is scored: see `score_sets`."""
     join_alone()
     use_gpu = work.config.scale.use_gpu
     if not use_gpu:
         torch.set_num_threads(max(1, round(work.cpus)))
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
-    start = load_start_model(work.config.base)
-    figures = [score_set(start, each, work.config.finetune, device) for each in work.sets]
-    return dict(zip(work.config.task_names, figures, strict=True))
+    return score_sets(load_start_model(work.config.base), work, work.config.finetune, device)
 
 
 def record_failure(folder: Path, point: Point, reason: str) -> None:

@@ -100,6 +100,7 @@ def test_trials_are_scored_at_rungs_and_the_best_is_found(sweep: Path) -> None:
         assert [rung["step"] for rung in each["rungs"]] == [2, 6, 18][: len(each["rungs"])]
         assert each["rungs"][0]["steps"] == 18, "the schedule's horizon is the whole budget from the start"
         assert all(rung["f1"] == rung["by_task"]["ner"] for rung in each["rungs"])
+        assert all(0 <= rung["f1_interval"][0] <= rung["f1"] <= rung["f1_interval"][1] <= 1 for rung in each["rungs"])
     complete = [each for each in scored if each["status"] == "complete"]
     assert summary["best"]["rungs"][-1]["f1"] == max(each["rungs"][-1]["f1"] for each in complete) > 0.3
     assert summary["time"]["total"] > summary["time"]["train"] > 0 and summary["base"] > 0.3
@@ -174,6 +175,7 @@ class StubTrial(tune.Trainable):
         rungs, rung = self.work.config.search.rungs, len(self.records)
         record = {"rung": rung, "step": 3 ** (rung + 1), "steps": 3**rungs, "f1": score_stub(self.point)}
         record |= {
+            "f1_interval": [record["f1"] - 0.01, record["f1"] + 0.01],
             "by_task": {},
             "trainable": 100 * self.point["method.heads"],
             "general_accuracy": 0.3,
