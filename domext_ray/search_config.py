@@ -55,7 +55,8 @@ class SearchConfig:
     reduction: int = 3  # a rung's budget over the one's before it; asha lets one of so many go on
     parallel: int = free(0)  # trials at once; 0: as many as the cluster has room for
     max_failures: int = free(2)  # deaths of a trial's process after which it is given up
-    curves: str = ""  # dimension whose values are curves of their own where F1 is drawn by size
+    axis: str = free("")  # dimension along which F1 is drawn; empty: trained parameters
+    curves: str = free("")  # dimension whose values are curves of their own there
     seed: int = 0  # of the search; a trial's own is --seed
 
     def __post_init__(self) -> None:
@@ -103,13 +104,10 @@ class SweepConfig(PretrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.search.curves in ("", *self.space),
-            "search.curves",
-            self.search.curves,
-            "a dimension of the space, or empty",
-        )
         require(bool(self.space), "space", self.space, "a space: options with their values, such as those shipped")
+        for name in ("axis", "curves"):
+            value = getattr(self.search, name)
+            require(value in ("", *self.space), f"search.{name}", value, "a dimension of the space, or empty")
         require(self.scale.num_workers == 1, "scale.num_workers", self.scale.num_workers, "1: a trial is one process")
         for name in ("max_steps", "max_tokens", "max_seconds"):
             value = getattr(self.train, name)

@@ -28,7 +28,7 @@ from domext_ray.errors import RunError
 from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, build_table, fill_page, save_picture
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
-from domext_ray.search_config import OBJECTIVES, SweepConfig
+from domext_ray.search_config import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.status_line import format_seconds
 from domext_ray.training.metrics import write_text
 
@@ -80,10 +80,12 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
     }
     with matplotlib.rc_context(STYLE):
         figures = _draw_all(config, space, trials, importance, base)
-        picture = Figure(figsize=(12.4, 4.4), layout="constrained")
-        left, right = picture.subplots(1, 2)
-        _draw_sizes(left, trials, objectives[0], config.search.curves, base)
-        _draw_rungs(right, trials, objectives[0])
+        columns = min(config.search.rungs, 2)
+        picture = Figure(figsize=(6.2 * columns, 4.4), layout="constrained")
+        panels = picture.subplots(1, columns, squeeze=False)[0]
+        draw_sizes(panels[0], config.search, space, trials, base)
+        if columns > 1:
+            _draw_rungs(panels[1], trials, objectives[0])
         save_picture(picture, folder / "sweep.png")
     table = format_leaderboard(ranked, objectives)
     best = ranked[0]
@@ -198,12 +200,11 @@ def _draw_all(
     second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
     drawings: list[tuple[Callable[[Axes], None], str, float]] = [
         (
-            lambda axes: _draw_sizes(axes, trials, first, config.search.curves, base),
-            "Trials of the whole budget by the parameters that they train, with bootstrap 95 % intervals over dev's "
-            "examples; seeds of one point share a mean.",
+            lambda axes: draw_sizes(axes, config.search, space, trials, base),
+            "Trials of the whole budget, with bootstrap 95 % intervals over dev's examples; seeds of one point share "
+            "a mean.",
             6.2,
         ),
-        (lambda axes: _draw_rungs(axes, trials, first), "What every trial scored as its pre-training went on.", 6.2),
         (
             lambda axes: _draw_coordinates(axes, space, trials, first),
             f"Parallel coordinates: a line a trial, the darker the better its {NAMES[first]}.",
@@ -215,6 +216,9 @@ def _draw_all(
             6.2,
         ),
     ]
+    if config.search.rungs > 1:
+        caption = "What every trial scored as its pre-training went on."
+        drawings.insert(1, (lambda axes: _draw_rungs(axes, trials, first), caption, 6.2))
     if importance:
         drawings.append(
             (
@@ -231,37 +235,73 @@ def _draw_all(
     return figures
 
 
-def _draw_sizes(
-    axes: Axes, trials: Sequence[TrialResult], objective: str, curves: str, base: dict[str, Any] | None
+def draw_sizes(
+    axes: Axes, search: SearchConfig, space: Space, trials: Sequence[TrialResult], base: dict[str, Any] | None
 ) -> None:
-    """F1 against trained parameters: trials as dots, means over seeds as a line a curve; exBERT's Figure 2."""
+    """Draw the first objective by trained parameters, or along --search.axis: with modules' sizes, exBERT's Figure 2.
+
+    Args:
+        axes: where to draw: dots are trials, lines are means over seeds.
+        search: names the objective, the axis and the curves.
+        space: the sweep's space.
+        trials: all trials.
+        base: what the base scored as it is, if that was asked for: "f1" and "f1_interval".
+    """
+    objective = search.objective_names[0]
+    along = next((each for each in space.dimensions if each.name == search.axis), None)
     scored = [each for each in trials if each.status == "complete" and not math.isnan(each.get(objective))]
-    for value, color in zip(dict.fromkeys(each.point.get(curves) for each in scored), itertools.cycle(COLORS)):
+    for value, color in zip(dict.fromkeys(each.point.get(search.curves) for each in scored), itertools.cycle(COLORS)):
+        own = [each for each in scored if each.point.get(search.curves) == value]
         groups: dict[str, list[TrialResult]] = defaultdict(list)
-        for each in scored:
-            if each.point.get(curves) == value:
-                groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
-        means = sorted(
-            (own[0].get("trainable"), np.mean([each.get(objective) for each in own])) for own in groups.values()
-        )
-        for each in itertools.chain(*groups.values()):
-            axes.plot(each.get("trainable"), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
+        for each in own:
+            groups[json.dumps({name: other for name, other in each.point.items() if name != "seed"})].append(each)
+            axes.plot(_find_size(each, along), each.get(objective), "o", color=color, alpha=0.45, markersize=5)
             if objective == "f1":
-                axes.vlines(each.get("trainable"), *each.rungs[-1]["f1_interval"], color=color, alpha=0.45, linewidth=1)
-        if curves or len(means) < len(scored):
-            label = f"{curves} {value}" if curves else None
-            axes.plot([size for size, _ in means], [mean for _, mean in means], color=color, linewidth=1.6, label=label)
+                low, high = each.rungs[-1]["f1_interval"]
+                axes.vlines(_find_size(each, along), low, high, color=color, alpha=0.45, linewidth=1)
+        if search.curves or len(groups) < len(own):
+            means = [
+                (_find_size(each[0], along), np.mean([one.get(objective) for one in each])) for each in groups.values()
+            ]
+            label = f"{search.curves} {value}" if search.curves else None
+            axes.plot(*zip(*sorted(means), strict=True), color=color, linewidth=1.6, label=label)
     stopped = [each for each in trials if each.status == "stopped"]
     if stopped:
-        places = [each.get("trainable") for each in stopped], [each.get(objective) for each in stopped]
+        places = [_find_size(each, along) for each in stopped], [each.get(objective) for each in stopped]
         axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="stopped")
     if base is not None and objective == "f1":
         axes.axhspan(*base["f1_interval"], color=MUTED, alpha=0.12, linewidth=0)
         axes.axhline(base["f1"], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base, not adapted")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize="small")
-    axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
-    axes.set(title=f"{NAMES[objective]} by size", xlabel="trained parameters", ylabel=NAMES[objective])
+    if along is None:
+        axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
+    elif along.choices:
+        axes.set_xticks([_locate(along, each) for each in along.choices], [str(each) for each in along.choices])
+    elif along.kind.startswith("log"):
+        axes.set_xscale("log")
+    axes.set(
+        title=f"{NAMES[objective]} by {search.axis or 'size'}",
+        xlabel=search.axis or NAMES["trainable"],
+        ylabel=NAMES[objective],
+    )
+
+
+def _find_size(trial: TrialResult, along: Dimension | None) -> float:
+    """Return a trial's trained parameters, or its place along a dimension; NaN where that does not hold."""
+    if along is None:
+        return trial.get("trainable")
+    return _locate(along, trial.point[along.name]) if along.name in trial.point else math.nan
+
+
+def _locate(dimension: Dimension, value: Any) -> float:
+    """Return a value's place: itself if all are numbers, such as the names of sizes, else its rank."""
+    try:
+        for each in dimension.choices:
+            float(each)
+        return float(value)
+    except (TypeError, ValueError):
+        return float(dimension.choices.index(value))
 
 
 def _shorten(value: float, _: Any = None) -> str:

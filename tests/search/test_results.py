@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from domext_ray.config import MethodConfig
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep_report import measure_time, write_sweep_report
+from domext_ray.search.sweep_report import draw_sizes, measure_time, write_sweep_report
 from domext_ray.search_config import SearchConfig, SweepConfig
 
 
@@ -75,6 +76,28 @@ def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
     first, second = read_trials(tmp_path, 2)
     assert first.status == "stopped" and first.get("f1") == 0.25, "a line that a crash cut short is left out"
     assert second.status == "failed" and math.isnan(second.get("f1")) and second.failure == "too large"
+
+
+def test_the_objective_is_drawn_along_a_dimension() -> None:
+    values = {
+        "words": {"choice": {"with": {"vocab.size": 40}, "without": {"vocab.size": 0}}},
+        "size": {"choice": {"0": {"method.heads": 0}, "33": {"method.heads": 1}, "100": {"method.heads": 2}}},
+        "seed": {"choice": [0, 1], "if": {"size": "33"}},
+    }
+    space = read_space(values)
+    trials = [make_trial(str(i), 0.5 + 0.01 * i, **point) for i, point in enumerate(space.list_grid())]
+    axes = Figure().subplots()
+    base = {"f1": 0.4, "f1_interval": [0.3, 0.5]}
+    draw_sizes(axes, SearchConfig(axis="size", curves="words"), space, trials, base)
+    lines = {str(each.get_label()): each for each in axes.get_lines()}
+    assert lines["words with"].get_xydata().tolist() == [[0.0, 0.5], [33.0, pytest.approx(0.515)], [100.0, 0.53]]
+    assert lines["words without"].get_xydata()[1].tolist() == [33.0, pytest.approx(0.555)], "a mean over seeds"
+    assert [each.get_text() for each in axes.get_xticklabels()] == ["0", "33", "100"]
+    assert lines["base, not adapted"].get_ydata()[0] == 0.4
+    named = Figure().subplots()
+    draw_sizes(named, SearchConfig(axis="words"), space, trials, None)
+    assert [each.get_text() for each in named.get_xticklabels()] == ["with", "without"]
+    assert {each.get_xdata()[0] for each in named.get_lines() if len(each.get_xdata()) == 1} == {0.0, 1.0}
 
 
 def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_a_value_out_of_its_range_is_refused(point: dict[str, Any], says: str) -
         (lambda: SearchConfig(scheduler="asha"), r"--search\.rungs is 1; it must be 2 or more with asha"),
         (lambda: BudgetConfig(), r"--budget\.steps is 0"),
         (lambda: BudgetConfig(steps=3, tokens=5), r"--budget\.tokens is 5; it must be 0 beside --budget\.steps"),
+        (lambda: make_config(TEXT, search=SearchConfig(axis="size")), r"--search\.axis is 'size'; .*of the space"),
         (lambda: make_config({}), r"--space is \{\}"),
         (lambda: make_config(TEXT, train=TrainConfig(max_steps=7)), r"--train\.max_steps is 7; .*--budget rules"),
         (lambda: make_config(TEXT, tasks="ner,rte", data="x"), r"--data is 'x'; it must be as many as --tasks \(2\)"),
