@@ -207,7 +207,8 @@ def _draw_all(
         ),
         (
             lambda axes: _draw_coordinates(axes, space, trials, first),
-            f"Parallel coordinates: a line a trial, the darker the better its {NAMES[first]}.",
+            "Parallel coordinates: a line a trial, past what it does not have, the darker the better its "
+            f"{NAMES[first]}.",
             6.2,
         ),
         (
@@ -336,7 +337,8 @@ def _draw_coordinates(axes: Axes, space: Space, trials: Sequence[TrialResult], o
         places = [_place(dimension, each.point.get(dimension.name)) for dimension in space.dimensions]
         places.append((each.get(objective) - low) / (high - low) if high > low else 0.5)
         shade = 0.12 + 0.88 * (rank + 1) / len(scored)
-        axes.plot(range(len(places)), places, color=BLUE, alpha=shade**2, linewidth=0.8 + 1.4 * shade)
+        held = [(i, place) for i, place in enumerate(places) if not math.isnan(place)]
+        axes.plot(*zip(*held, strict=True), color=BLUE, alpha=shade**2, linewidth=0.8 + 1.4 * shade)
     names = [each.name.removeprefix("method.") for each in space.dimensions] + [NAMES[objective]]
     axes.set_xticks(range(len(names)), [name.replace(".", ".\n") for name in names], fontsize="small")
     axes.set_yticks([])
