@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from domext_ray.comparison import COLORS
 from domext_ray.downstream.start_model import TRAININGS
 from domext_ray.errors import RunError
-from domext_ray.labelled.scores import INTERVAL, PairedDifference, summarize_difference
+from domext_ray.labelled.scores import PairedDifference, find_bounds, summarize_difference
 from domext_ray.report import STYLE, save_picture
 
 RESAMPLES = "resamples.npz"
@@ -53,7 +53,7 @@ class FinetunedRun:
     @property
     def interval(self) -> tuple[float, float]:
         """Bootstrap 95 % interval of that mean, over examples."""
-        low, high = np.quantile(self.resamples.mean(axis=0), INTERVAL)
+        low, high = find_bounds(self.resamples.mean(axis=0)[None])[0]
         return float(low), float(high)
 
 

@@ -67,7 +67,7 @@ class Score:
             seed: of the draws.
         """
         drawn = self.resample(num_resamples, seed)
-        bounds = _bound(np.stack(list(drawn.values())))
+        bounds = find_bounds(np.stack(list(drawn.values())))
         intervals = {path: [float(low), float(high)] for path, (low, high) in zip(drawn, bounds, strict=True)}
         return {**self.values, "intervals": intervals, "examples": self.num_examples}
 
@@ -138,7 +138,7 @@ def _draw(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.ndarr
         yield counts.reshape(size, num_examples).astype(np.float64)
 
 
-def _bound(drawn: np.ndarray) -> np.ndarray:
+def find_bounds(drawn: np.ndarray) -> np.ndarray:
     """Return the 95 % bounds [paths, 2] of resampled figures [paths, R]; resamples without the figure do not count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a figure that no resample has
@@ -202,7 +202,7 @@ def compare_paired_figures(
 
 def summarize_difference(difference: float, drawn: np.ndarray) -> PairedDifference:
     """Return a difference with the interval and p-value that resampled differences [R] give it."""
-    low, high = _bound(drawn[None])[0]
+    low, high = find_bounds(drawn[None])[0]
     defined = drawn[~np.isnan(drawn)]
     smaller_side = min(np.count_nonzero(defined <= 0), np.count_nonzero(defined >= 0))
     p_value = min(1.0, 2 * (int(smaller_side) + 1) / (len(defined) + 1))

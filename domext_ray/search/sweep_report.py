@@ -198,39 +198,35 @@ def _draw_all(
     objectives = config.search.objective_names
     first = objectives[0]
     second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
-    drawings: list[tuple[Callable[[Axes], None], str, float]] = [
+    drawings: list[tuple[Callable[[Axes], None], str]] = [
         (
             lambda axes: draw_sizes(axes, config.search, space, trials, base),
             "Trials of the whole budget, with bootstrap 95 % intervals over dev's examples; seeds of one point share "
             "a mean.",
-            6.2,
         ),
         (
             lambda axes: _draw_coordinates(axes, space, trials, first),
             "Parallel coordinates: a line a trial, past what it does not have, the darker the better its "
             f"{NAMES[first]}.",
-            6.2,
         ),
         (
             lambda axes: _draw_front(axes, trials, first, second),
             f"No other trial is better than those of the line in both {NAMES[first]} and {NAMES[second]}.",
-            6.2,
         ),
     ]
     if config.search.rungs > 1:
         caption = "What every trial scored as its pre-training went on."
-        drawings.insert(1, (lambda axes: _draw_rungs(axes, trials, first), caption, 6.2))
+        drawings.insert(1, (lambda axes: _draw_rungs(axes, trials, first), caption))
     if importance:
         drawings.append(
             (
                 lambda axes: _draw_importance(axes, importance),
                 f"Share of the variance of {NAMES[first]} at the last rung that half of the trials reached (fANOVA).",
-                6.2,
             )
         )
     figures = []
-    for draw, caption, width in drawings:
-        figure = Figure(figsize=(width, 4.2), layout="constrained")
+    for draw, caption in drawings:
+        figure = Figure(figsize=(6.2, 4.2), layout="constrained")
         draw(figure.subplots())
         figures.append((figure, caption))
     return figures
@@ -250,7 +246,8 @@ def draw_sizes(
     """
     objective = search.objective_names[0]
     along = next((each for each in space.dimensions if each.name == search.axis), None)
-    scored = [each for each in trials if each.status == "complete" and not math.isnan(each.get(objective))]
+    scored = [each for each in trials if each.status == "complete"]
+    scored = [each for each in scored if not math.isnan(each.get(objective) + _find_size(each, along))]
     for value, color in zip(dict.fromkeys(each.point.get(search.curves) for each in scored), itertools.cycle(COLORS)):
         own = [each for each in scored if each.point.get(search.curves) == value]
         groups: dict[str, list[TrialResult]] = defaultdict(list)

@@ -31,7 +31,7 @@ from domext_ray.downstream.training import Point as FinetunePoint
 from domext_ray.downstream.training import at_stage, fit_task
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
-from domext_ray.labelled.scores import INTERVAL, RESAMPLING_SEED, Score
+from domext_ray.labelled.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.model.base import Base, load_base
 from domext_ray.pipeline import count_planned_words, size_method
 from domext_ray.search.space import PREPARATION, Point, Space, configure
@@ -258,7 +258,7 @@ def score_sets(start: StartModel, work: SweepWork, config: FinetuneConfig, devic
     figures, resamples = zip(*scored, strict=True)
     return {
         "f1": float(np.mean(figures)),
-        "f1_interval": [float(each) for each in np.nanquantile(np.mean(resamples, axis=0), INTERVAL)],
+        "f1_interval": find_bounds(np.mean(resamples, axis=0)[None])[0].tolist(),
         "by_task": dict(zip(work.config.task_names, figures, strict=True)),
     }
 
