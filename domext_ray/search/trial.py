@@ -272,13 +272,11 @@ def _score_set(
 
     def fit(lr: float, batch_size: int, epochs: float, restart: int) -> Score:
         point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
-        fitted = {
-            name: fit_task(start, stage, config, at_stage(point, config, name), device, lambda record: None)
+        predictors = {
+            name: fit_task(start, stage, config, at_stage(point, config, name), device, lambda record: None).predict
             for name, stage in task.stages.items()
         }
-        return evaluate_stages(task, {name: each.predict for name, each in fitted.items()}, splits=("dev",)).scores[
-            "dev"
-        ]
+        return evaluate_stages(task, predictors, splits=("dev",)).scores["dev"]
 
     grid = config.grid
     scores = [[fit(*each, restart) for restart in range(grid.restarts)] for each in grid.points]
