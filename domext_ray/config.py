@@ -1,23 +1,29 @@
-"""The configuration: frozen dataclasses <- a YAML file <- dotted command-line flags.
+"""The configuration: frozen dataclasses <- a preset <- a YAML file <- dotted command-line flags.
 
 A field is *identity* (two runs that differ in it are different runs and may not share a directory) or *free* (it
 may change when a run is resumed). Fields are identity unless declared with `free(...)`. Nothing here reads a file
-except the YAML that the user names; draccus is imported in this module only.
+except the YAML that the user names.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
 
-import draccus
 import yaml
-from draccus.utils import DraccusException
 
-from domext_ray.errors import ConfigError
+from domext_ray.errors import OptionError
+from domext_ray.option_values import Settings, build, list_settings, read_file, read_flags
+from domext_ray.option_values import (
+    merge_options as merge_options,  # beside to_dict and from_dict, with which it is used
+)
 
 MAX_LANES = 64
 """Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""
@@ -28,15 +34,92 @@ def free(default: Any) -> Any:
     return field(default=default, metadata={"free": True})
 
 
+def added(default: Any, before: Any = dataclasses.MISSING) -> Any:
+    """Declare an identity field that came after the first runs were made; hashes of older options stay as they are.
+
+    Args:
+        default: the default of new runs.
+        before: what the older runs did, which do not name it; left out: the default.
+    """
+    return field(default=default, metadata={"before": default if before is dataclasses.MISSING else before})
+
+
+def whole(default_factory: Callable[[], Any], by: Literal["file", "any"] = "any") -> Any:
+    """Declare a field whose content a file, or any later place, replaces whole instead of option by option."""
+    return field(default_factory=default_factory, metadata={"whole": by})
+
+
 def require(condition: bool, option: str, value: object, rule: str) -> None:
-    """Raise ConfigError that names the option, its value and the rule, unless the condition holds."""
+    """Raise OptionError, which names the option, its value and the rule, unless the condition holds."""
     if not condition:
-        raise ConfigError(f"--{option} is {value!r}; it must be {rule}.")
+        raise OptionError(option, value, rule)
 
 
 def require_one_of(value: str | int, option: str, allowed: Sequence[str | int]) -> None:
-    """Raise ConfigError unless an option's value is one of those allowed."""
+    """Raise OptionError unless an option's value is one of those allowed."""
     require(value in allowed, option, value, "one of " + ", ".join(str(each) for each in allowed))
+
+
+MANY = 2**20
+"""More than any machine has of what a bound speaks of: a slip of the finger, told before memory is asked for it."""
+
+
+def require_at_most(config: object, section: str, **limits: float) -> None:
+    """Raise OptionError unless fields of a section are at most what is given by their names."""
+    for name, limit in limits.items():
+        require(getattr(config, name) <= limit, f"{section}{name}", getattr(config, name), f"at most {limit:,}")
+
+
+MAX_NAME_BYTES = 200
+"""Longest name of a folder that jobs make: file systems end at 255, and jobs add endings."""
+
+
+def check_folder_name(option: str, name: str) -> None:
+    """Raise OptionError unless a name can be a folder's: of a run, or of a method, which names its run."""
+    require(name.strip() == name != "", option, name, "a name without spaces at its ends")
+    require("/" not in name and name not in (".", ".."), option, name, "a plain folder name, without a path")
+    require(name[0] not in ".-", option, name, "a name that begins with neither a dot nor a dash")
+    require(name.isprintable(), option, name, "a name of one line, without control characters")
+    is_short = len(name.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES
+    require(is_short, option, name, f"at most {MAX_NAME_BYTES} bytes long")
+
+
+def check_place(option: str, path: str, what: str = "a folder") -> None:
+    """Raise OptionError unless a path is one of a file system: runs are made, locked and renamed there.
+
+    Args:
+        option: the option.
+        path: its value; empty: left out.
+        what: what it names.
+    """
+    scheme, mark, rest = path.partition(":/")
+    is_address = mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)
+    rule = f"{what} on a file system that all nodes have (mount the storage, and give the folder where it is mounted)"
+    if is_address and scheme.lower() == "file":
+        rule = f"{what} as a plain path, such as /{rest.lstrip('/')}"
+    require(not is_address, option, path, rule)
+    require("\0" not in path, option, path, "a path without NUL characters")
+    parts = path.encode("utf-8", "surrogateescape").split(b"/")
+    is_short = max(map(len, parts)) <= 255 and len(path) <= 4000
+    require(is_short, option, path, "a path that file systems take: parts of at most 255 bytes")
+    is_known = not path.startswith("~") or not os.path.expanduser(path).startswith("~")
+    require(is_known, option, path, "a path that begins with ~ or with the name of a user of this machine")
+
+
+UseGpu = bool | Literal["auto"]
+"""A GPU for each worker, or not; auto until it is known how many GPUs there are."""
+
+
+def check_use_gpu(value: UseGpu) -> None:
+    """Raise ConfigError unless `--scale.use_gpu` is one of its three values."""
+    require(value in (True, False, "auto"), "scale.use_gpu", value, "auto, true or false")
+
+
+def is_gpu_used(value: UseGpu) -> bool:
+    """Return `--scale.use_gpu` once it is known."""
+    if value == "auto":
+        raise ValueError("--scale.use_gpu auto is not settled yet")
+    return value
 
 
 @dataclass(frozen=True)
@@ -50,7 +133,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "1 or more")
-        require("/" not in self.name, "run.name", self.name, "a plain folder name; the folder above it is --run.dir")
+        if self.name:
+            check_folder_name("run.name", self.name)
+        require(bool(self.dir.strip()), "run.dir", self.dir, "a folder")
+        check_place("run.dir", self.dir)
+
+
+HeldOutBy = Literal["auto", "document", "block", "file"]
 
 
 @dataclass(frozen=True)
@@ -59,17 +148,21 @@ class PrepareConfig:
 
     document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
-    held_out_frac: float = 0.02  # share of documents kept for evaluation, chosen by document hash
+    held_out_frac: float = 0.02  # share of documents kept for evaluation
+    held_out_by: HeldOutBy = free("auto")  # single documents, blocks of neighbours or files; auto: blocks of text lines
     min_document_chars: int = 20  # shorter documents are dropped and counted
     max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
     chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word a character
     shard_bytes: int = 8 * 2**20  # source bytes of one reading task, which makes one shard
+    max_dropped_frac: float = free(0.5)  # share of rows without text (null, no such field, not UTF-8) that is refused
     cache_dir: str = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
 
     def __post_init__(self) -> None:
         require_one_of(self.document, "prepare.document", ("line", "blank_line", "file"))
         require(0.0 < self.held_out_frac < 0.5, "prepare.held_out_frac", self.held_out_frac, "between 0 and 0.5")
+        require_one_of(self.held_out_by, "prepare.held_out_by", get_args(HeldOutBy))
+        require(0.0 <= self.max_dropped_frac <= 1.0, "prepare.max_dropped_frac", self.max_dropped_frac, "from 0 to 1")
         require(self.min_document_chars >= 1, "prepare.min_document_chars", self.min_document_chars, "1 or more")
         require(
             self.max_document_chars >= self.min_document_chars,
@@ -78,6 +171,7 @@ class PrepareConfig:
             "at least --prepare.min_document_chars",
         )
         require(self.shard_bytes >= 1024, "prepare.shard_bytes", self.shard_bytes, "1024 or more")
+        check_place("prepare.cache_dir", self.cache_dir)
 
 
 @dataclass(frozen=True)
@@ -94,8 +188,11 @@ class VocabConfig:
 
     def __post_init__(self) -> None:
         require(self.size >= 0, "vocab.size", self.size, "0 or more")
+        require_at_most(self, "vocab.", size=16 * MANY)
         require(self.min_frequency >= 1, "vocab.min_frequency", self.min_frequency, "1 or more")
         require(not (self.size and self.words), "vocab.size", self.size, "0 when --vocab.words brings the words")
+        for name in ("protected", "words", "extend"):
+            check_place(f"vocab.{name}", getattr(self, name), "a file or folder")
 
     @property
     def extends_base(self) -> bool:
@@ -118,6 +215,8 @@ class ShapeConfig:
         for each in dataclasses.fields(self):
             if each.type == "int":
                 require(getattr(self, each.name) >= 1, f"shape.{each.name}", getattr(self, each.name), "1 or more")
+        require_at_most(self, "shape.", num_hidden_layers=1000, hidden_size=MANY, intermediate_size=MANY)
+        require_at_most(self, "shape.", max_position_embeddings=MANY)
         require_one_of(self.position_init, "shape.position_init", ("sinusoidal", "normal"))
         require(
             self.hidden_size % self.num_attention_heads == 0,
@@ -140,7 +239,9 @@ class MethodConfig:
     """
 
     name: str = "af"  # what the method is called: names the run, unless --run.name does
-    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = "extensions"  # see above
+    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = (
+        "extensions"  # what trains; extensions and domain: beside a frozen base
+    )
     top_layers: int = 0  # layers that train with --method.trains top_layers
     domain: str = "domain"  # name of the domain that heads, FFN units and bottlenecks belong to
     layers: str = ""  # layers that have these, counted from 0, such as 6-11; empty: all
@@ -168,12 +269,15 @@ class MethodConfig:
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
     def __post_init__(self) -> None:
-        require(self.name.strip() != "" and "/" not in self.name, "method.name", self.name, "a plain name")
+        check_folder_name("method.name", self.name)
         require_one_of(self.trains, "method.trains", TRAINS)
         require_one_of(self.init, "method.init", ("zero", "paper"))
         require_one_of(self.word_init, "method.word_init", ("random", "subword_mean"))
         for name in ("heads", "ffn_units", "bottleneck_size", "module_hidden_size", "lora_rank", "lora_alpha"):
             require(getattr(self, name) >= 0, f"method.{name}", getattr(self, name), "0 or more")
+        require_at_most(self, "method.", heads=1000, ffn_units=MANY, bottleneck_size=MANY, module_hidden_size=MANY)
+        require_at_most(self, "method.", module_ffn_size=MANY, lora_rank=MANY, lora_alpha=MANY)
+        require(abs(self.gate_bias) <= 100.0, "method.gate_bias", self.gate_bias, "from -100 to 100")
         require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
         require(
             (self.module_ffn_size > 0) == (self.module_hidden_size > 0) and self.module_ffn_size >= 0,
@@ -282,6 +386,55 @@ def _parse_layers(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+_SIZES = ("heads", "ffn_units", "bottleneck_size", "module_hidden_size", "lora_rank")
+_ADDS = ("extensions", "domain", "all")
+
+
+@dataclass(frozen=True)
+class KnownMethod:
+    """What a method of a known name is made of.
+
+    Args:
+        sizes: fields of `MethodConfig`, one of which is above 0; all others are 0.
+        trains: what may train.
+        is_words: new words alone are such a method too.
+    """
+
+    sizes: tuple[str, ...] = ()
+    trains: tuple[str, ...] = _ADDS
+    is_words: bool = False
+
+    def fits(self, method: MethodConfig, has_words: bool) -> bool:
+        """Whether a method, with new words or without, is one of this name."""
+        given = {name for name in _SIZES if getattr(method, name)}
+        has_part = bool(given) or not self.sizes or (self.is_words and has_words)
+        return method.trains in self.trains and given <= set(self.sizes) and has_part
+
+    def __str__(self) -> str:
+        parts = [f"--method.{name} above 0" for name in self.sizes] + (["new words"] if self.is_words else [])
+        trains = "" if self.trains == _ADDS else f"--method.trains {self.trains[0]}"
+        return " and ".join(each for each in (" or ".join(parts), trains, "no other size") if each)
+
+
+_FULL = KnownMethod(trains=("all",))
+KNOWN_METHODS = {
+    "af": KnownMethod(("heads", "ffn_units")),
+    "fl_tuning": KnownMethod(("ffn_units",)),
+    "bottleneck": KnownMethod(("bottleneck_size",)),
+    "exbert": KnownMethod(("module_hidden_size",), is_words=True),
+    "lora": KnownMethod(("lora_rank",), ("extensions",)),
+    "bert": _FULL,
+    "full": _FULL,
+    **{name: KnownMethod(trains=(name,)) for name in ("top_layers", "layer_norms", "biases")},
+}
+"""The names that say a method; all others are of one's own."""
+
+
+def list_names(method: MethodConfig, has_words: bool) -> list[str]:
+    """Return the known names that a method, with new words or without, may be called."""
+    return [name for name, known in KNOWN_METHODS.items() if known.fits(method, has_words)]
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words).
@@ -290,7 +443,7 @@ class ObjectiveConfig:
     all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked.
     """
 
-    kind: Literal["masked", "left_to_right"] = "masked"  # see above
+    kind: Literal["masked", "left_to_right"] = "masked"  # left_to_right: each token is predicted from those before it
     mask_prob: float = 0.15  # share of tokens that are predicted
     mask_token_frac: float = 0.8  # of these: replaced by [MASK]
     random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
@@ -325,7 +478,8 @@ class ObjectiveConfig:
 class TrainConfig:
     """How long to train, on what batches, and how often to look."""
 
-    max_steps: int = free(1000)  # optimiser steps, at most
+    max_steps: int = free(1000)  # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
+    epochs: float = free(0.0)  # passes over the corpus, at most; 0: no limit
     max_tokens: int = free(0)  # tokens read, at most; 0: no limit
     max_seconds: float = free(0.0)  # seconds spent in training steps, at most; 0: no limit
     global_batch_size: int = 32  # rows of one optimiser step, over all workers
@@ -339,14 +493,19 @@ class TrainConfig:
     eval_every: int = free(200)  # steps between evaluations (also at the start and at the end)
     eval_rows: int = free(400)  # held-out rows of an evaluation, at most
     max_failures: int = free(3)  # worker failures after which the job gives up
+    tokens_per_second: float = free(0.0)  # rate that a dry run reckons with; 0: it times a few steps on this machine
     general_probe: str = free("")  # sentences of the forgetting meter, one a line; empty: those that ship
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "global_batch_size", "checkpoint_every", "eval_every", "eval_rows"):
+        for name in ("global_batch_size", "checkpoint_every", "eval_every", "eval_rows"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "1 or more")
+        is_limited = self.epochs > 0 or self.max_tokens > 0
+        rule = "0 or more" if is_limited else "1 or more, or 0 with --train.epochs or --train.max_tokens"
+        require(self.max_steps >= (0 if is_limited else 1), "train.max_steps", self.max_steps, rule)
         require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
         require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
-        for name in ("max_tokens", "max_seconds", "long_micro_batch_size"):
+        require_at_most(self, "train.", global_batch_size=MANY, seq_length=MANY, long_seq_length=MANY)
+        for name in ("epochs", "max_tokens", "max_seconds", "long_micro_batch_size", "tokens_per_second"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
         require(
             self.long_seq_length == 0 or self.long_seq_length > self.seq_length,
@@ -357,6 +516,7 @@ class TrainConfig:
         require(0.0 < self.long_frac < 1.0, "train.long_frac", self.long_frac, "between 0 and 1")
         require(0.0 <= self.dropout < 1.0, "train.dropout", self.dropout, "from 0 to below 1")
         require(self.max_failures >= 0, "train.max_failures", self.max_failures, "0 or more")
+        check_place("train.general_probe", self.general_probe, "a file")
 
 
 @dataclass(frozen=True)
@@ -377,6 +537,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
+        require_at_most(self, "optim.", weight_decay=10, eps=1)
         for name in ("warmup_steps", "decay_steps", "weight_decay", "max_grad_norm"):
             require(getattr(self, name) >= 0, f"optim.{name}", getattr(self, name), "0 or more")
         for name in ("beta1", "beta2"):
@@ -416,14 +577,20 @@ class ScaleConfig:
     """Workers and what each of them gets."""
 
     num_workers: int = free(1)  # training processes (ranks)
-    use_gpu: bool = free(False)  # one GPU a worker
+    use_gpu: UseGpu = free("auto")  # one GPU per worker; auto: where there are as many GPUs as workers
     cpus_per_worker: float = free(
         0.0
     )  # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
 
     def __post_init__(self) -> None:
         require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")
+        check_use_gpu(self.use_gpu)
         require(self.cpus_per_worker >= 0.0, "scale.cpus_per_worker", self.cpus_per_worker, "0 or more")
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether each worker has a GPU; `auto` has been settled (`cluster.settle_gpu`)."""
+        return is_gpu_used(self.use_gpu)
 
 
 @dataclass(frozen=True)
@@ -431,7 +598,7 @@ class PretrainConfig:
     """Everything that a pre-training run is made from."""
 
     base: str = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
-    corpus: str = "package-docs"  # package-docs, or comma-separated files, globs, folders, hub names, s3:// addresses
+    corpus: str = "package-docs"  # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME
     init_from: str = ""  # directory of a finished run whose parameters this run starts from (exBERT's second stage)
     seed: int = 0  # seed of initialisation, data order, masks and dropout
     dry_run: bool = free(False)  # validate, print the resolved configuration and the counts, start nothing
@@ -448,8 +615,10 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.base.strip()), "base", self.base, "a name, a folder or a hub id")
+        check_place("base", self.base, "a hub id, or a folder")
         require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
         require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        check_place("init_from", self.init_from, "a run's directory")
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
@@ -457,12 +626,10 @@ class PretrainConfig:
                 value = getattr(self.vocab, option)
                 require(not value, f"vocab.{option}", value, "empty when --base is none")
             require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
-            require(
-                not self.method.has_domain,
-                "method.heads",
-                self.method.heads,
-                "0, and no units or bottlenecks, without a base",
-            )
+            for size in ("heads", "ffn_units", "bottleneck_size"):
+                require(
+                    not getattr(self.method, size), f"method.{size}", getattr(self.method, size), "0 without a base"
+                )
             require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
             longest = max(self.train.seq_length, self.train.long_seq_length)
             require(
@@ -564,43 +731,45 @@ ConfigT = TypeVar("ConfigT")
 def parse_config(
     config_class: type[ConfigT], default_path: str | None = None, args: Sequence[str] | None = None
 ) -> ConfigT:
-    """Build a configuration from a YAML file and dotted flags, the flags winning.
+    """Build a configuration from a preset, a YAML file and flags, each standing on the one before.
 
     Args:
         config_class: the frozen dataclass to build.
-        default_path: YAML used when the user gives no `--config_path`.
+        default_path: the preset, a YAML file; the file of `--config_path` changes what it says, option by option.
         args: command line without the program's name; None reads `sys.argv`.
 
     Raises:
         ConfigError: a file that is missing or no YAML, an unknown option, or a value outside its rule.
     """
-    arguments = list(sys.argv[1:] if args is None else args)
-    names_own_file = any(each == "--config_path" or each.startswith("--config_path=") for each in arguments)
-    try:
-        return draccus.parse(config_class, None if names_own_file else default_path, arguments, exit_on_error=False)
-    except ConfigError:
-        raise
-    except FileNotFoundError as error:
-        raise ConfigError(f"--config_path names {error.filename!r}, which does not exist.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the configuration file is not valid YAML ({' '.join(str(error).split())}).") from error
-    except (DraccusException, Exception) as error:
-        cause = _find_config_error(error)
-        if cause is not None:
-            raise cause from error
-        if isinstance(error, (ValueError, TypeError, DraccusException)) or type(error).__module__.startswith(
-            "argparse"
-        ):
-            raise ConfigError(f"{' '.join(str(error).split())} (see --help for the options).") from error
-        raise
+    line = read_flags(config_class, sys.argv[1:] if args is None else args)
+    preset: Settings = read_file(config_class, Path(default_path), "the preset") if default_path else {}
+    file: Settings = read_file(config_class, Path(line.file)) if line.file else {}
+    config = build(config_class, [preset, file, line.settings])
+    if isinstance(config, PretrainConfig):
+        _check_name(config.method, config.vocab.extends_base, (preset, file, line.settings))
+    else:
+        method = getattr(config, "method", None)
+        if method is not None:
+            _check_name(method, False, (preset, file, line.settings))
+    return config
 
 
-def _find_config_error(error: BaseException | None) -> ConfigError | None:
-    while error is not None:
-        if isinstance(error, ConfigError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+def _check_name(method: MethodConfig, has_words: bool, layers: Sequence[Settings]) -> None:
+    """Refuse a name that says one method while the sizes say another; warn where it is the preset's.
+
+    Who says a name and all sizes (a run's config.yaml, a sweep's best.yaml) may call them what they are not.
+    """
+    name = method.name.lower().replace("-", "_")
+    fitting = list_names(method, has_words)
+    if name not in KNOWN_METHODS or name in fitting:
+        return
+    said = next((each for each in reversed(layers) if "method.name" in each), layers[0])
+    if said is layers[0] or all(f"method.{each}" in said for each in ("trains", *_SIZES)):
+        if fitting:
+            print(f"warning: --method.name is {method.name!r}, and what trains is {fitting[0]}.", flush=True)
+        return
+    rule = f"{', '.join([*fitting, 'a name of your own'])}, or the sizes must change: {name} has {KNOWN_METHODS[name]}"
+    raise OptionError("method.name", method.name, rule, said["method.name"].place)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -608,30 +777,59 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(config_class: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-    """Build a configuration from nested dictionaries, as `to_dict` made them."""
-    return draccus.decode(config_class, values)
+def from_dict(config_class: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+    """Build a configuration from nested dictionaries, as `to_dict` made them.
 
-
-def merge_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested options with some of them changed."""
-    merged = dict(options)
-    for name, value in changes.items():
-        old = merged.get(name)
-        merged[name] = merge_options(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+    Raises:
+        ConfigError: an unknown option, or a value outside its rule.
+    """
+    return build(config_class, [list_settings(config_class, values)])
 
 
 def identity_of(config: Any) -> dict[str, Any]:
     """Return the identity fields as nested dictionaries; equal identities may share a run directory."""
+    return _pick(config, lambda field, value: True)
+
+
+def hashed_options(config: Any) -> dict[str, Any]:
+    """Return the identity fields as they go into a hash: `added` ones only where they are not as it was before them."""
+    return _pick(config, lambda field, value: field.metadata.get("before", dataclasses.MISSING) != value)
+
+
+def _pick(config: Any, wanted: Callable[[dataclasses.Field[Any], Any], bool]) -> dict[str, Any]:
+    """The identity fields that are wanted, as nested dictionaries, empty ones left out."""
     kept: dict[str, Any] = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if dataclasses.is_dataclass(value):
-            kept[each.name] = identity_of(value)
-        elif not each.metadata.get("free"):
+            kept[each.name] = _pick(value, wanted)
+        elif not each.metadata.get("free") and wanted(each, value):
             kept[each.name] = value
     return {name: value for name, value in kept.items() if value != {}}
+
+
+def defaults_before(config_class: type, *, identity_only: bool, made: Any = None) -> dict[str, Any]:
+    """Return what a stored run means by the fields that it does not name, as nested dictionaries.
+
+    A field that was added after a run was made stands for its default, or for what `added` says that runs did before.
+
+    Args:
+        config_class: the configuration's class.
+        identity_only: leave the free fields out.
+        made: the defaults, where they are not those of the class.
+    """
+    hints = typing.get_type_hints(config_class)
+    values: dict[str, Any] = {}
+    for each in dataclasses.fields(config_class):
+        default = getattr(made, each.name) if made is not None else each.default
+        if default is dataclasses.MISSING and each.default_factory is not dataclasses.MISSING:
+            default = each.default_factory()
+        if dataclasses.is_dataclass(hints[each.name]):
+            nested = None if default is dataclasses.MISSING else default
+            values[each.name] = defaults_before(hints[each.name], identity_only=identity_only, made=nested)
+        elif not (identity_only and each.metadata.get("free")):
+            values[each.name] = each.metadata.get("before", default)
+    return {name: value for name, value in values.items() if value is not dataclasses.MISSING and value != {}}
 
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

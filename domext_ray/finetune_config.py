@@ -9,8 +9,21 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Literal, TypeVar
 
-from domext_ray.config import EngineConfig, MethodConfig, free, require, require_one_of
-from domext_ray.errors import ConfigError
+from domext_ray.config import (
+    MANY,
+    EngineConfig,
+    MethodConfig,
+    UseGpu,
+    check_folder_name,
+    check_place,
+    check_use_gpu,
+    free,
+    is_gpu_used,
+    require,
+    require_at_most,
+    require_one_of,
+)
+from domext_ray.option_values import read_number, read_whole
 
 NumberT = TypeVar("NumberT", int, float)
 
@@ -23,7 +36,10 @@ class PlaceConfig:
     dir: str = free("runs")  # folder of all runs; the run itself is DIR/NAME
 
     def __post_init__(self) -> None:
-        require("/" not in self.name, "run.name", self.name, "a plain folder name; the folder above it is --run.dir")
+        if self.name:
+            check_folder_name("run.name", self.name)
+        require(bool(self.dir.strip()), "run.dir", self.dir, "a folder")
+        check_place("run.dir", self.dir)
 
 
 @dataclass(frozen=True)
@@ -36,23 +52,27 @@ class LabelledConfig:
     metric: str = ""  # figure that dev chooses by, such as entity_f1.macro; empty: the set's own
     embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
     strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out
+    repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
 
     def __post_init__(self) -> None:
         require(self.max_length >= 16, "labelled.max_length", self.max_length, "16 or more")
+        require_at_most(self, "labelled.", max_length=MANY)
         require(
             0 <= self.stride <= self.max_length // 2,
             "labelled.stride",
             self.stride,
             f"from 0 to half of --labelled.max_length ({self.max_length // 2})",
         )
+        require(not (self.strict and self.repair), "labelled.repair", True, "false with --labelled.strict true")
 
 
 @dataclass(frozen=True)
 class GridConfig:
     """The hyperparameters that dev chooses from: every combination is trained, with every restart.
 
-    Lists are numbers separated by commas. BERT section A.3: batches of 16 or 32, rates 5e-5, 3e-5 and 2e-5, 2 to 4
-    epochs.
+    Lists are numbers separated by commas; the point with the best mean on dev over its restarts is chosen. A run goes
+    on with other values, restarts or another --seed: what has ended is kept. BERT section A.3: batches of 16 or 32,
+    rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs.
     """
 
     lr: str = "5e-5"  # peak learning rates
@@ -68,10 +88,16 @@ class GridConfig:
         require(min(self.rates) > 0.0, "grid.lr", self.lr, "above 0")
         require(min(self.batch_sizes) >= 1, "grid.batch_size", self.batch_size, "1 or more")
         require(min(self.epoch_counts) > 0.0, "grid.epochs", self.epochs, "above 0")
+        for name, values in (("lr", self.rates), ("batch_size", self.batch_sizes), ("epochs", self.epoch_counts)):
+            is_once = len({f"{each:g}" for each in values}) == len(values)  # as names of trainings have them
+            require(
+                is_once, f"grid.{name}", getattr(self, name), "different numbers: a point given twice is no restart"
+            )
         rule = "steps with a number above 0, such as entities=10"
         require(all(each > 0.0 for each in self.rates_by_stage.values()), "grid.stage_lr", self.stage_lr, rule)
         require(all(each > 0.0 for each in self.epochs_by_stage.values()), "grid.stage_epochs", self.stage_epochs, rule)
         require(self.restarts >= 1, "grid.restarts", self.restarts, "1 or more")
+        require_at_most(self, "grid.", restarts=1000)
         require(self.micro_batch_size >= 0, "grid.micro_batch_size", self.micro_batch_size, "0 (whole batch) or more")
 
     @property
@@ -135,6 +161,7 @@ class FinetuneOptimConfig:
         for name in ("warmup_frac", "beta1", "beta2", "dropout"):
             require(0.0 <= getattr(self, name) < 1.0, f"optim.{name}", getattr(self, name), "from 0 to below 1")
         require(self.eps > 0.0, "optim.eps", self.eps, "above 0")
+        require_at_most(self, "optim.", head_lr=10, top_layers_lr=10, weight_decay=10, eps=1)
 
 
 @dataclass(frozen=True)
@@ -150,6 +177,7 @@ class FeaturesConfig:
         require(self.combine in ("concat", "mix"), "features.combine", self.combine, "concat or mix")
         is_even = self.hidden_size >= 2 and self.hidden_size % 2 == 0
         require(is_even, "features.hidden_size", self.hidden_size, "even, 2 or more")
+        require_at_most(self, "features.", hidden_size=MANY, num_layers=100)
         require(self.num_layers >= 1, "features.num_layers", self.num_layers, "1 or more")
         if self.layers:
             _ = self.layer_numbers
@@ -170,11 +198,17 @@ class TrainingScaleConfig:
 
     parallel: int = free(0)  # trainings at once; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
     cpus: float = free(0.0)  # CPUs of a training (Ray's share and torch's threads); 0: an even share
-    use_gpu: bool = free(False)  # one GPU a training
+    use_gpu: UseGpu = free("auto")  # one GPU per training; auto: where there is a GPU
 
     def __post_init__(self) -> None:
         require(self.parallel >= 0, "scale.parallel", self.parallel, "0 (as many as fit) or more")
+        check_use_gpu(self.use_gpu)
         require(self.cpus >= 0.0, "scale.cpus", self.cpus, "0 or more")
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether each training has a GPU; `auto` has been settled (`cluster.settle_gpu`)."""
+        return is_gpu_used(self.use_gpu)
 
 
 FULL = MethodConfig(name="full", trains="all", domain="task", heads=0, ffn_units=0)
@@ -207,6 +241,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         require(bool(self.task.strip()), "task", self.task, "a task, a described set, or a YAML")
         require(bool(self.model.strip()), "model", self.model, "a run's directory, an export, a base or a hub id")
+        check_place("model", self.model, "a hub id, or a folder")
+        check_place("data", self.data, "a hub name, or a folder")
         require(self.model_step >= 0, "model_step", self.model_step, "0 or more")
         require(self.head_bilstm >= 0, "head_bilstm", self.head_bilstm, "0 or more")
         require(
@@ -215,6 +251,7 @@ class FinetuneConfig:
         require(not (self.keep_head and self.features.layers), "keep_head", True, "false with --features.layers")
         require(0 <= self.seed < 2**62, "seed", self.seed, "from 0 to below 2^62")
         require(self.num_resamples >= 100, "num_resamples", self.num_resamples, "100 or more")
+        require_at_most(self, "", num_resamples=MANY, head_bilstm=MANY)
         for name in ("lora_rank", "module_hidden_size", "heads", "ffn_units"):
             value = getattr(self.method, name)
             require(value == 0, f"method.{name}", value, "0 in fine-tuning; the task's own extension is a bottleneck")
@@ -238,15 +275,17 @@ class FinetuneConfig:
 
 
 def _parse_numbers(text: str, option: str, kind: type[NumberT]) -> tuple[NumberT, ...]:
-    try:
-        return tuple(kind(each) for each in text.split(","))
-    except ValueError:
-        name = "whole numbers" if kind is int else "numbers"
-        raise ConfigError(f"--{option} is {text!r}; it must be {name} separated by commas.") from None
+    read = read_whole if kind is int else read_number
+    found = [kind(number) for number, _ in map(read, text.split(",")) if number is not None]
+    name = "whole numbers" if kind is int else "finite numbers"
+    require(len(found) == text.count(",") + 1, option, text, f"{name} separated by commas")
+    return tuple(found)
 
 
 def _parse_stages(text: str, option: str) -> dict[str, float]:
     pairs = [each.partition("=") for each in text.split(",") if text]
+    names = [name.strip() for name, _, _ in pairs]
+    require(len(set(names)) == len(names), option, text, "different steps, each one once")
     return {name.strip(): _parse_numbers(number, option, float)[0] for name, _, number in pairs}
 
 
@@ -268,7 +307,7 @@ class AblateConfig(FinetuneConfig):
     """
 
     method: MethodConfig = field(default_factory=lambda: BOTTLENECK)
-    study: Literal["spans", "sigma", "size"] = "spans"  # see above
+    study: Literal["spans", "sigma", "size"] = "spans"  # remove parts by layers, start them otherwise, or size them
     finetuned: str = ""  # spans: directory of a fine-tuning run that has ended, such as runs/af-ner
     domain: str = ""  # spans: domain whose parts are removed; empty: the run's own, or the only one
     remove_norms: bool = False  # spans: the shifts of the span's LayerNorms are removed too
@@ -289,6 +328,8 @@ class AblateConfig(FinetuneConfig):
         in_range = all(0.0 < each <= 1.0 for each in self.sigma_values)
         require(in_range, "sigmas", self.sigmas, "numbers above 0, at most 1")
         require(min(self.size_values) >= 1, "sizes", self.sizes, "numbers of 1 or more")
+        check_place("finetuned", self.finetuned, "a run's directory")
+        check_place("output", self.output)
         layers = self.top_layer_values
         require(min(layers, default=1) >= 1, "top_layers", self.top_layers, "all, none, or numbers of 1 or more")
         require(len(set(layers)) == len(layers), "top_layers", self.top_layers, "different numbers, by commas")

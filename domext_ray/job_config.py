@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from domext_ray.config import (
+    MANY,
     EngineConfig,
     ObjectiveConfig,
     OptimConfig,
@@ -17,8 +18,10 @@ from domext_ray.config import (
     ScaleConfig,
     TrainConfig,
     check_batch,
+    check_place,
     free,
     require,
+    require_at_most,
     require_one_of,
 )
 from domext_ray.errors import ConfigError
@@ -36,6 +39,8 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")
+        check_place("run", self.run, "a run's directory")
+        check_place("output", self.output)
         require_one_of(self.format, "format", ("huggingface", "adapterhub", "peft"))
         is_whole = self.format == "huggingface"
         require(is_whole or self.dtype == "float32", "dtype", self.dtype, f"float32 with --format {self.format}")
@@ -56,6 +61,11 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.runs.strip()), "runs", self.runs, "run directories, such as runs/af,runs/exbert")
+        for each in self.runs.split(","):
+            require(bool(each.strip()), "runs", self.runs, "run directories with one comma between them")
+            check_place("runs", each.strip(), "run directories")
+        require(bool(self.output.strip()), "output", self.output, "a picture's file, such as comparison.png")
+        check_place("output", self.output, "a file")
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,16 @@ class ForgettingConfig:
         names = [name for name, _ in self.named_models]
         require(all(model for _, model in self.named_models), "models", self.models, "models such as base=NAME,runs/af")
         require(len(set(names)) == len(names), "models", self.models, "models of different names (NAME=MODEL)")
+        for _, model in self.named_models:
+            check_place("models", model, "hub ids, or folders")
+        models = {model.rstrip("/") for _, model in self.named_models}
+        require(len(models) == len(names), "models", self.models, "different models, each one once")
         require(bool(self.corpus.strip()), "corpus", self.corpus, "at least one file or folder of general text")
         require(bool(self.output.strip()), "output", self.output, "a folder")
+        check_place("output", self.output)
         for name, least in (("num_texts", 1), ("max_length", 8), ("batch_size", 1), ("seed", 0)):
             require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
+        require_at_most(self, "", num_texts=100 * MANY, max_length=MANY, batch_size=MANY)
         require(0.0 < self.mask_frac < 1.0, "mask_frac", self.mask_frac, "between 0 and 1")
 
     @property
@@ -135,12 +151,14 @@ class StudyConfig:
             f"{'0' if self.tokens else 'above 0'} when --tokens is {self.tokens}; give one of the two",
         )
         require(self.seeds >= 1, "seeds", self.seeds, "1 or more")
+        require_at_most(self, "", seeds=1000)
         require(0 <= self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
         require(self.pilot_seconds > 0, "pilot_seconds", self.pilot_seconds, "above 0")
         require(bool(self.base.strip()) and self.base != "none", "base", self.base, "a name, a folder or a hub id")
+        check_place("base", self.base, "a hub id, or a folder")
         require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
         require(not self.train.long_seq_length, "train.long_seq_length", self.train.long_seq_length, "0 here")
-        for name in ("max_steps", "max_tokens", "max_seconds"):
+        for name in ("max_steps", "epochs", "max_tokens", "max_seconds"):
             value = getattr(self.train, name)
             require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --seconds rules")
         for name in ("decay_steps", "lr"):
@@ -167,6 +185,9 @@ class BankConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.bank.strip()), "bank", self.bank, "a folder, such as bank")
+        check_place("bank", self.bank)
+        check_place("add", self.add, "a run's directory")
+        check_place("base", self.base, "a hub id, or a folder")
         require(
             self.name.isidentifier() if self.add else not self.name,
             "name",

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from domext_ray.config import (
+    MANY,
     OptimConfig,
     PretrainConfig,
     TrainConfig,
+    check_place,
     free,
     require,
+    require_at_most,
     require_one_of,
+    whole,
 )
 from domext_ray.finetune_config import FinetuneConfig
 
@@ -73,6 +77,7 @@ class SearchConfig:
             "none, of several objectives",
         )
         require(self.trials >= 1, "search.trials", self.trials, "1 or more")
+        require_at_most(self, "search.", trials=MANY, rungs=20, reduction=1000)
         require(self.rungs >= 1, "search.rungs", self.rungs, "1 or more")
         require(self.scheduler == "none" or self.rungs > 1, "search.rungs", self.rungs, "2 or more with asha")
         require(self.reduction >= 2, "search.reduction", self.reduction, "2 or more")
@@ -95,9 +100,9 @@ class SweepConfig(PretrainConfig):
 
     tasks: str = "code_entities"  # task, or several by commas, whose mean is F1: families, described sets, YAML files
     data: str = ""  # folders (or hub names) of the tasks' sets, by commas; empty: code_entities is made
-    space: dict[str, Any] = field(default_factory=dict)  # option -> choice, int or float; see jobs/configs/sweeps
-    budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(steps=300))
-    search: SearchConfig = field(default_factory=SearchConfig)
+    space: dict[str, Any] = whole(dict)  # option -> choice, int or float; see jobs/configs/sweeps
+    budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
+    search: SearchConfig = whole(SearchConfig, by="file")
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     score_base: bool = free(True)  # fine-tune and score the base as it is, too: what trials have to beat
     mlflow: bool = free(False)  # also log to MLflow, RUN/mlflow.db; needs pip install mlflow
@@ -109,7 +114,7 @@ class SweepConfig(PretrainConfig):
             value = getattr(self.search, name)
             require(value in ("", *self.space), f"search.{name}", value, "a dimension of the space, or empty")
         require(self.scale.num_workers == 1, "scale.num_workers", self.scale.num_workers, "1: a trial is one process")
-        for name in ("max_steps", "max_tokens", "max_seconds"):
+        for name in ("max_steps", "epochs", "max_tokens", "max_seconds"):
             value = getattr(self.train, name)
             require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --budget rules")
         for name in ("decay_steps", "warmup_steps"):
@@ -120,17 +125,30 @@ class SweepConfig(PretrainConfig):
             value = getattr(self.finetune, name)
             default = getattr(FinetuneConfig(), name)
             require(value == default, f"finetune.{name}", value, "left out: the sweep decides it")
+        for place in self.places:
+            check_place("data", place, "hub names, or folders")
         require(
             not self.data or len(self.places) == len(self.task_names),
             "data",
             self.data,
             f"as many as --tasks ({len(self.task_names)})",
         )
+        pairs = list(zip(self.task_names, self.places, strict=True))
+        require(len(set(pairs)) == len(pairs), "tasks", self.tasks, "different tasks, or of different --data")
 
     @property
     def task_names(self) -> tuple[str, ...]:
         """The tasks."""
         return tuple(each.strip() for each in self.tasks.split(","))
+
+    @property
+    def set_names(self) -> tuple[str, ...]:
+        """What the tasks' sets are called: by their tasks, and where a task has several by their place too."""
+        names = self.task_names
+        return tuple(
+            task if names.count(task) == 1 else f"{task} {place}"
+            for task, place in zip(names, self.places, strict=True)
+        )
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -12,30 +12,51 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import parse_config
-from domext_ray.downstream.ablation import describe_spans, prepare_spans, study_spans
-from domext_ray.downstream.ablation_report import write_spans, write_sweep
-from domext_ray.downstream.ablation_sweeps import describe_sweep, find_sweep_folder, plan_sweep, run_sweep
-from domext_ray.errors import exit_on_user_error
+from domext_ray.command_line import NO_EXTENSIONS, Job, run_job
 from domext_ray.finetune_config import AblateConfig
 
-DEFAULTS = Path(__file__).parent / "configs" / "ablate.yaml"
 
+def ablate(config: AblateConfig) -> None:
+    """Carry out a study and print its table; with `dry_run` its plan."""
+    from domext_ray.downstream import ablation, ablation_report, ablation_sweeps
 
-def ablate(config: AblateConfig) -> str:
-    """Carry out a study; return its table, or with `dry_run` its plan."""
     if config.study == "spans":
-        work = prepare_spans(config)
+        work = ablation.prepare_spans(config)
         if config.dry_run:
-            return describe_spans(work)
-        return f"{write_spans(study_spans(work), work.folder)}\nfigures, table and picture: {work.folder}"
-    entries = plan_sweep(config)
-    if config.dry_run:
-        return describe_sweep(config, entries)
-    folder = find_sweep_folder(config)
-    return f"{write_sweep(run_sweep(config, entries), folder)}\nfigures, table and picture: {folder}"
+            print(ablation.describe_spans(work))
+            return
+        folder, table = work.folder, ablation_report.write_spans(ablation.study_spans(work), work.folder)
+    else:
+        entries = ablation_sweeps.plan_sweep(config)
+        if config.dry_run:
+            print(ablation_sweeps.describe_sweep(config, entries))
+            return
+        folder = ablation_sweeps.find_sweep_folder(config)
+        table = ablation_report.write_sweep(ablation_sweeps.run_sweep(config, entries), folder)
+    print(f"{table}\nfigures, table and picture: {folder}")
 
+
+def check(config: AblateConfig) -> None:
+    """Refuse a task or a place that there is not."""
+    from domext_ray.labelled.set_description import check_set
+
+    if config.study != "spans":  # which takes both from its run
+        check_set(config.task, config.data)
+
+
+JOB = Job(
+    __doc__,
+    AblateConfig,
+    ablate,
+    Path(__file__).parent / "configs" / "ablate.yaml",
+    main=(
+        *("study", "finetuned", "domain", "task", "data", "model", "sigmas", "sizes", "top_layers", "grid.lr"),
+        *("grid.restarts", "scale.use_gpu", "run.name", "run.dir", "output", "dry_run"),
+    ),
+    unused=(*NO_EXTENSIONS, "features."),
+    found=("finetuned",),
+    check=check,
+)
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        print(ablate(parse_config(AblateConfig, str(DEFAULTS))))
+    run_job(JOB)

@@ -12,11 +12,18 @@ and serves batches whose rows use different ones.
 
 from __future__ import annotations
 
-from domext_ray.bank import run_bank
-from domext_ray.config import parse_config
-from domext_ray.errors import exit_on_user_error
+from domext_ray.command_line import Job, run_job
 from domext_ray.job_config import BankConfig
 
+
+def keep(config: BankConfig) -> None:
+    """Add, remove, verify or list."""
+    from domext_ray.bank import run_bank
+
+    run_bank(config)
+
+
+JOB = Job(__doc__, BankConfig, keep, found=("add",))
+
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_bank(parse_config(BankConfig))
+    run_job(JOB)

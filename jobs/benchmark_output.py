@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from domext_ray.cluster import count_cpus
+
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result whole or not at all."""
@@ -25,4 +27,4 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Return what the figures depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
+    return {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads(), "cpus": count_cpus()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import choose_attention
+from domext_ray.run_directory import read_identity
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.objective import Masker
 from domext_ray.training.optimizer import compute_learning_rate
@@ -46,7 +46,9 @@ def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Train the run's model on the run's batches without Ray or DeepSpeed; return seconds and losses of the steps."""
     config = read_run_config(run_dir)
-    fingerprint = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))["corpus_fingerprint"]
+    identity = read_identity(run_dir, {"corpus_fingerprint": str})
+    assert identity is not None, "a run that was trained"
+    fingerprint = identity["corpus_fingerprint"]
     manifest = read_manifest(Path(options.cache_dir, fingerprint[:16]))
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     masker = Masker(tokenizer, config.objective, config.seed)

@@ -4,18 +4,33 @@
     python jobs/build_vocab.py --vocab.words words.txt --base bert-base-uncased       # words of one's own, one a line
     python jobs/pretrain_exbert.py --vocab.words runs/words …                         # uses them
 
-Takes the options of jobs/pretrain_exbert.py; what counts is --corpus, --prepare.*, --base, --vocab.*, --run.dir and
---run.name.
+Training's other options may be given too, and have no effect here.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import PretrainConfig, parse_config
-from domext_ray.errors import exit_on_user_error
-from domext_ray.pipeline import run_vocabulary
+from domext_ray.command_line import FOLDER, TRAINING, Job, run_job
+from domext_ray.config import PretrainConfig
+
+
+def build_vocabulary(config: PretrainConfig) -> None:
+    """Learn new words into RUN.DIR/RUN.NAME."""
+    from domext_ray.pipeline import run_vocabulary
+
+    run_vocabulary(config)
+
+
+JOB = Job(
+    __doc__,
+    PretrainConfig,
+    build_vocabulary,
+    Path(__file__).parent / "configs" / "vocab.yaml",
+    main=(*TRAINING, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend", *FOLDER),
+    used=("base", "corpus", "prepare.", "vocab.", *FOLDER),
+    unused=("vocab.lowercase",),
+)
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_vocabulary(parse_config(PretrainConfig, str(Path(__file__).parent / "configs" / "vocab.yaml")))
+    run_job(JOB)

@@ -1,4 +1,4 @@
-"""Compare methods at an equal trainable budget and equal training time, several seeds each.
+r"""Compare methods at an equal trainable budget and equal training time, several seeds each.
 
     python jobs/compare.py --seconds 90                            # the small base and corpus that ship
     python jobs/compare.py --base BASE --corpus 'texts/*.txt' --methods full,lora,af,bottleneck --budget 0.17 \
@@ -15,13 +15,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import parse_config
-from domext_ray.errors import exit_on_user_error
+from domext_ray.command_line import Job, run_job
 from domext_ray.job_config import StudyConfig
-from domext_ray.study import read_presets, run_study
 
 DEFAULTS = Path(__file__).parent / "configs" / "compare.yaml"
 
+
+def compare(config: StudyConfig) -> None:
+    """Train every method on every seed and compare them."""
+    from domext_ray.study import read_presets, run_study
+
+    run_study(config, read_presets(DEFAULTS))
+
+
+JOB = Job(
+    __doc__,
+    StudyConfig,
+    compare,
+    DEFAULTS,
+    main=(
+        *("base", "corpus", "methods", "budget", "seconds", "tokens", "seeds", "presets", "train.global_batch_size"),
+        *("train.seq_length", "scale.num_workers", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
+    ),
+    unused=("train.max_", "train.long_", "optim.lr", "optim.decay_steps"),
+)
+
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_study(parse_config(StudyConfig, str(DEFAULTS)), read_presets(DEFAULTS))
+    run_job(JOB)

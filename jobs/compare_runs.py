@@ -12,39 +12,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.comparison import draw_comparison, format_comparison, read_run
-from domext_ray.config import parse_config
-from domext_ray.downstream.finetune_comparison import (
-    check_comparable,
-    draw_finetuned,
-    format_finetuned,
-    is_finetuned,
-    read_finetuned,
-)
-from domext_ray.errors import exit_on_user_error
+from domext_ray.command_line import Job, run_job
 from domext_ray.job_config import CompareConfig
-from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
 
 
-def compare(config: CompareConfig) -> str:
-    """Draw the picture and return the table."""
-    folders = [Path(each.strip()).expanduser() for each in config.runs.split(",")]
+def compare(config: CompareConfig) -> None:
+    """Draw the picture and print the table."""
+    from domext_ray.comparison import choose_runs, draw_comparison, format_comparison, read_run
+    from domext_ray.downstream import finetune_comparison as finetuning
+    from domext_ray.report import check_picture
+    from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
+
+    folders = choose_runs(config.runs)
     picture = Path(config.output).expanduser()
-    if any(is_finetuned(each) for each in folders):
-        finetuned = [read_finetuned(each) for each in folders]
-        check_comparable(finetuned)
-        draw_finetuned(finetuned, picture)
-        return format_finetuned(finetuned)
-    if any(is_sweep(each) for each in folders):
+    check_picture(picture)
+    if any(finetuning.is_finetuned(each) for each in folders):
+        finetuned = [finetuning.read_finetuned(each) for each in folders]
+        finetuning.check_comparable(finetuned)
+        finetuning.draw_finetuned(finetuned, picture)
+        table = finetuning.format_finetuned(finetuned)
+    elif any(is_sweep(each) for each in folders):
         sweeps = read_sweeps(folders)
         draw_sweeps(sweeps, picture)
-        return format_sweeps(sweeps)
-    runs = [read_run(each) for each in folders]
-    draw_comparison(runs, picture)
-    return format_comparison(runs)
+        table = format_sweeps(sweeps)
+    else:
+        runs = [read_run(each) for each in folders]
+        draw_comparison(runs, picture)
+        table = format_comparison(runs)
+    print(f"{table}\n\npicture: {config.output}")
 
+
+JOB = Job(__doc__, CompareConfig, compare, found=("runs",))
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        config = parse_config(CompareConfig)
-        print(f"{compare(config)}\n\npicture: {config.output}")
+    run_job(JOB)

@@ -5,14 +5,25 @@ python jobs/evaluate_forgetting.py --models base=general-mini,af=runs/af --corpu
 
 from __future__ import annotations
 
-from domext_ray.config import parse_config
-from domext_ray.downstream.forgetting import measure_forgetting
-from domext_ray.downstream.forgetting_report import write_forgetting
-from domext_ray.errors import exit_on_user_error
+from domext_ray.command_line import Job, run_job
 from domext_ray.job_config import ForgettingConfig
 
+
+def evaluate(config: ForgettingConfig) -> None:
+    """Measure, write and print."""
+    from domext_ray.downstream.forgetting import measure_forgetting
+    from domext_ray.downstream.forgetting_report import write_forgetting
+
+    print(write_forgetting(measure_forgetting(config)))
+    print(f"figures, table and picture: {config.output}")
+
+
+JOB = Job(
+    __doc__,
+    ForgettingConfig,
+    evaluate,
+    unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.cache_dir"),
+)
+
 if __name__ == "__main__":
-    with exit_on_user_error():
-        config = parse_config(ForgettingConfig)
-        print(write_forgetting(measure_forgetting(config)))
-        print(f"figures, table and picture: {config.output}")
+    run_job(JOB)

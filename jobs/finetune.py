@@ -1,4 +1,4 @@
-"""Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
+r"""Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
 
     python jobs/finetune.py                                        # code entities, made from installed packages
     python jobs/finetune.py --task ner --data DIR --model runs/af --run.name af-ner
@@ -17,13 +17,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import parse_config
-from domext_ray.downstream.finetune import run_finetuning
-from domext_ray.errors import exit_on_user_error
+from domext_ray.command_line import NO_EXTENSIONS, Job, run_job
 from domext_ray.finetune_config import FinetuneConfig
 
-DEFAULTS = Path(__file__).parent / "configs" / "finetune.yaml"
+
+def finetune(config: FinetuneConfig) -> None:
+    """Train the grid, choose by dev, score test."""
+    from domext_ray.downstream.finetune import run_finetuning
+
+    run_finetuning(config)
+
+
+def check(config: FinetuneConfig) -> None:
+    """Refuse a task or a place that there is not."""
+    from domext_ray.labelled.set_description import check_set
+
+    check_set(config.task, config.data)
+
+
+JOB = Job(
+    __doc__,
+    FinetuneConfig,
+    finetune,
+    Path(__file__).parent / "configs" / "finetune.yaml",
+    main=(
+        *("task", "data", "model", "method.trains", "method.bottleneck_size", "grid.lr", "grid.batch_size"),
+        *("grid.epochs", "grid.restarts", "labelled.max_length", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
+    ),
+    unused=NO_EXTENSIONS,
+    check=check,
+)
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_finetuning(parse_config(FinetuneConfig, str(DEFAULTS)))
+    run_job(JOB)

@@ -3,17 +3,36 @@
     python jobs/prepare_corpus.py --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
     python jobs/prepare_corpus.py --corpus big.txt --dry_run true     # only list what would be read
 
-Takes the options of jobs/pretrain_af.py; what counts is --corpus, --prepare.*, --base, --train.seq_length, --run.dir.
+What decides a corpus are --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence;
+training's other options may be given too, and have no effect here.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import PretrainConfig, parse_config
-from domext_ray.errors import exit_on_user_error
-from domext_ray.pipeline import run_preparation
+from domext_ray.command_line import FOLDER, TRAINING, Job, run_job
+from domext_ray.config import PretrainConfig
+
+
+def prepare(config: PretrainConfig) -> None:
+    """Prepare a corpus where a run of the same options will look for it."""
+    from domext_ray.pipeline import run_preparation
+
+    run_preparation(config)
+
+
+JOB = Job(
+    __doc__,
+    PretrainConfig,
+    prepare,
+    Path(__file__).parent / "configs" / "af.yaml",
+    main=(*TRAINING, "prepare.shard_bytes", "prepare.cache_dir", "train.seq_length", "vocab.size", *FOLDER),
+    used=(
+        *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "train.long_seq_length"),
+        *("objective.next_sentence", *FOLDER),
+    ),
+)
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_preparation(parse_config(PretrainConfig, str(Path(__file__).parent / "configs" / "af.yaml")))
+    run_job(JOB)

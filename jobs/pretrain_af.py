@@ -10,10 +10,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import PretrainConfig, parse_config
-from domext_ray.errors import exit_on_user_error
-from domext_ray.pipeline import run_pretraining
+from domext_ray.command_line import LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job, run_job
+from domext_ray.config import PretrainConfig
+
+
+def pretrain(config: PretrainConfig) -> None:
+    """Carry a run from text to report."""
+    from domext_ray.pipeline import run_pretraining
+
+    run_pretraining(config)
+
+
+JOB = Job(
+    __doc__,
+    PretrainConfig,
+    pretrain,
+    Path(__file__).parent / "configs" / "af.yaml",
+    main=(*TRAINING, "method.heads", "method.ffn_units", *LENGTH, *PLACE),
+    unused=WITHOUT_BASE,
+)
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_pretraining(parse_config(PretrainConfig, str(Path(__file__).parent / "configs" / "af.yaml")))
+    run_job(JOB)

@@ -14,13 +14,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.config import parse_config
-from domext_ray.errors import exit_on_user_error
-from domext_ray.search.sweep import run_sweep
+from domext_ray.command_line import NO_EXTENSIONS, Job, run_job
 from domext_ray.search_config import SweepConfig
 
-DEFAULTS = Path(__file__).parent / "configs" / "sweeps" / "af_mini.yaml"
+DECIDED = (
+    *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers"),
+    *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
+    *("finetune.features.", "finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
+    *(f"finetune.{each}" for each in NO_EXTENSIONS),
+)
+"""What a sweep decides for its trials."""
+
+
+def sweep(config: SweepConfig) -> None:
+    """Search the space."""
+    from domext_ray.search.sweep import run_sweep
+
+    run_sweep(config)
+
+
+def check(config: SweepConfig) -> None:
+    """Refuse a task or a place that there is not."""
+    from domext_ray.labelled.set_description import check_set
+
+    for task, data in zip(config.task_names, config.places, strict=True):
+        check_set(task, data)
+
+
+JOB = Job(
+    __doc__,
+    SweepConfig,
+    sweep,
+    Path(__file__).parent / "configs" / "sweeps" / "af_mini.yaml",
+    main=(
+        *("tasks", "data", "base", "corpus", "space", "search.searcher", "search.scheduler", "search.trials"),
+        *("search.objectives", "budget.steps", "budget.tokens", "budget.seconds", "scale.use_gpu"),
+        *("run.name", "run.dir", "dry_run"),
+    ),
+    unused=DECIDED,
+    check=check,
+)
 
 if __name__ == "__main__":
-    with exit_on_user_error():
-        run_sweep(parse_config(SweepConfig, str(DEFAULTS)))
+    run_job(JOB)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from domext_ray.config import ObjectiveConfig, PretrainConfig, parse_config
+from domext_ray.config import ObjectiveConfig, PretrainConfig, describe_difference, dump_yaml, parse_config, to_dict
+from domext_ray.errors import ConfigError
 from domext_ray.finetune_config import AblateConfig, FinetuneConfig
 from domext_ray.job_config import StudyConfig
 from domext_ray.pipeline import run_pretraining, run_vocabulary
@@ -32,16 +33,20 @@ MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     """A small corpus, and a folder of runs that must stay empty."""
-    (tmp_path / "corpus.txt").write_text("the dog and the cat run in the garden\n" * 20, encoding="utf-8")
-    return ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path / "runs"), "--dry_run", "true"]
+    (tmp_path / "corpus.txt").write_text(
+        "the dog and the cat run. they are in the garden. we see it.\n" * 20_000, encoding="utf-8"
+    )
+    places = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path / "runs")]
+    return [*places, "--train.tokens_per_second", "1000", "--dry_run", "true"]
 
 
 @pytest.mark.parametrize("path", PRETRAINING, ids=[path.stem for path in PRETRAINING])
 def test_a_training_jobs_file_dry_runs(path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    config = parse_config(PretrainConfig, None, ["--config_path", str(path), *options])
+    own = ["--base", "general-mini"] if path.stem.endswith("_base") else []  # no other one is on every machine
+    config = parse_config(PretrainConfig, None, ["--config_path", str(path), *options, *own])
     run = run_pretraining(config)
     printed = capsys.readouterr().out
-    assert "dry run: nothing was started" in printed and "trainable" in printed
+    assert "dry run: nothing was started" in printed and "trainable" in printed and "at 1,000 tokens/s" in printed
     assert not run.exists() and not run.parent.exists()
 
 
@@ -96,3 +101,84 @@ def test_a_sweeps_space_makes_trials(path: Path) -> None:
             config.search.searcher, 0
         )
         assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"
+
+
+JOBS = ("af", "bert", "bottleneck", "exbert")
+METHODS = (*JOBS, "lora")
+
+
+def differ(path: Path, preset: Path, config_class: type[Any] = PretrainConfig) -> list[str]:
+    """The options that a file gives otherwise on a preset than alone."""
+    flags = ["--config_path", str(path)]
+    alone, standing = parse_config(config_class, None, flags), parse_config(config_class, str(preset), flags)
+    return describe_difference(to_dict(alone), to_dict(standing))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_training_job_takes_the_file_of_every_method(job: str) -> None:
+    for method in METHODS:
+        assert differ(CONFIGS / f"{method}.yaml", CONFIGS / f"{job}.yaml") == []
+
+
+@pytest.mark.parametrize("path", PRETRAINING, ids=[path.stem for path in PRETRAINING])
+def test_a_file_on_another_jobs_preset_is_itself_or_is_refused(path: Path) -> None:
+    """What trains is never a mixture: the files beside the methods' own are those of pretrain_bert.py."""
+    if not path.stem.startswith("general_mini"):  # whose steps and checks a user gives
+        assert differ(path, CONFIGS / "bert.yaml") == []
+    for job in JOBS:
+        try:
+            differing = differ(path, CONFIGS / f"{job}.yaml")
+        except ConfigError as error:
+            assert "must be" in str(error) and path.stem not in METHODS
+        else:
+            assert not [each for each in differing if not each.startswith("train.")]
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
+def test_a_sweeps_file_is_itself_on_the_jobs_preset(path: Path) -> None:
+    assert differ(path, CONFIGS / "sweeps" / "af_mini.yaml", SweepConfig) == []
+
+
+def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "only_corpus.yaml"
+    path.write_text("corpus: notes.txt\noptim: {lr: 3e-4}\ntrain: {max_steps: 1e3}\n", encoding="utf-8")
+    flags = ["--config_path", str(path), "--train.max_steps", "7"]
+    found = parse_config(PretrainConfig, str(CONFIGS / "exbert.yaml"), flags)
+    plain = parse_config(PretrainConfig, str(CONFIGS / "exbert.yaml"), [])
+    assert sorted(describe_difference(to_dict(plain), to_dict(found))) == [
+        "corpus: 'package-docs' -> 'notes.txt'",
+        "optim.lr: 0.001 -> 0.0003",
+        "train.max_steps: 450 -> 7",
+    ]
+
+
+def test_a_sweeps_file_replaces_space_search_and_budget_whole(tmp_path: Path) -> None:
+    path, preset = tmp_path / "sweep.yaml", str(CONFIGS / "sweeps" / "af_mini.yaml")
+    space = "{method.layers: {choice: ['0-1', '2-3']}}"
+    path.write_text(f"space: {space}\nsearch: {{searcher: grid}}\nbudget: {{seconds: 9}}\n", encoding="utf-8")
+    found = parse_config(SweepConfig, preset, ["--config_path", str(path)])
+    assert list(found.space) == ["method.layers"]
+    assert (found.search.scheduler, found.search.rungs, found.budget.steps, found.budget.seconds) == ("none", 1, 0, 9)
+    assert found.method.ffn_units == 512 and found.train.global_batch_size == 16, "the rest stands on the preset"
+    flagged = parse_config(SweepConfig, preset, ["--budget.tokens", "5e6", "--search.trials", "3"])
+    assert (flagged.budget.steps, flagged.budget.tokens) == (0, 5_000_000)
+    assert (flagged.search.scheduler, flagged.search.trials) == ("asha", 3), "a flag changes one option of a search"
+
+
+def test_presets_of_a_study_are_added_to_those_that_ship(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("presets: {mine: {method: {heads: 2}}, af: {optim: {lr: 1e-4}}}\n", encoding="utf-8")
+    flags = ["--config_path", str(path), "--tokens", "9", "--presets", "{mine: {method: {ffn_units: 0}}}"]
+    found = parse_config(StudyConfig, str(CONFIGS / "compare.yaml"), flags).presets
+    assert found["mine"] == {"method": {"heads": 2, "ffn_units": 0}}
+    assert found["af"]["method"] == {"heads": 1, "ffn_units": 512} and {"full", "lora", "exbert"} <= found.keys()
+
+
+def test_a_complete_file_is_itself_on_every_preset(tmp_path: Path) -> None:
+    """A run's config.yaml and a sweep's best.yaml say every option."""
+    flags = ["--base", "none", "--vocab.size", "99", "--optim.on_non_finite", "skip", "--method.name", "mine"]
+    complete = parse_config(PretrainConfig, str(CONFIGS / "bert.yaml"), flags)
+    (tmp_path / "config.yaml").write_text(dump_yaml(complete), encoding="utf-8")
+    for job in JOBS:
+        given = ["--config_path", str(tmp_path / "config.yaml")]
+        assert parse_config(PretrainConfig, str(CONFIGS / f"{job}.yaml"), given) == complete

@@ -1,0 +1,80 @@
+"""Names of runs are folder names, places are on a file system, and a file system without locks is said to be one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.finetune_config import AblateConfig, FinetuneConfig
+from domext_ray.job_config import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
+from domext_ray.run_directory import hold_run
+
+NAMES = (".", "..", ".corpora", "-x", "a/b", " a", "a ", "two\nlines", "tab\there", "nul\0", "a" * 201, "é" * 101)
+PLACES: list[tuple[type[Any], str, list[str]]] = [
+    *((PretrainConfig, f"--{name}", []) for name in ("run.dir", "prepare.cache_dir", "init_from", "base")),
+    *((PretrainConfig, f"--{name}", []) for name in ("vocab.words", "vocab.protected", "train.general_probe")),
+    *((FinetuneConfig, f"--{name}", []) for name in ("run.dir", "data", "model")),
+    (AblateConfig, "--output", ["--study", "size"]),
+    (AblateConfig, "--finetuned", ["--study", "spans"]),
+    (StudyConfig, "--run.dir", ["--seconds", "9"]),
+    (ExportConfig, "--run", []),
+    (ExportConfig, "--output", ["--run", "runs/af"]),
+    (CompareConfig, "--runs", []),
+    (CompareConfig, "--output", ["--runs", "runs/af"]),
+    (ForgettingConfig, "--output", ["--models", "a", "--corpus", "b"]),
+    (ForgettingConfig, "--models", ["--corpus", "b"]),
+    (BankConfig, "--bank", []),
+    (BankConfig, "--add", ["--bank", "bank", "--name", "x"]),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("option", ["run.name", "method.name"])
+def test_a_name_that_is_no_folders_is_refused(option: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{option} is .*; it must be"):
+        parse_config(PretrainConfig, None, [f"--{option}={name}"])
+    if option == "run.name":
+        with pytest.raises(ConfigError, match=f"--{option} is .*; it must be"):
+            parse_config(FinetuneConfig, None, [f"--{option}={name}"])
+
+
+@pytest.mark.parametrize("name", ["clinic-a", "clinic.2", "größe", "临床", "a b", "_a", "a" * 200])
+def test_a_name_that_is_a_folders_is_taken(name: str) -> None:
+    assert parse_config(PretrainConfig, None, ["--run.name", name]).run.name == name
+
+
+@pytest.mark.parametrize(("config_class", "option", "flags"), PLACES)
+def test_a_place_is_on_a_file_system(config_class: type[Any], option: str, flags: list[str]) -> None:
+    for place in ("s3://bucket/x", "gs:/x", "file:///x", "~nobody-of-this-name/x", f"a/{'b' * 256}", "a/" * 3000):
+        with pytest.raises(ConfigError, match=f"^{option} is '.*; it must be"):
+            parse_config(config_class, None, [*flags, option, place])
+
+
+def test_an_address_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"--run.dir is 's3://bucket/runs'; .* all nodes have \(mount the storage"):
+        parse_config(PretrainConfig, None, ["--run.dir", "s3://bucket/runs"])
+    with pytest.raises(ConfigError, match="as a plain path, such as /data/runs"):
+        parse_config(PretrainConfig, None, ["--run.dir", "file:///data/runs"])
+    assert parse_config(PretrainConfig, None, ["--run.dir", "C:runs/x:/y z"]).run.dir == "C:runs/x:/y z"
+
+
+def test_a_run_that_cannot_be_locked_is_not_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(number: int) -> Any:
+        def flock(*_: object) -> None:
+            raise OSError(number, "as a network file system answers")
+
+        return flock
+
+    for number in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        monkeypatch.setattr(fcntl, "flock", fail(number))
+        with pytest.raises(RunError, match="cannot lock files .* give a --run.dir on another one"), hold_run(tmp_path):
+            pass
+    monkeypatch.setattr(fcntl, "flock", fail(errno.EWOULDBLOCK))
+    with pytest.raises(RunError, match="another job is working"), hold_run(tmp_path):
+        pass
