@@ -10,21 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.config import PrepareConfig, VocabConfig, identity_of
+from domext_ray.config import PrepareConfig, VocabConfig, hashed_options
 from domext_ray.corpus.base_vocabulary import BaseVocabulary, read_base_vocabulary, read_words
 from domext_ray.corpus.new_words import Ranking, find_longest, rank_entries, split_greedily
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.corpus.vocab_statistics import count_pieces, describe_vocabulary, format_table
-from domext_ray.corpus.word_counts import WordCounts, count_words
+from domext_ray.corpus.word_counts import WordCounts, keep_counts
+from domext_ray.corpus.work_folder import make_folder_anew, replace_when_written
 from domext_ray.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ def learn_extension(
     tokenizer_folder: Path,
     num_base_rows: int,
     folder: Path,
+    cache_dir: Path,
 ) -> ExtensionVocabulary:
     """Learn new words on a corpus; Ray is initialised.
 
@@ -76,6 +76,7 @@ def learn_extension(
         tokenizer_folder: the base's tokenizer.
         num_base_rows: rows of the base's embedding table.
         folder: where to save; a folder learned from the same content, settings and base is kept.
+        cache_dir: where finished counts are kept until the words are learned.
 
     Raises:
         CorpusError: the base's tokenizer is no WordPiece one, the size has no room for the words that must be in or for
@@ -86,7 +87,7 @@ def learn_extension(
     sources = resolve_sources(spec, prepare)
     made_from = {
         "content": sources.fingerprint,
-        "prepare": identity_of(prepare),
+        "prepare": hashed_options(prepare),
         "size": vocab.size,
         "min_frequency": vocab.min_frequency,
         "whole_words": vocab.whole_words,
@@ -95,7 +96,15 @@ def learn_extension(
     kept = _find_kept(folder, made_from, known)
     if kept:
         return kept
-    counts = count_words(sources, prepare, known.tokenizer_json)
+    with keep_counts(sources, prepare, known.tokenizer_json, cache_dir) as counts:
+        words, statistics = _rank_words(spec, vocab, counts, known, given)
+        return _save(folder, known, words, made_from, statistics)
+
+
+def _rank_words(
+    spec: str, vocab: VocabConfig, counts: WordCounts, known: BaseVocabulary, given: list[str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the words of a learned vocabulary, and its statistics."""
     ranking = rank_entries(
         counts.words,
         counts.counts.tolist(),
@@ -107,15 +116,15 @@ def learn_extension(
     words, further, unreachable = _choose_words(counts, known, given, ranking, vocab.size)
     if len(words) == len(given) < vocab.size:
         raise CorpusError(
-            f"--corpus {spec!r} has no new word for --base {base} with {vocab.min_frequency} occurrences; give more "
-            "text of the domain, or a lower --vocab.min_frequency."
+            f"--corpus {spec!r} has no new word for --base {known.name} with {vocab.min_frequency} occurrences; give "
+            "more text of the domain, or a lower --vocab.min_frequency."
         )
     if len(words) < vocab.size:
         print(f"new words: the corpus has only {len(words):,} of {vocab.size:,}", file=sys.stderr)
     unk_token = str(known.tokenizer.unk_token)
     statistics = describe_vocabulary(counts, known.entries, unk_token, words, further, unreachable)
     statistics["feed_scale"] = ranking.feed_scale
-    return _save(folder, known, words, made_from, statistics)
+    return words, statistics
 
 
 def _read_given(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
@@ -189,6 +198,11 @@ def count_brought_words(vocab: VocabConfig, *, base: str, tokenizer_folder: Path
     return len(_read_brought(vocab, read_base_vocabulary(base, tokenizer_folder, num_base_rows)))
 
 
+def check_given_words(vocab: VocabConfig, *, base: str, tokenizer_folder: Path, num_base_rows: int) -> None:
+    """Refuse the words that a learned vocabulary would begin with as `learn_extension` does; writes nothing."""
+    _read_given(vocab, read_base_vocabulary(base, tokenizer_folder, num_base_rows))
+
+
 def _read_brought(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
     path = Path(vocab.words).expanduser()
     earlier = _read_earlier(vocab.extend, known)
@@ -196,25 +210,26 @@ def _read_brought(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
     return list(dict.fromkeys([*earlier, *(brought or read_words(vocab.words, "vocab.words", known))]))
 
 
-def measure_extension(spec: str, prepare: PrepareConfig, folder: Path) -> None:
+def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir: Path) -> None:
     """Count the words of a corpus and save the statistics of a vocabulary beside it; Ray is initialised.
 
     Args:
         spec: the `--corpus` option.
         prepare: how documents are read.
         folder: the vocabulary, for example of brought words.
+        cache_dir: where finished counts are kept until the statistics are written.
     """
     extension = load_extension(folder)
     if extension is None:
         raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with jobs/build_vocab.py.")
     tokenizer = load_tokenizer(folder)
     base = {word: i for word, i in tokenizer.get_vocab().items() if i < extension.first_id}
-    counts = count_words(resolve_sources(spec, prepare), prepare, tokenizer.backend_tokenizer.to_str())
-    statistics = describe_vocabulary(counts, base, str(tokenizer.unk_token), extension.words, [], [])
-    for name, text in ((STATISTICS_FILE, _dump(statistics)), (TABLE_FILE, format_table(statistics))):
-        temporary = folder / f".{name}-{uuid.uuid4().hex[:8]}"
-        _write(temporary, text)
-        temporary.replace(folder / name)
+    sources = resolve_sources(spec, prepare)
+    with keep_counts(sources, prepare, tokenizer.backend_tokenizer.to_str(), cache_dir) as counts:
+        statistics = describe_vocabulary(counts, base, str(tokenizer.unk_token), extension.words, [], [])
+        for name, text in ((STATISTICS_FILE, _dump(statistics)), (TABLE_FILE, format_table(statistics))):
+            with replace_when_written(folder / name) as temporary:
+                _write(temporary, text)
 
 
 def format_statistics(folder: Path) -> str:
@@ -356,9 +371,7 @@ def _save(
         "made_from": made_from,
         "words": {word: first_id + i for i, word in enumerate(words)},
     }
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}"
-    try:
+    with make_folder_anew(folder) as temporary:
         tokenizer.save_pretrained(temporary)
         _write(temporary / RECORD_FILE, _dump(record))
         if statistics:
@@ -366,10 +379,6 @@ def _save(
             _write(temporary / TABLE_FILE, format_table(statistics))
         if fingerprint_tokenizer(load_tokenizer(temporary)) != fingerprint_tokenizer(tokenizer):
             raise CorpusError(f"the tokenizer of --base {known.name} changes when it is saved with new words.")
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return ExtensionVocabulary(folder, tuple(words), first_id, known.name, known.fingerprint)
 
 

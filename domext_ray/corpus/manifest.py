@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +19,20 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
+from domext_ray.files import hash_values, write_text
 
 FORMAT_VERSION = 2
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
+MANIFEST = "manifest.json"
+
+_FILES = {
+    "train": (r"train-\d{6,}\.arrow", ("num_rows", "num_tokens")),
+    "held_out": (r"held_out-\d{6,}\.arrow", ("num_rows", "num_tokens")),
+    "texts": (r"text-\d{6,}\.jsonl", ("num_documents", "num_bytes")),
+}
+"""Names of a corpus' files, which are all beside its manifest, and what its records count."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class Manifest:
         pairs: rows are chunks of one document, from which pairs are drawn (see `pairs`).
         cls_id, sep_id: the special tokens that a pair is put together with.
         texts: files with a part of the held-out documents as text; which part depends on the documents alone.
+        dropped_places: the first place of what was dropped, by reason, in words.
     """
 
     folder: Path
@@ -90,6 +101,7 @@ class Manifest:
     cls_id: int = 0
     sep_id: int = 0
     texts: tuple[TextRecord, ...] = ()
+    dropped_places: dict[str, str] = field(default_factory=dict)
 
     def records(self, split: Split) -> tuple[ShardRecord, ...]:
         """Return the shards of a split."""
@@ -108,19 +120,33 @@ class Manifest:
         return sum(each.num_tokens for each in self.records(split))
 
 
+def write_manifest(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the manifest of a prepared corpus, with its own hash."""
+    write_text(folder / MANIFEST, json.dumps({**record, "sha256": _hash_record(record)}, indent=2))
+
+
+def _hash_record(record: Mapping[str, Any]) -> str:
+    return hash_values({name: value for name, value in record.items() if name != "sha256"})
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a prepared corpus.
+
+    One that was written before manifests had a hash of their own is read, too; what it says is checked alike.
 
     Raises:
         CorpusError: it is missing, damaged, or of another format.
     """
-    path = Path(folder) / "manifest.json"
+    path = Path(folder) / MANIFEST
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != FORMAT_VERSION:
             raise CorpusError(
                 f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again."
             )
+        fault = _find_fault(record)
+        if fault:
+            raise CorpusError(f"{path} is damaged ({fault}); delete its folder and prepare the corpus again.")
         shards = {split: tuple(ShardRecord(**each) for each in record[split]) for split in SPLITS}
         return Manifest(
             Path(folder),
@@ -136,11 +162,57 @@ def read_manifest(folder: Path) -> Manifest:
             record["cls_id"],
             record["sep_id"],
             tuple(TextRecord(**each) for each in record["texts"]),
+            record.get("dropped_places", {}),
         )
     except FileNotFoundError as error:
         raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with jobs/prepare_corpus.py.") from error
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except PermissionError as error:
+        raise CorpusError(
+            f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."
+        ) from error
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CorpusError(f"{path} is damaged ({error}); delete its folder and prepare the corpus again.") from error
+
+
+def _find_fault(record: dict[str, Any]) -> str:
+    """Say what is wrong with the fields of a manifest; empty: nothing."""
+    if record.get("sha256", _hash_record(record)) != _hash_record(record):
+        return "it is not what was written: its sha256 is another"
+    for name in ("fingerprint", "tokenizer_fingerprint"):
+        if not _is_hash(record[name]):
+            return f"{name} is no sha256"
+    for name, least in (("seq_length", 1), ("num_documents", 1), ("cls_id", 0), ("sep_id", 0)):
+        if not _is_count(record[name], least):
+            return f"{name} is {record[name]!r}"
+    if not isinstance(record["pairs"], bool) or not isinstance(record["settings"], dict):
+        return "pairs or settings is of the wrong type"
+    if not isinstance(record["dropped"], dict) or not all(_is_count(each, 0) for each in record["dropped"].values()):
+        return "dropped is no table of counts"
+    places = record.get("dropped_places", {})
+    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
+        return "dropped_places is no table of places"
+    for part, (pattern, fields) in _FILES.items():
+        if not record[part] and part in SPLITS:
+            return f"{part} names no file"
+        paths = [each["path"] for each in record[part]]
+        for each in record[part]:
+            if not isinstance(each["path"], str) or not re.fullmatch(pattern, each["path"]):
+                return f"{part} names {each['path']!r}"
+            if each.keys() != {"path", "sha256", *fields} or not _is_hash(each["sha256"]):
+                return f"the record of {each['path']} is incomplete"
+            if not all(_is_count(each[name], 1) for name in fields):
+                return f"the record of {each['path']} has an impossible count"
+        if paths != sorted(set(paths), key=lambda each: (len(each), each)):
+            return f"{part} names files twice or out of order"
+    return ""
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def verify_shards(manifest: Manifest) -> None:
@@ -149,15 +221,33 @@ def verify_shards(manifest: Manifest) -> None:
     Raises:
         CorpusError: a file is missing or differs; names it.
     """
-    records: list[ShardRecord | TextRecord] = [*manifest.train, *manifest.held_out, *manifest.texts]
-    for record in records:
-        path = manifest.folder / record.path
-        if not path.exists() or hash_file(path) != record.sha256:
-            raise CorpusError(
-                f"the {'text' if isinstance(record, TextRecord) else 'shard'} {path} is "
-                f"{'not what its manifest says' if path.exists() else 'missing'}; "
-                f"delete {manifest.folder} and prepare the corpus again."
-            )
+    fault = find_shard_fault(manifest)
+    if fault:
+        raise CorpusError(f"{fault}; delete {manifest.folder} and prepare the corpus again.")
+
+
+def find_shard_fault(manifest: Manifest) -> str:
+    """Say which file of a prepared corpus is not what its record says; empty: none."""
+    shards: list[ShardRecord | TextRecord] = [*manifest.train, *manifest.held_out, *manifest.texts]
+    for record in shards:
+        fault = find_file_fault(manifest.folder / record.path, record.sha256)
+        if fault:
+            return fault
+    for shard in (*manifest.train, *manifest.held_out):
+        path = manifest.folder / shard.path
+        if pa.ipc.open_file(pa.memory_map(str(path))).count_rows() != shard.num_rows:
+            return f"the shard {path} has another number of rows than its manifest says"
+    return ""
+
+
+def find_file_fault(path: Path, sha256: str) -> str:
+    """Say what is wrong with a file of a prepared corpus; empty: nothing."""
+    if path.exists() and hash_file(path) == sha256:
+        return ""
+    return (
+        f"the {'text' if path.suffix == '.jsonl' else 'shard'} {path} is "
+        f"{'not what its manifest says' if path.exists() else 'missing'}"
+    )
 
 
 def hash_file(path: Path) -> str:

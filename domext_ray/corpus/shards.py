@@ -1,47 +1,62 @@
 """Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray Data.
 
 Two passes over the text, both in tasks of bounded size. The first hashes every document (16 bytes each, which with a
-few flags is all that the driver keeps): the first of equal documents in canonical order stays, and its hash says
-whether it is held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
+few flags is all that the driver keeps): the first of equal documents in canonical order stays, and `split` says which
+are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
 writes one shard a task and split.
-The folder appears under its final name, the fingerprint of everything that decides its rows, when it is complete.
+The folder appears under its final name, the fingerprint of everything that decides its rows, when it is complete; until
+then it is a work folder, whose finished parts a second start takes over (see `work_folder`). Only its owner may read
+it, for it holds held-out documents as text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import shutil
-import time
-import uuid
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import PrepareConfig, identity_of
+from domext_ray.config import PrepareConfig, hashed_options
+from domext_ray.corpus.documents import read_documents
+from domext_ray.corpus.dropped import Dropped, check_dropped, require_text
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
+    MANIFEST,
     SPLITS,
     Manifest,
     ShardRecord,
     Split,
     TextRecord,
+    find_file_fault,
+    find_shard_fault,
     hash_file,
     read_manifest,
+    write_manifest,
 )
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
-from domext_ray.corpus.sources import ReadTask, Sources, read_documents, resolve_sources
+from domext_ray.corpus.sources import ReadTask, Sources, resolve_sources
+from domext_ray.corpus.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
 from domext_ray.corpus.tasks import run_tasks
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.corpus.work_folder import KeptParts, hold_work_folder, replace_when_written
 from domext_ray.errors import CorpusError
+from domext_ray.files import hash_values
+
+if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
+    from transformers import PreTrainedTokenizerBase
 
 HASH_BYTES = 16
 CHINESE_FRAC = 0.01
@@ -51,11 +66,18 @@ TEXT_BYTES = 64 * 2**10
 """Held-out documents that a task keeps as text, at most: what bits per character are measured on."""
 
 ROWS_PER_BATCH = 1024
+_PARTS = (*SPLITS, "texts")
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("word_starts", pa.list_(pa.bool_()))])
 
 
 def prepare_corpus(
-    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Path, pairs: bool = False
+    spec: str,
+    prepare: PrepareConfig,
+    tokenizer_folder: Path,
+    seq_length: int,
+    cache_dir: Path,
+    pairs: bool = False,
+    known_fingerprint: str = "",
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
@@ -66,14 +88,62 @@ def prepare_corpus(
         seq_length: tokens of a full row.
         cache_dir: folder of prepared corpora, one folder a fingerprint.
         pairs: make chunks for next-sentence prediction; `prepare.cross_documents` has no say in these.
+        known_fingerprint: of the corpus that an earlier attempt of the run used: where its documents were held out one
+            by one, so they are again with `--prepare.held_out_by auto`.
 
     Raises:
-        CorpusError: nothing to read, nothing usable in it, or an empty split; with `pairs` also a split without two
-            documents of several sentences.
+        CorpusError: nothing to read, nothing usable in it, too many rows without text, or an empty split; with `pairs`
+            also a split without two documents of several sentences.
     """
     sources = resolve_sources(spec, prepare)
     tokenizer = load_tokenizer(tokenizer_folder)
-    settings = RowSettings(
+
+    settings = make_settings(tokenizer, prepare, seq_length, pairs)
+    identity = identify_corpus(sources, prepare, tokenizer, seq_length, pairs, known_fingerprint)
+    held_out_by = identity.get("held_out_by", "document")
+    fingerprint = hash_values(identity)
+    folder = cache_dir / fingerprint[:16]
+    manifest = _find_prepared(folder, fingerprint)
+    if manifest:
+        return _tell_dropped(manifest, spec, prepare, is_new=False)
+    with hold_work_folder(cache_dir, folder.name, f"preparing --corpus {spec!r}") as work:
+        manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
+        if manifest:
+            return _tell_dropped(manifest, spec, prepare, is_new=False)
+        _reopen(folder, work)
+        record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
+        record |= {
+            "format": FORMAT_VERSION,
+            "fingerprint": fingerprint,
+            "seq_length": seq_length,
+            "tokenizer_fingerprint": identity["tokenizer"],
+            "settings": {**identity["prepare"], "held_out_by": held_out_by},
+            "corpus": spec,
+            "pairs": pairs,
+            "cls_id": settings.cls_id,
+            "sep_id": settings.sep_id,
+        }
+        for each in work.rglob(".*"):  # of tasks that were killed
+            each.unlink()
+        write_manifest(work, record)
+        work.rename(folder)
+    if split := describe_split(sources, prepare, held_out_by):
+        print(split, file=sys.stderr)
+    return _tell_dropped(read_manifest(folder), spec, prepare, is_new=True)
+
+
+def _tell_dropped(manifest: Manifest, spec: str, prepare: PrepareConfig, *, is_new: bool) -> Manifest:
+    """Say what a prepared corpus lost, or refuse it."""
+    places = manifest.dropped_places
+    check_dropped(spec, manifest.dropped, places, manifest.num_documents, prepare, is_new=is_new)
+    return manifest
+
+
+def make_settings(
+    tokenizer: PreTrainedTokenizerBase, prepare: PrepareConfig, seq_length: int, pairs: bool = False
+) -> RowSettings:
+    """Return what decides how text becomes rows."""
+    return RowSettings(
         tokenizer.backend_tokenizer.to_str(),
         tokenizer.cls_token_id,
         tokenizer.sep_token_id,
@@ -82,71 +152,95 @@ def prepare_corpus(
         prepare.chinese_words,
         pairs,
     )
+
+
+def identify_corpus(
+    sources: Sources,
+    prepare: PrepareConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    pairs: bool,
+    known_fingerprint: str = "",
+) -> dict[str, Any]:
+    """Return everything that decides the rows of a prepared corpus; its hash is the corpus's fingerprint."""
     identity = {
         "format": FORMAT_VERSION,
         "content": sources.fingerprint,
-        "prepare": identity_of(prepare),
+        "prepare": hashed_options(prepare),
         "tokenizer": fingerprint_tokenizer(tokenizer),
         "seq_length": seq_length,
         "pairs": pairs,
     }
-    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = cache_dir / fingerprint[:16]
-    if (folder / "manifest.json").exists():
-        return read_manifest(folder)
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    temporary = cache_dir / f".{folder.name}-{uuid.uuid4().hex[:8]}"  # not mkdtemp: others may read a corpus
-    temporary.mkdir()
+    held_out_by = resolve_held_out_by(sources, prepare)
+    if prepare.held_out_by == "auto" and hash_values(identity) == known_fingerprint:
+        held_out_by = "document"
+    # One by one was the only way once: such corpora keep their names.
+    return identity if held_out_by == "document" else {**identity, "held_out_by": held_out_by}
+
+
+def _find_prepared(folder: Path, fingerprint: str) -> Manifest | None:
+    """Return a prepared corpus whose files are all as they were written; None where there is none, or a damaged one."""
     try:
-        record = _build(sources, prepare, settings, temporary)
-        record |= {
-            "format": FORMAT_VERSION,
-            "fingerprint": fingerprint,
-            "seq_length": seq_length,
-            "tokenizer_fingerprint": identity["tokenizer"],
-            "settings": identity["prepare"],
-            "corpus": spec,
-            "pairs": pairs,
-            "cls_id": settings.cls_id,
-            "sep_id": settings.sep_id,
-        }
-        with (temporary / "manifest.json").open("w", encoding="utf-8") as file:
-            json.dump(record, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        _publish(temporary, folder)
-    finally:
-        _remove(temporary)
-    return read_manifest(folder)
+        if not (folder / MANIFEST).exists():
+            return None
+        _close_to_others(folder)
+    except PermissionError:
+        return read_manifest(folder)  # which says what to do
+    except OSError:  # there can be no such folder: making it tells why
+        return None
+    try:
+        manifest = read_manifest(folder)
+        fault = find_shard_fault(manifest)
+        if not fault and manifest.fingerprint != fingerprint:
+            fault = f"{folder / MANIFEST} is that of another corpus"
+    except CorpusError as error:
+        fault = str(error).split(";")[0]
+    if not fault:
+        return manifest
+    print(f"{fault}; the corpus is prepared anew, as far as it is not whole", file=sys.stderr, flush=True)
+    return None
 
 
-def _publish(temporary: Path, folder: Path) -> None:
-    """Give a complete folder its name, unless another job was first; a folder without a manifest gives way."""
-    if folder.exists() and not (folder / "manifest.json").exists():
+def _close_to_others(folder: Path) -> None:
+    """Leave a folder that an earlier version prepared readable to its owner only."""
+    if folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & 0o077:
+        with contextlib.suppress(OSError):  # a file system that cannot be written to, or has no modes
+            folder.chmod(0o700)
+            for each in folder.glob("text-*.jsonl"):
+                each.chmod(0o600)
+
+
+def _reopen(folder: Path, work: Path) -> None:
+    """Make a damaged corpus, or one without a manifest, the work folder; of two the one that jobs work in stays."""
+    if not folder.exists():
+        return
+    if any(work.iterdir()):
         shutil.rmtree(folder)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if not (folder / "manifest.json").exists():
-            raise
+        return
+    work.rmdir()
+    folder.rename(work)
+    work.chmod(0o700)
+    (work / MANIFEST).unlink(missing_ok=True)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder in which tasks that have not heard of a failure yet may still be writing."""
-    for _ in range(100):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.1)
-
-
-def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path) -> dict[str, Any]:
-    """Run both passes; return the manifest's record of what was found."""
-    hashes, counts, dropped, han_frac = _hash_pass(sources, prepare)
+def _build(
+    sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path, fingerprint: str
+) -> dict[str, Any]:
+    """Run both passes in a work folder; return the manifest's record of what was found."""
+    read = KeptParts(folder, "hashes", fingerprint)
+    hashes, files, lost, han_frac = _hash_pass(sources, prepare, read)
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
+    if prepare.held_out_by == "file":
+        parts = [each for task in files for each in task]
+        is_held_out = hold_out_files(keep, np.frombuffer(hashes, dtype=">u8")[::2], parts, prepare.held_out_frac)
+    elif prepare.held_out_by == "block":
+        is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
     del hashes
+    counts = [sum(number for _, number in task) for task in files]
     num_documents = int(keep.sum())
+    dropped, places = lost.counts, lost.describe_places()
     dropped["duplicate"] = len(keep) - num_documents
+    require_text(sources.spec, dropped, places, num_documents, prepare)
     reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
@@ -158,16 +252,17 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
     settings = replace(settings, chinese_words=is_chinese)
     ends = np.cumsum(counts)
     plans = [use[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
-    written: dict[str, list[dict[str, Any]]] = {name: [] for name in (*SPLITS, "texts")}
+    written: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS}
     num_used: Counter[Split] = Counter()
     write = functools.partial(_write_task, prepare, settings, str(folder))
-    for result in run_tasks(write, sources, "tokenising", plans):
+    kept = KeptParts(folder, "rows", fingerprint, functools.partial(_find_part_fault, str(folder)))
+    for result in run_tasks(write, sources, "tokenising", kept, plans):
         for name, records in written.items():
-            if result[name]:
-                records.append(asdict(result[name]))
+            records += result[name]
         for split in SPLITS:
-            num_used[split] += result["counts"][split]["used"]
-            dropped[NO_NEXT_SENTENCE] += result["counts"][split][NO_NEXT_SENTENCE]
+            num_used[split] += result["counts"][split].get("used", 0)
+            dropped[NO_NEXT_SENTENCE] += result["counts"][split].get(NO_NEXT_SENTENCE, 0)
+    read.drop()
     if settings.pairs:
         _require_partners(sources, prepare, num_used)
         num_documents -= dropped[NO_NEXT_SENTENCE]
@@ -176,6 +271,7 @@ def _build(sources: Sources, prepare: PrepareConfig, settings: RowSettings, fold
         **written,
         "num_documents": num_documents,
         "dropped": {name: n for name, n in dropped.items() if n},
+        "dropped_places": places,
         "han_frac": han_frac,
         "chinese_words": is_chinese,
     }
@@ -200,26 +296,39 @@ def _require_partners(sources: Sources, prepare: PrepareConfig, num_used: Counte
             )
 
 
-def _hash_pass(sources: Sources, prepare: PrepareConfig) -> tuple[bytearray, list[int], Counter[str], float]:
-    """Hashes of all documents, their number by task, what was dropped, and the share of Han characters."""
-    hashes, counts, dropped = bytearray(), [], Counter[str]()
+def _hash_pass(
+    sources: Sources, prepare: PrepareConfig, kept: KeptParts
+) -> tuple[bytearray, list[list[tuple[str, int]]], Dropped, float]:
+    """Hashes of all documents, their number by task and file, what was dropped, and the share of Han characters."""
+    hashes, files, dropped = bytearray(), [], Dropped()
     num_chars = num_han = 0
-    for result in run_tasks(functools.partial(_hash_task, prepare), sources, "reading"):
+    results = run_tasks(functools.partial(_hash_task, prepare), sources, "reading", kept)
+    for task, result in zip(sources.tasks, results, strict=True):
         hashes += result["hashes"]
-        counts.append(len(result["hashes"]) // HASH_BYTES)
-        dropped.update(result["dropped"])
+        files.append([(file.path, number) for file, number in zip(task.files, result["counts"], strict=True)])
+        dropped.merge(Dropped.from_record(result["dropped"]))
         num_chars, num_han = num_chars + result["num_chars"], num_han + result["num_han"]
-    return hashes, counts, dropped, num_han / max(num_chars, 1)
+    return hashes, files, dropped, num_han / max(num_chars, 1)
 
 
 def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
-    dropped: Counter[str] = Counter()
+    dropped = Dropped()
     hashes = bytearray()
+    counts = []
     num_chars = num_han = 0
-    for document in read_documents(task, prepare, dropped):
-        hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
-        num_chars, num_han = num_chars + len(document), num_han + count_han(document)
-    return {"hashes": bytes(hashes), "dropped": dropped, "num_chars": num_chars, "num_han": num_han}
+    for file in task.files:
+        before = len(hashes)
+        for document in read_documents(replace(task, files=(file,)), prepare, dropped):
+            hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
+            num_chars, num_han = num_chars + len(document), num_han + count_han(document)
+        counts.append((len(hashes) - before) // HASH_BYTES)
+    return {
+        "hashes": bytes(hashes),
+        "counts": counts,
+        "dropped": dropped.to_record(),
+        "num_chars": num_chars,
+        "num_han": num_han,
+    }
 
 
 def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
@@ -241,6 +350,12 @@ def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[
     return keep, is_held_out
 
 
+def _find_part_fault(folder: str, result: dict[str, Any]) -> str:
+    """Say what is wrong with the files that a task wrote; empty: nothing."""
+    faults = (find_file_fault(Path(folder, each["path"]), each["sha256"]) for name in _PARTS for each in result[name])
+    return next(filter(None, faults), "")
+
+
 def _write_task(
     prepare: PrepareConfig, settings: RowSettings, folder: str, number: int, task: ReadTask, plan: bytes
 ) -> dict[str, Any]:
@@ -258,17 +373,19 @@ def _write_task(
         if settings.pairs:
             first_document = (number << 32) + (i << 31)
             chunks = build_chunks(documents, settings, first_document, counts[split])
-            result[split] = _write_shard(path, chunks, CHUNK_SCHEMA, NUM_SPECIAL_TOKENS)
+            record = _write_shard(path, chunks, CHUNK_SCHEMA, NUM_SPECIAL_TOKENS)
         else:
-            result[split] = _write_shard(path, build_rows(documents, settings), SCHEMA)
-    result["texts"] = _write_texts(Path(folder, f"text-{number:06d}.jsonl"), held_out)
+            record = _write_shard(path, build_rows(documents, settings), SCHEMA)
+        result[split] = [asdict(record)] if record else []
+    text = _write_texts(Path(folder, f"text-{number:06d}.jsonl"), held_out)
+    result["texts"] = [asdict(text)] if text else []
     return result
 
 
 def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[str]) -> Iterator[str]:
     """Yield the documents for training; append those held out."""
     num_read = 0
-    for document in read_documents(task, prepare, Counter()):
+    for document in read_documents(task, prepare, Dropped()):
         use = plan[num_read] if num_read < len(plan) else 0
         num_read += 1
         if use == 1:
@@ -293,7 +410,9 @@ def _write_texts(path: Path, documents: Sequence[str]) -> TextRecord | None:
         size += len(line)
     if not lines:
         return None
-    path.write_bytes(b"".join(lines))
+    with replace_when_written(path) as temporary:
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(b"".join(lines))
     return TextRecord(path.name, len(lines), size, hash_file(path))
 
 
@@ -307,19 +426,20 @@ def _write_shard(
     """Write rows whose first column is their tokens; `num_added_tokens` come to every row when it is read."""
     num_rows = num_tokens = 0
     pending: list[tuple[Any, ...]] = []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for row in rows:
-            pending.append(row)
-            num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0]) + num_added_tokens
-            if len(pending) == ROWS_PER_BATCH:
+    with replace_when_written(path) as temporary:
+        with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for row in rows:
+                pending.append(row)
+                num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0]) + num_added_tokens
+                if len(pending) == ROWS_PER_BATCH:
+                    writer.write_batch(_to_batch(pending, schema))
+                    pending = []
+            if pending:
                 writer.write_batch(_to_batch(pending, schema))
-                pending = []
-        if pending:
-            writer.write_batch(_to_batch(pending, schema))
-    if not num_rows:
-        path.unlink()
-        return None
-    return ShardRecord(path.name, num_rows, num_tokens, hash_file(path))
+        if not num_rows:
+            temporary.unlink()
+            return None
+        return ShardRecord(path.name, num_rows, num_tokens, hash_file(temporary))
 
 
 def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
@@ -232,10 +233,16 @@ def _read(task: _Task) -> Iterator[pa.Table]:
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
     dataset = numbers.map_batches(task, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True)
     # Not `iter_batches`: its scheduler polls without pause until the last batch is taken, at the cost of a core.
-    for reference in dataset.to_arrow_refs():
-        table = ray.get(reference)
-        for first in range(0, table.num_rows, share):
-            yield table.slice(first, share)
+    try:
+        for reference in dataset.to_arrow_refs():
+            table = ray.get(reference)
+            for first in range(0, table.num_rows, share):
+                yield table.slice(first, share)
+    except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
+        gone = [each for each in task.paths if not Path(each).exists()]
+        if not gone:
+            raise
+        raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error
 
 
 ItemT = TypeVar("ItemT")

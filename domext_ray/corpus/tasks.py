@@ -10,40 +10,55 @@ from typing import Any
 import numpy as np
 import ray.data
 
+from domext_ray.cluster import describe_waiting
 from domext_ray.corpus.sources import ReadTask, Sources
-from domext_ray.errors import DomextError
-from domext_ray.status_line import StatusLine
+from domext_ray.corpus.work_folder import KeptParts
+from domext_ray.errors import DomextError, find_storage_error
+from domext_ray.status_line import StatusLine, Watch
 
 
 def run_tasks(
     function: Callable[[int, ReadTask, bytes], dict[str, Any]],
     sources: Sources,
     verb: str,
+    kept: KeptParts,
     plans: Sequence[bytes] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run a function over (number, read task, plan) of all tasks on Ray Data, showing progress.
 
     Args:
-        function: what a task does; it is pickled, and so is what it returns.
+        function: what a task does; it is pickled, and what it returns becomes JSON, but for bytes.
         sources: the tasks.
         verb: what the progress line calls the work.
+        kept: where results are kept; those that are there already are taken over.
         plans: one a task, given to it as it is; without them every task gets `b""`.
 
     Yields:
         The results, in the order of the tasks.
 
     Raises:
-        DomextError: a task met a user's mistake.
+        DomextError: a task met a user's mistake, could not write, or was killed again and again.
     """
     configure_ray_data()
+    kept.forget_tries()
 
     def call(items: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
-        result: dict[str, Any] | DomextError
+        number, task, plan = int(items["number"][0]), pickle.loads(items["task"][0]), items["plan"][0]
         try:
-            result = function(int(items["number"][0]), pickle.loads(items["task"][0]), items["plan"][0])
+            result, fault = kept.read(number, plan)
+            is_kept = result is not None
+            if result is None:
+                kept.count_try(number, task.files[0].path)
+                result = function(number, task, plan)
+                kept.write(number, plan, result)
         except DomextError as error:  # a value: Ray Data drops the cause of an exception on its way to the driver
-            result = error
-        return {"result": [pickle.dumps(result)]}
+            return {"result": [pickle.dumps(error)]}
+        except OSError as error:  # of writing: what goes wrong with reading is the corpus' mistake
+            storage = find_storage_error(error, error.filename or kept.folder)
+            if storage is None:
+                raise
+            return {"result": [pickle.dumps(storage)]}
+        return {"result": [pickle.dumps((result, is_kept, fault))]}
 
     items = [
         {"number": number, "task": pickle.dumps(task), "plan": plans[number] if plans else b""}
@@ -52,16 +67,25 @@ def run_tasks(
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(call, batch_size=1, num_cpus=1)
     del items
     progress = _Progress(sources, verb)
+    num_kept = 0
     rows = iter(dataset.iter_rows())
     try:
-        for number, row in enumerate(rows):
-            result = pickle.loads(row["result"])
-            if isinstance(result, DomextError):
-                raise result
-            progress.show(number + 1)
-            yield result
+        with Watch(verb, describe_waiting) as watch:
+            for number, row in enumerate(rows):
+                watch.patience.note_move()
+                found = pickle.loads(row["result"])
+                if isinstance(found, DomextError):
+                    raise found
+                result, is_kept, fault = found
+                num_kept += is_kept
+                if fault:
+                    progress.line.keep(f"{verb}: {fault}; that part is made anew")
+                progress.show(number + 1)
+                yield result
     finally:
         del rows, dataset  # ends the tasks that are still running
+    if num_kept:
+        progress.line.keep(f"{verb}: {num_kept} of {len(sources.tasks)} parts were finished before")
     progress.finish()
 
 

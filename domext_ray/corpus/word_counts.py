@@ -6,21 +6,28 @@ raw chunks between spaces, and normalises each distinct chunk once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import json
 import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus.sources import ReadTask, Sources, read_documents
+from domext_ray.config import PrepareConfig, hashed_options
+from domext_ray.corpus.documents import read_documents
+from domext_ray.corpus.dropped import Dropped, check_dropped
+from domext_ray.corpus.sources import ReadTask, Sources
 from domext_ray.corpus.tasks import run_tasks
+from domext_ray.corpus.work_folder import KeptParts, hold_work_folder
 from domext_ray.errors import CorpusError
 
 MAX_WORD_CHARS = 100
@@ -119,28 +126,45 @@ def require_bert_words(tokenizer_json: str, name: str) -> None:
         )
 
 
-def count_words(sources: Sources, prepare: PrepareConfig, tokenizer_json: str) -> WordCounts:
-    """Count the words of a corpus; Ray is initialised.
+@contextlib.contextmanager
+def keep_counts(sources: Sources, prepare: PrepareConfig, tokenizer_json: str, cache_dir: Path) -> Iterator[WordCounts]:
+    """Count the words of a corpus, and keep the finished counts for a second start until what they are for is done.
+
+    Ray is initialised.
 
     Args:
         sources: what to read.
         prepare: what a document is.
         tokenizer_json: the base's fast tokenizer, serialised.
+        cache_dir: where the counts of finished tasks are kept.
 
     Raises:
-        CorpusError: the corpus has no word.
+        CorpusError: the corpus has no word, or too many rows without text.
+        RunError: counts cannot be written.
     """
+    splitter_json = _without_vocabulary(tokenizer_json)
+    identity = [sources.fingerprint, hashed_options(prepare), splitter_json]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    with hold_work_folder(cache_dir, f"words-{key[:16]}", f"counting the words of --corpus {sources.spec!r}") as work:
+        yield _count_words(sources, prepare, splitter_json, KeptParts(work, "words", key))
+
+
+def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: KeptParts) -> WordCounts:
     totals: Counter[str] = Counter()
     sums: Counter[str] = Counter()
+    dropped = Dropped()
     seconds = 0.0
-    function = functools.partial(_count_task, prepare, _without_vocabulary(tokenizer_json))
-    for result in run_tasks(function, sources, "counting words"):
+    function = functools.partial(_count_task, prepare, splitter_json)
+    for result in run_tasks(function, sources, "counting words", kept):
         words = result["words"].decode().split(" ") if result["words"] else []
         counts = np.frombuffer(result["counts"], dtype=np.int64).tolist()
         totals.update(dict(zip(words, counts, strict=True)))
         sums.update(result["sums"])
+        dropped.merge(Dropped.from_record(result["dropped"]))
         sums["forgotten"] += forget_rarest(totals, MAX_WORDS)
         seconds += result["seconds"]
+    places = dropped.describe_places()
+    check_dropped(sources.spec, dropped.counts, places, sums["documents"], prepare, is_new=False)
     if not totals:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable word; give text.")
     megabytes = sums["text_bytes"] / 1e6
@@ -177,7 +201,8 @@ def _count_task(prepare: PrepareConfig, splitter_json: str, number: int, task: R
     totals: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     sums: Counter[str] = Counter()
-    for document in read_documents(task, prepare, Counter()):
+    dropped = Dropped()
+    for document in read_documents(task, prepare, dropped):
         sums["documents"] += 1
         sums["text_bytes"] += len(document) if document.isascii() else len(document.encode())
         chunks.update(document.split(" "))  # no word reaches across a space
@@ -190,6 +215,7 @@ def _count_task(prepare: PrepareConfig, splitter_json: str, number: int, task: R
         "words": " ".join(words).encode(),  # no word has white space
         "counts": counts.tobytes(),
         "sums": sums,
+        "dropped": dropped.to_record(),
         "seconds": time.process_time() - started,
     }
 

@@ -80,6 +80,7 @@ def learn(
         tokenizer_folder=base,
         num_base_rows=num_rows or len(load_tokenizer(base)),
         folder=folder,
+        cache_dir=text.parent / "cache",
     )
 
 
@@ -317,7 +318,7 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
     num_rows = len(load_tokenizer(base_folder))
     assert count_brought_words(options, base="tiny", tokenizer_folder=base_folder, num_base_rows=num_rows) == 4
 
-    measure_extension(str(text), PREPARE, made.folder)
+    measure_extension(str(text), PREPARE, made.folder, tmp_path / "cache")
     record = json.loads((made.folder / "statistics.json").read_text())
     assert [row["num_new"] for row in record["sizes"]] == [0, 3] and "3" in format_statistics(made.folder)
     assert record["sizes"][1]["tokens_per_document"] < record["sizes"][0]["tokens_per_document"]
@@ -383,6 +384,14 @@ def test_a_folder_of_other_files_is_left_alone(base_folder: Path, tmp_path: Path
     with pytest.raises(CorpusError, match="run holds other files; give another --run.name"):
         bring(tmp_path / "words.txt", base_folder, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints").is_dir()
+    made = bring(tmp_path / "words.txt", base_folder, tmp_path / "made").folder
+    (made / "notes.txt").write_text("mine")
+    (tmp_path / "words.txt").write_text("thalamus\nhippocampus\n")
+    with pytest.raises(CorpusError, match=r"made/notes\.txt is no part of the vocabulary that would be replaced"):
+        bring(tmp_path / "words.txt", base_folder, made)
+    assert (made / "notes.txt").read_text() == "mine"
+    (made / "notes.txt").unlink()
+    assert len(bring(tmp_path / "words.txt", base_folder, made).words) == 2
 
 
 def test_a_damaged_folder_is_made_anew(base_folder: Path, tmp_path: Path) -> None:
@@ -436,7 +445,7 @@ def test_folders_without_a_record(base_folder: Path, learned: ExtensionVocabular
     assert load_extension(base_folder) is None
     assert load_extension(tmp_path / "nowhere") is None
     with pytest.raises(CorpusError, match="has no extension.json"):
-        measure_extension("text.txt", PREPARE, base_folder)
+        measure_extension("text.txt", PREPARE, base_folder, base_folder / "cache")
     shutil.copytree(learned.folder, tmp_path / "copy")
     (tmp_path / "copy" / "tokenizer.json").unlink()
     with pytest.raises(CorpusError, match="is damaged"):

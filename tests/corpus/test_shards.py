@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
+import os
+import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,12 @@ import pytest
 from transformers import BertTokenizer
 
 from domext_ray.config import PrepareConfig
-from domext_ray.corpus import shards
+from domext_ray.corpus import manifest, shards, tasks
 from domext_ray.corpus.manifest import Manifest, Split, read_manifest, take_numbered, verify_shards
 from domext_ray.corpus.rows import load_jieba
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.sources import resolve_sources
+from domext_ray.corpus.split import describe_split, hold_out_blocks, resolve_held_out_by
 from domext_ray.errors import CorpusError
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
@@ -136,9 +141,10 @@ def test_rows_depend_on_content_and_settings_alone(
 def test_held_out_documents_do_not_depend_on_place_or_neighbours(
     prepared: tuple[Path, Path, Manifest], tokenizer_dir: Path, tmp_path: Path
 ) -> None:
+    prepare = replace(PREPARE, held_out_by="document")
     path = write_lines(tmp_path / "text.txt", [*range(999, 599, -1), *range(200)])
-    other = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
-    held_out = set(read_numbers(prepared[2], "held_out"))
+    other = prepare_lines(path, tokenizer_dir, tmp_path / "cache", prepare)
+    held_out = set(read_numbers(prepare_lines(prepared[0], tokenizer_dir, tmp_path / "cache", prepare), "held_out"))
     shared = {*range(600, 800), *range(200)}
     assert set(read_numbers(other, "held_out")) & shared == held_out & shared
 
@@ -173,7 +179,7 @@ def test_choose_documents_keeps_the_first_of_equals() -> None:
     ("content", "message"),
     [
         (b"\n \nno\n", r"has no usable document \(dropped: 2 blank, 1 too_short\)"),
-        (b"\xff\xff\n" * 3, r"has no usable document \(dropped: 3 bad_utf8\)"),
+        (b"\xff\xff\n" * 3, r"3 of 3 rows .* hold no text \(3 rows that are not UTF-8; the first is .*text.txt:1\)"),
         (b"only one line is here\n", "has 1 usable documents, so the (held-out|training) split is empty"),
         (b"same line all over again\n" * 50, "has 1 usable documents, so the (held-out|training) split is empty"),
     ],
@@ -184,7 +190,7 @@ def test_a_corpus_without_use_leaves_nothing(
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(CorpusError, match=message):
         prepare_lines(tmp_path / "text.txt", tokenizer_dir, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_an_error_within_a_task_reaches_the_driver_as_one_sentence(
@@ -200,7 +206,7 @@ def test_an_error_within_a_task_reaches_the_driver_as_one_sentence(
     with pytest.raises(CorpusError, match="3.txt.gz cannot be read to its end") as caught:
         prepare_corpus(f"{tmp_path}/*.txt*", PREPARE, tokenizer_dir, 32, tmp_path / "cache")
     assert "\n" not in str(caught.value) and "ray" not in str(caught.value).lower()
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_file_that_changes_between_the_passes_is_an_error(tmp_path: Path) -> None:
@@ -218,6 +224,116 @@ def test_a_folder_left_without_a_manifest_is_made_again(local_ray: None, tokeniz
     (first.folder / "manifest.json").unlink()
     assert prepare_lines(path, tokenizer_dir, tmp_path / "cache") == first
     verify_shards(first)
+
+
+def read_files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """The content and the inode of every file below a folder."""
+    paths = [each for each in sorted(folder.rglob("*")) if each.is_file()]
+    return {str(each.relative_to(folder)): (each.read_bytes(), each.stat().st_ino) for each in paths}
+
+
+def test_an_interrupted_preparation_goes_on_with_its_finished_parts(
+    prepared: tuple[Path, Path, Manifest],
+    tokenizer_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _, manifest = prepared
+    num_shown = 0
+
+    def interrupt(self: Any, num_done: int) -> None:
+        nonlocal num_shown
+        num_shown += 1
+        if self.verb == "tokenising" and num_done == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks._Progress, "show", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_lines(path, tokenizer_dir, tmp_path / "cache")
+    assert num_shown > 3
+    (work,) = (tmp_path / "cache").iterdir()
+    assert work.name == f".{manifest.folder.name}"
+    before = read_files(work)
+    assert len([name for name in before if name.startswith("parts/rows-") and name.endswith(".json")]) >= 3
+
+    again = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
+    after, whole = read_files(again.folder), read_files(manifest.folder)
+    assert {name: content for name, (content, _) in after.items()} == {name: each for name, (each, _) in whole.items()}
+    finished = [f"{name}-{number:06d}.arrow" for name in ("train", "held_out") for number in range(3)]
+    assert all(after[name] == before[name] for name in finished if name in before)  # the very files
+    told = capsys.readouterr().err
+    assert re.search(r"^reading: (\d+) of \1 parts were finished before$", told, re.MULTILINE)
+    assert re.search(r"^tokenising: ([3-9]|\d\d) of \d+ parts were finished before$", told, re.MULTILINE)
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [manifest.folder.name]
+
+
+@pytest.mark.parametrize("damage", ["shard", "manifest", "part"])
+def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
+    prepared: tuple[Path, Path, Manifest],
+    tokenizer_dir: Path,
+    tmp_path: Path,
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, _, manifest = prepared
+    folder = tmp_path / "cache" / manifest.folder.name
+    shutil.copytree(manifest.folder, folder)
+    before = read_files(folder)
+    damaged = folder / {"shard": manifest.train[1].path, "manifest": "manifest.json"}.get(
+        damage, "parts/rows-000001.json"
+    )
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    if damage == "part":
+        (folder / "manifest.json").unlink()
+    made = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
+    assert made.folder == folder
+    after = read_files(folder)
+    assert {name: each for name, (each, _) in after.items()} == {name: each for name, (each, _) in before.items()}
+    assert before[manifest.train[2].path] == after[manifest.train[2].path]
+    told = capsys.readouterr().err
+    if damage == "shard":
+        assert f"the shard {damaged} is not what its manifest says; the corpus is prepared anew" in told
+        assert f"tokenising: the shard {tmp_path / 'cache' / ('.' + folder.name) / damaged.name} is not" in told
+    elif damage == "manifest":
+        assert f"{damaged} is damaged" in told
+    else:
+        assert "rows-000001.json is damaged; that part is made anew" in told
+
+
+def test_held_out_text_is_for_its_owner_only(
+    prepared: tuple[Path, Path, Manifest], tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    path, _, manifest = prepared
+    assert manifest.folder.stat().st_mode & 0o777 == 0o700
+    assert {(manifest.folder / each.path).stat().st_mode & 0o777 for each in manifest.texts} == {0o600}
+    copied = tmp_path / "cache" / manifest.folder.name
+    shutil.copytree(manifest.folder, copied)
+    copied.chmod(0o755)  # as earlier versions left it
+    (copied / manifest.texts[0].path).chmod(0o644)
+    prepare_lines(path, tokenizer_dir, tmp_path / "cache")
+    assert copied.stat().st_mode & 0o777 == 0o700
+    assert (copied / manifest.texts[0].path).stat().st_mode & 0o777 == 0o600
+
+
+def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Path, Manifest]) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        folder = Path(name, "corpus")
+        shutil.copytree(prepared[2].folder, folder)
+        folder.chmod(0o700 if os.geteuid() == 0 else 0o000)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            with pytest.raises(CorpusError, match="may be read by its owner only.*give another --prepare.cache_dir"):
+                shards._find_prepared(folder, "")
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o700)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
@@ -307,6 +423,66 @@ def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None
             read_manifest(copied.folder)
 
 
+def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any], has_hash: bool) -> None:
+    record = json.loads(path.read_text())
+    change(record)
+    record.pop("sha256", None)
+    path.write_text(json.dumps({**record, **({"sha256": manifest._hash_record(record)} if has_hash else {})}))
+
+
+def swap(record: dict[str, Any]) -> None:
+    record["train"], record["held_out"] = record["held_out"], record["train"]
+
+
+@pytest.mark.parametrize("has_hash", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap, "train names 'held_out-"),
+        (lambda each: each["train"][0].update(path="/etc/train-000000.arrow"), "train names '/etc"),
+        (lambda each: each["train"][0].update(path="../x/train-000000.arrow"), r"train names '\.\./x"),
+        (lambda each: each["texts"][0].update(path="manifest.json"), "texts names 'manifest.json'"),
+        (lambda each: each["train"].append(each["train"][0]), "train names files twice or out of order"),
+        (lambda each: each["train"].reverse(), "train names files twice or out of order"),
+        (lambda each: each["train"][0].update(num_rows="7"), "impossible count"),
+        (lambda each: each["held_out"][0].update(num_tokens=-1), "impossible count"),
+        (lambda each: each["train"][0].update(sha256="0" * 63), "incomplete"),
+        (lambda each: each["train"][0].update(more=1), "incomplete"),
+        (lambda each: each.update(seq_length=True), "seq_length is True"),
+        (lambda each: each.update(num_documents=1.5), "num_documents is 1.5"),
+        (lambda each: each.update(fingerprint="f"), "fingerprint is no sha256"),
+        (lambda each: each.update(dropped={"blank": -1}), "dropped is no table of counts"),
+        (lambda each: each.update(pairs=0), "wrong type"),
+        (lambda each: each.update(train=[]), "train names no file"),
+        (lambda each: each.update(train=7), "is damaged"),
+    ],
+)
+def test_every_field_of_a_manifest_is_checked(
+    copied: Manifest, change: Callable[[dict[str, Any]], Any], message: str, has_hash: bool
+) -> None:
+    """With a hash that somebody made to fit, and without one, as of earlier versions."""
+    path = copied.folder / "manifest.json"
+    change_manifest(path, lambda record: None, has_hash)
+    assert read_manifest(copied.folder) == copied
+    change_manifest(path, change, has_hash)
+    with pytest.raises(CorpusError, match=f"manifest.json is damaged .*{message}|{message}"):
+        read_manifest(copied.folder)
+
+
+def test_a_manifest_carries_its_own_hash(copied: Manifest) -> None:
+    path = copied.folder / "manifest.json"
+    path.write_text(path.read_text().replace('"num_documents": 800', '"num_documents": 801'))
+    with pytest.raises(CorpusError, match="its sha256 is another"):
+        read_manifest(copied.folder)
+
+
+def test_rows_are_counted_when_a_corpus_is_verified(copied: Manifest) -> None:
+    first, *others = copied.train
+    wrong = replace(copied, train=(replace(first, num_rows=first.num_rows + 1), *others))
+    with pytest.raises(CorpusError, match="another number of rows"):
+        verify_shards(wrong)
+
+
 def write_text(path: Path, lines: list[str]) -> Path:
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -361,3 +537,107 @@ def test_chinese_words_share_a_start(tmp_path: Path, tokenizer_dir: Path, local_
     tables = [pa.ipc.open_file(str(manifest.folder / each.path)).read_all() for each in manifest.train]
     starts = [each for table in tables for row in table.column("word_starts").to_pylist() for each in row]
     assert 0.4 < np.mean(starts) < 0.8
+
+
+def test_lines_of_text_are_held_out_in_blocks_and_others_one_by_one(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.txt", [1, 2])
+    (tmp_path / "b.jsonl").write_text('{"text": "line 1 says 1."}')
+    cases: list[tuple[str, dict[str, Any], str, str]] = [
+        ("a.txt", {}, "block", "blocks of up to 64 neighbouring lines"),
+        ("a.txt", {"held_out_by": "document"}, "document", "single lines, whose neighbours train"),
+        ("a.txt", {"document": "blank_line"}, "document", "single paragraphs between blank lines"),
+        ("a.txt", {"document": "file"}, "document", ""),
+        ("b.jsonl", {}, "document", ""),
+        ("b.jsonl", {"held_out_by": "file"}, "file", ""),
+        ("*", {}, "block", "blocks of up to 64"),
+    ]
+    for spec, options, expected, told in cases:
+        prepare = replace(PREPARE, **options)
+        sources = resolve_sources(f"{tmp_path}/{spec}", prepare)
+        held_out_by = resolve_held_out_by(sources, prepare)
+        assert held_out_by == expected, spec
+        split = describe_split(sources, prepare, held_out_by)
+        assert told in split and bool(told) == bool(split)
+    assert resolve_held_out_by(resolve_sources("package-docs", PREPARE), PREPARE) == "document"
+
+
+@pytest.mark.parametrize("num_lines", [400, 40_000])
+def test_blocks_are_held_out_whole(num_lines: int) -> None:
+    """The share is exact, held-out lines stand in runs, and these come from all over the text."""
+    keep = np.random.default_rng(0).random(num_lines) < 0.9
+    is_held_out = hold_out_blocks(keep, 0.02)
+    assert not (is_held_out & ~keep).any()
+    assert is_held_out.sum() == round(keep.sum() * 0.02)
+    runs = np.flatnonzero(np.diff(is_held_out[keep].astype(int)) == 1)
+    assert len(runs) == (4 if num_lines == 400 else keep.sum() * 0.02 // 64)
+    assert runs.max() - runs.min() > 0.5 * keep.sum()
+    assert not hold_out_blocks(np.ones(20, dtype=bool), 0.02).any()
+
+
+def test_neighbouring_lines_are_held_out_together(prepared: tuple[Path, Path, Manifest]) -> None:
+    """Of held-out lines nearly all stand beside another one; chosen one by one, a tenth of their neighbours would."""
+    held_out = read_numbers(prepared[2], "held_out")
+    assert len(held_out) == 80
+    assert sum(second - first == 1 for first, second in itertools.pairwise(held_out)) == 80 - 4
+    assert prepared[2].settings["held_out_by"] == "block"
+
+
+def test_whole_files_are_held_out(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
+    """Some of the files in the order of their content's hash, whatever their names and however they are cut."""
+    prepare = replace(PREPARE, held_out_by="file")
+    for i, size in enumerate([20, 20, 20, 20, 20, 20, 20, 400]):
+        write_lines(tmp_path / f"{i}.txt", list(range(1000 * i, 1000 * i + size)))
+    manifest = prepare_lines(tmp_path / "*.txt", tokenizer_dir, tmp_path / "cache", prepare)
+    held_out = read_numbers(manifest, "held_out")
+    files = {number // 1000 for number in held_out}
+    assert len(files) in (2, 3) and len(held_out) == 20 * len(files)
+    assert not files & {number // 1000 for number in read_numbers(manifest, "train")}
+    with pytest.raises(CorpusError, match="--prepare.held_out_by is 'file' and the documents are of 1 file"):
+        prepare_lines(tmp_path / "7.txt", tokenizer_dir, tmp_path / "cache", prepare)
+
+
+def test_an_earlier_split_is_kept(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
+    """A run whose documents were held out one by one goes on with them; another run's lines come in blocks."""
+    path = write_lines(tmp_path / "text.txt", list(range(300)))
+    single = prepare_lines(path, tokenizer_dir, tmp_path / "cache", replace(PREPARE, held_out_by="document"))
+    again = prepare_corpus(
+        str(path), PREPARE, tokenizer_dir, 32, tmp_path / "cache", known_fingerprint=single.fingerprint
+    )
+    assert again == single
+    blocks = prepare_corpus(str(path), PREPARE, tokenizer_dir, 32, tmp_path / "cache", known_fingerprint="another")
+    assert blocks.fingerprint != single.fingerprint and blocks.settings["held_out_by"] == "block"
+
+
+def test_rows_without_text_are_told(
+    local_ray: None, tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was dropped is said with its first place, also where a range of the file begins below the first line."""
+    path = tmp_path / "rows.jsonl"
+    rows = [json.dumps({"text": f"line {i} says {i * i}."}) for i in range(400)]
+    rows[300] = '{"text": null, "id": 1}'
+    rows[310:320] = ['{"body": "x"}'] * 10
+    path.write_text("\n".join(rows) + "\n")
+    for is_new in (True, False):
+        manifest = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("dropped", "warning"))]
+        assert told == [
+            f"dropped: 10 rows without the field 'text'; the first is {path}:311 (it has body)",
+            f"dropped: 1 row with null as 'text'; the first is {path}:301",
+            f"warning: 11 of 400 rows of --corpus {str(path)!r} (2.8%) hold no text and are left out; "
+            "set --prepare.field to the field that holds the text.",
+        ], is_new
+    assert manifest.dropped == {"no_field": 10, "null": 1} and len(manifest.train) > 3
+    strict = replace(PREPARE, max_dropped_frac=0.02)
+    with pytest.raises(CorpusError, match=r"11 of 400 rows .* with --prepare.max_dropped_frac 0.03"):
+        prepare_lines(path, tokenizer_dir, tmp_path / "cache", strict)
+
+
+def test_mostly_no_text_is_refused(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"body": f"line {i} says {i * i}.", **({} if i % 5 else {"text": f"line {i}."})} for i in range(100)]
+    path.write_text("\n".join(json.dumps(each) for each in rows))
+    with pytest.raises(CorpusError, match=r"80 of 100 rows .*the first is .*:2 \(it has body\)\); set --prepare.field"):
+        prepare_lines(path, tokenizer_dir, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+    allowed = replace(PREPARE, max_dropped_frac=0.8)
+    assert prepare_lines(path, tokenizer_dir, tmp_path / "cache", allowed).num_documents == 20

@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from domext_ray.config import PrepareConfig
-from domext_ray.corpus import sources
+from domext_ray.corpus import documents as reading
+from domext_ray.corpus.documents import clean_text, read_documents
+from domext_ray.corpus.dropped import Dropped
 from domext_ray.corpus.sources import (
     ReadTask,
     SourceFile,
     Sources,
-    clean_text,
-    read_documents,
     resolve_sources,
 )
 from domext_ray.errors import CorpusError
 
 
 def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Counter[str]]:
-    dropped: Counter[str] = Counter()
-    return [each for task in resolved.tasks for each in read_documents(task, prepare, dropped)], dropped
+    dropped = Dropped()
+    return [each for task in resolved.tasks for each in read_documents(task, prepare, dropped)], dropped.counts
 
 
 def read_spec(spec: str | Path, prepare: PrepareConfig | None = None) -> tuple[list[str], Counter[str]]:
@@ -125,15 +125,15 @@ def test_a_range_without_a_blank_line_stops_at_its_end(tmp_path: Path, monkeypat
     path.write_bytes(b"line\n" * 1000)
     reads = 0
 
-    original = sources._read_lines
+    original = reading._read_lines
 
-    def count_lines(*args: Any) -> Iterator[tuple[int, bytes]]:
+    def count_lines(*args: Any) -> Iterator[tuple[int, int, bytes]]:
         nonlocal reads
         for each in original(*args):
             reads += 1
             yield each
 
-    monkeypatch.setattr(sources, "_read_lines", count_lines)
+    monkeypatch.setattr(reading, "_read_lines", count_lines)
     documents = read_ranges(path, PrepareConfig(document="blank_line", min_document_chars=1), 500)
     assert len(documents) == 1
     assert reads < 1000 + 10 * 102
@@ -208,7 +208,7 @@ def test_json_lines(tmp_path: Path) -> None:
     path.write_bytes("\n".join(lines).encode() + b'\n{"body": "\xff"}\n')
     documents, dropped = read_spec(path, PrepareConfig(field="body", min_document_chars=1))
     assert documents == ["first text", "a lone surrogate here and a second line"]
-    assert dropped == {"bad_json": 2, "no_field": 3, "bad_utf8": 1}
+    assert dropped == {"bad_json": 2, "no_field": 2, "not_text": 1, "bad_utf8": 1}
 
 
 def test_parquet_and_saved_datasets(tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def test_ray_data_reads_the_plan_in_order_and_resumes_anywhere(tmp_path: Path, l
     assert resumed.rows.column("row_id").to_pylist() == expected[plan.batches_per_epoch + 2].tolist()
 
 
+def test_a_shard_that_has_gone_is_named(tmp_path: Path, local_ray: None) -> None:
+    manifest = write_corpus(tmp_path, (300,))
+    (tmp_path / "train-0.arrow").unlink()
+    with pytest.raises(CorpusError, match=r"train-0\.arrow has gone; the same command prepares it again"):
+        next(stream_batches(manifest, BatchPlan((300,), seed=5, global_batch_size=24), rank=0, world_size=1))
+
+
 def test_prefetch_starts_at_once_and_hands_over_items_and_errors() -> None:
     started = threading.Event()
 

@@ -38,7 +38,7 @@ def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="is no folder"):
         load_tokenizer(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CorpusError, match="holds no tokenizer"):
+    with pytest.raises(CorpusError, match="has no tokenizer"):
         load_tokenizer(tmp_path / "empty")
     make_tokenizer("a").save_pretrained(tmp_path / "damaged")
     (tmp_path / "damaged" / "tokenizer.json").write_text("{")
@@ -86,6 +86,25 @@ def test_a_learned_vocabulary_is_kept_while_its_record_matches(text: Path, tmp_p
     learn_wordpiece(str(text), PREPARE, VocabConfig(size=64), folder, 64)
     assert len(load_tokenizer(folder)) == 64
     assert json.loads((folder / "learned_from.json").read_text())["size"] == 64
+
+
+def test_a_learned_vocabulary_is_of_its_prepare_options(text: Path, tmp_path: Path) -> None:
+    """Documents of another kind are other text: short lines count, or do not."""
+    path = tmp_path / "text.txt"
+    path.write_text("xq\n" * 2000 + text.read_text(encoding="utf-8"), encoding="utf-8")
+    folder = learn_wordpiece(str(path), PREPARE, VocabConfig(size=70), tmp_path / "learned", 64)
+    assert load_tokenizer(folder).tokenize("xq") == ["[UNK]"]
+    others = PrepareConfig(min_document_chars=2)
+    learn_wordpiece(str(path), others, VocabConfig(size=70), folder, 64)
+    assert load_tokenizer(folder).tokenize("xq") == ["xq"]
+    record = json.loads((folder / "learned_from.json").read_text())
+    assert record["prepare"]["min_document_chars"] == 2
+    record.pop("prepare"), record.pop("model_max_length")  # as earlier versions wrote it
+    for content, is_kept in ((json.dumps(record), True), ("{", False), ("[]", False), ("[1]", False)):
+        (folder / "learned_from.json").write_text(content)
+        before = (folder / "tokenizer.json").stat().st_ino
+        learn_wordpiece(str(path), others, VocabConfig(size=70), folder, 64)
+        assert ((folder / "tokenizer.json").stat().st_ino == before) == is_kept
 
 
 def test_a_vocabulary_never_exceeds_its_size(tmp_path: Path) -> None:

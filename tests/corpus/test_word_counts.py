@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
 from domext_ray.config import PrepareConfig
-from domext_ray.corpus import word_counts
-from domext_ray.corpus.sources import read_documents, resolve_sources
-from domext_ray.corpus.word_counts import WordCounts, count_words, forget_rarest, require_bert_words
+from domext_ray.corpus import tasks, word_counts
+from domext_ray.corpus.documents import read_documents
+from domext_ray.corpus.dropped import Dropped
+from domext_ray.corpus.sources import resolve_sources
+from domext_ray.corpus.word_counts import WordCounts, forget_rarest, keep_counts, require_bert_words
 from domext_ray.errors import CorpusError
 
 PREPARE = PrepareConfig(min_document_chars=5)
@@ -39,7 +42,9 @@ def serialise(**options: bool) -> str:
 
 
 def count(spec: Path | str, tokenizer_json: str, prepare: PrepareConfig = PREPARE) -> WordCounts:
-    return count_words(resolve_sources(str(spec), prepare), prepare, tokenizer_json)
+    cache = Path(spec).parent / "cache"
+    with keep_counts(resolve_sources(str(spec), prepare), prepare, tokenizer_json, cache) as counts:
+        return counts
 
 
 @pytest.mark.parametrize("options", [{}, {"do_lower_case": False}, {"tokenize_chinese_chars": False}])
@@ -48,7 +53,7 @@ def test_counts_are_those_of_the_text(local_ray: None, text: Path, options: dict
     tokenizer = word_counts.Tokenizer.from_str(tokenizer_json)
     expected: Counter[str] = Counter()
     documents = [
-        each for task in resolve_sources(str(text), PREPARE).tasks for each in read_documents(task, PREPARE, Counter())
+        each for task in resolve_sources(str(text), PREPARE).tasks for each in read_documents(task, PREPARE, Dropped())
     ]
     for document in documents:
         words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(document))
@@ -69,6 +74,44 @@ def test_counts_do_not_depend_on_the_tasks(local_ray: None, text: Path) -> None:
     assert len(resolve_sources(str(text), small).tasks) > 5
     one, many = count(text, serialise()), count(text, serialise(), small)
     assert (one.words, one.counts.tolist(), one.num_documents) == (many.words, many.counts.tolist(), many.num_documents)
+
+
+def test_counting_goes_on_with_its_finished_parts(
+    local_ray: None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = PrepareConfig(min_document_chars=5, shard_bytes=4096)
+    sources = resolve_sources(str(text), small)
+    whole = count(text, serialise(), small)
+
+    def interrupt(self: object, num_done: int) -> None:
+        if num_done == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks._Progress, "show", interrupt)
+        with (
+            pytest.raises(KeyboardInterrupt),
+            keep_counts(sources, small, serialise(), tmp_path / "cache"),
+        ):
+            pass
+    (work,) = (tmp_path / "cache").iterdir()
+    assert len(list(work.glob("parts/words-*.json"))) >= 3
+    with (
+        pytest.raises(KeyboardInterrupt),
+        keep_counts(sources, small, serialise(), tmp_path / "cache") as again,
+    ):
+        raise KeyboardInterrupt  # while the words are ranked
+    assert (again.words, again.counts.tolist(), again.num_words) == (
+        whole.words,
+        whole.counts.tolist(),
+        whole.num_words,
+    )
+    num_kept = re.search(r"^counting words: (\d+) of \d+ parts were finished before", capsys.readouterr().err, re.M)
+    assert num_kept and int(num_kept[1]) >= 3
+    with keep_counts(sources, small, serialise(), tmp_path / "cache") as again:
+        assert again.words == whole.words
+    assert f"{len(sources.tasks)} of {len(sources.tasks)} parts were finished before" in capsys.readouterr().err
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_words_beyond_the_limit_are_counted_apart(local_ray: None, tmp_path: Path) -> None:

@@ -1,0 +1,282 @@
+"""Files that are not what their names say, or hold little text: one sentence each, or a count, and never a wait."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from domext_ray.config import PrepareConfig
+from domext_ray.corpus.documents import read_documents
+from domext_ray.corpus.dropped import Dropped
+from domext_ray.corpus.sources import Sources, find_files, resolve_sources
+from domext_ray.errors import CorpusError
+from domext_ray.files import split_paths
+
+SENTENCE = "A sentence that is long enough."
+
+
+def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Dropped]:
+    dropped = Dropped()
+    documents = []
+    for task in resolved.tasks:
+        lost = Dropped()
+        documents += read_documents(task, prepare, lost)
+        dropped.merge(Dropped.from_record(json.loads(json.dumps(lost.to_record()))))
+    return documents, dropped
+
+
+def read_spec(spec: str | Path, **options: object) -> tuple[list[str], Dropped]:
+    prepare = PrepareConfig(**{"min_document_chars": 1, **options})  # type: ignore[arg-type]
+    return read_all(resolve_sources(str(spec), prepare), prepare)
+
+
+def to_parquet(**columns: list[object]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def compress_table() -> bytes:
+    return gzip.compress(to_parquet(text=[SENTENCE]))
+
+
+ARRAY = [{"text": SENTENCE}, {"text": SENTENCE}]
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "utf16.txt": (SENTENCE.encode("utf-16"), "is UTF-16, not UTF-8; run iconv -f UTF-16 -t UTF-8 FILE > NEW"),
+    "utf16le.txt": (SENTENCE.encode("utf-16-le"), "is UTF-16LE, not UTF-8; run iconv -f UTF-16LE"),
+    "utf16be.csv": (f"text\n{SENTENCE}\n".encode("utf-16-be"), "is UTF-16BE, not UTF-8"),
+    "utf16.jsonl": ('{"text": "a"}\n'.encode("utf-16"), "is UTF-16, not UTF-8"),
+    "utf32.txt": (SENTENCE.encode("utf-32"), "is UTF-32, not UTF-8"),
+    "utf16.txt.gz": (gzip.compress(SENTENCE.encode("utf-16")), "is UTF-16, not UTF-8"),
+    "plain.txt.gz": (SENTENCE.encode(), "ends in .gz and is no gzip file"),
+    "plain.JSONL.GZ": (b'{"text": "a"}', "ends in .gz and is no gzip file"),
+    "packed.txt": (gzip.compress(SENTENCE.encode()), "not UTF-8 text but gzip, whose name must end in .gz"),
+    "letter.txt": (b"PK\x03\x04 rest", "not UTF-8 text but a zip archive or an office document"),
+    "paper.txt": (b"%PDF-1.7 rest", "not UTF-8 text but a PDF"),
+    "table.txt": (to_parquet(text=[SENTENCE]), "not UTF-8 text but Parquet, whose name must end in .parquet"),
+    "bytes.txt": (bytes(range(256)) * 20, "not UTF-8 text .it has NUL bytes"),
+    "paper.PDF": (b"%PDF", "whose format cannot be read"),
+    "letter.docx": (b"PK", "whose format cannot be read"),
+    "array.jsonl": (
+        json.dumps(ARRAY).encode(),
+        r"is not JSON Lines, an object a line, but an array; run jq -c '.\[\]'",
+    ),
+    "pretty.json": (json.dumps(ARRAY, indent=1).encode(), "is not JSON Lines, an object a line, but an array"),
+    "object.json": (json.dumps(ARRAY[0], indent=1).encode(), "but an object over several lines; run jq -c . FILE"),
+    "long.json": (json.dumps(ARRAY * 90_000).encode(), "is not JSON Lines, an object a line, but an array"),
+    "cut.parquet": (to_parquet(text=[SENTENCE] * 99)[:-30], "cut.parquet cannot be read to its end"),
+    "empty.parquet": (b"", "empty.parquet cannot be read to its end"),
+    "number.parquet": (to_parquet(text=[1, 2]), "the column 'text' of .*number.parquet holds int64, not text"),
+    "lists.parquet": (to_parquet(text=[["a"], ["b"]]), "holds list.*, not text"),
+    "other.parquet": (to_parquet(body=["a"]), r"has no column 'text' \(it has body\); set --prepare.field"),
+    "other.parquet.gz": (compress_table(), "cannot be read to its end"),
+    "text.arrow": (b"no arrow at all", "text.arrow cannot be read to its end"),
+    "other.csv": (b"id,body\n1,a\n", r"has no column 'text' \(it has id, body\); set --prepare.field, or name it .txt"),
+    "semicolons.csv": (b"id;text\n1;a\n", "parted by ';', and those of a .csv file must be by ','"),
+    "twice.csv": (b"text,text\na,b\n", "has 2 columns 'text'"),
+    "empty.csv": (b"", "empty.csv cannot be read to its end"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_file_that_cannot_be_meant_is_one_sentence(tmp_path: Path, name: str) -> None:
+    content, message = REFUSED[name]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "good.txt").write_text(SENTENCE)
+    with pytest.raises(CorpusError, match=message) as caught:
+        read_spec(tmp_path)
+    assert "\n" not in str(caught.value) and name in str(caught.value)
+
+
+def test_csv_is_read_by_columns(tmp_path: Path) -> None:
+    """Quoted line breaks, a cell of 300,000 characters, a byte that is not UTF-8, an empty cell, a row too wide."""
+    long = "x" * 300_000
+    content = f'id,text\n1,"two\nlines, ""quoted"""\n2,{long}\n3,b\xff\n4,\n5,\xfc,more\n6,last\n'.encode("latin-1")
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + content)
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(content))
+    for name in ("a.csv", "b.csv.gz"):
+        documents, dropped = read_spec(tmp_path / name)
+        assert documents == ['two lines, "quoted"', long, "last"], name
+        assert dropped.counts == {"bad_utf8": 1, "empty": 1, "bad_csv": 1}
+        assert dropped.describe_places() == {
+            "bad_utf8": f"{tmp_path / name}, row 3",
+            "empty": f"{tmp_path / name}, row 4",
+            "bad_csv": f"{tmp_path / name}, row 5 (3 of 2 columns)",
+        }
+    assert read_spec(tmp_path / "a.csv", field="id")[0] == ["1", "2", "3", "4", "6"]
+
+
+def test_a_column_may_have_a_name_and_text_of_any_script(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("番号,本文\n1,漢字 äöü\n", encoding="utf-8")
+    assert read_spec(tmp_path / "a.csv", field="本文")[0] == ["漢字 äöü"]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_a_text_in_a_table_that_is_not_utf8_is_one_loss(tmp_path: Path, kind: pa.DataType) -> None:
+    raw = pa.array([b"first", None, b"s\xffcond", b"third"], pa.large_binary())
+    raw = raw.cast(pa.large_binary() if kind == pa.large_string() else pa.binary())
+    table = pa.table({"text": pa.Array.from_buffers(kind, 4, raw.buffers())})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    documents, dropped = read_spec(tmp_path / "a.arrow")
+    assert documents == ["first", "third"] and dropped.counts == {"null": 1, "bad_utf8": 1}
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_other_columns_of_text(tmp_path: Path, kind: pa.DataType) -> None:
+    texts = pa.array(["first", None, "third"])
+    table = pa.table({"text": texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert read_spec(tmp_path / "a.arrow")[0] == ["first", "third"]
+
+
+def test_in_a_tsv_quotes_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\tan inch is 1"\n2\t"open\n3\tlast\n')
+    assert read_spec(tmp_path / "a.tsv")[0] == ['an inch is 1"', '"open', "last"]
+
+
+def test_numbers_of_thousands_of_digits_and_deep_nesting(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"text": "kept", "n": {"9" * 9000}}}\n{{"text": {"8" * 9000}}}\n{"[" * 90_000}\n')
+    documents, dropped = read_spec(path)
+    assert documents == ["kept"]
+    assert dropped.describe_places() == {"not_text": f"{path}:2", "bad_json": f"{path}:3"}
+
+
+def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": each}) for each in ("first", "y" * 1000, "last")))
+    documents, dropped = read_spec(path, max_document_chars=50)
+    assert documents == ["first", "last"] and dropped.counts == {"too_long": 1}
+
+
+@pytest.mark.parametrize("document", ["line", "blank_line"])
+def test_places_are_lines_of_the_file_in_every_range(tmp_path: Path, document: str) -> None:
+    """The first bad line is told by its number, whatever range it is read in."""
+    path = tmp_path / "text.txt"
+    lines = [b"a line of some length, number %d\n\n" % i for i in range(400)]
+    lines[350:] = [b"bad \xff line\n\n"] * 50
+    path.write_bytes(b"".join(lines))
+    resolved = resolve_sources(str(path), PrepareConfig(document=document, shard_bytes=1024))
+    assert len(resolved.tasks) > 5
+    dropped = read_all(resolved, PrepareConfig(document=document, min_document_chars=1))[1]
+    assert dropped.describe_places()["bad_utf8"] == f"{path}:701"
+
+
+def make_dataset(folder: Path) -> None:
+    datasets.Dataset.from_dict({"text": [SENTENCE] * 3}).save_to_disk(folder)
+
+
+def name_file(name: object) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+
+    return write
+
+
+def link_out(folder: Path) -> None:
+    (folder / "linked.txt").symlink_to(folder.parent / "secret.txt")
+    name_file("linked.txt")(folder)
+
+
+def name_splits(folder: Path) -> None:
+    (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (folder / "train").symlink_to(folder.parent)
+    (folder.parent / "state.json").write_text('{"_data_files": [{"filename": "secret.txt"}]}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (name_file("../secret.txt"), "names '../secret.txt', which is outside of"),
+        (name_file("/etc/hostname"), "names '/etc/hostname', which is outside of"),
+        (name_file("a/../../secret.txt"), "which is outside of"),
+        (name_file(""), "which is outside of"),
+        (link_out, "names 'linked.txt', which is outside of"),
+        (name_splits, "names 'secret.txt', which is outside of"),
+        (name_file(7), "state.json is damaged"),
+        (name_file("missing.arrow"), "includes .*missing.arrow, which does not exist"),
+        (lambda folder: (folder / "state.json").write_text('{"_data'), "state.json is no JSON"),
+        (lambda folder: (folder / "state.json").write_text('{"_data_files": []}'), "names no file"),
+        (lambda folder: (folder / "dataset_dict.json").write_text("[]"), "dataset_dict.json is damaged"),
+    ],
+)
+def test_a_saved_dataset_stays_in_its_folder(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    (tmp_path / "secret.txt").write_text("A secret of the machine.\n" * 9)
+    folder = tmp_path / "saved"
+    make_dataset(folder)
+    assert len(read_spec(folder)[0]) == 3
+    damage(folder)
+    with pytest.raises(CorpusError, match=message):
+        read_spec(folder)
+
+
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text(SENTENCE)
+    for name, make, message in (
+        ("pipe", os.mkfifo, "is no regular file"),
+        ("broken", lambda path: path.symlink_to("nowhere"), "is a link to nothing"),
+        ("device", lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        ("loop", lambda path: path.symlink_to(path), "is a link to nothing|cannot be reached"),
+    ):
+        path = tmp_path / name
+        make(path)
+        for spec in (path, tmp_path, f"{tmp_path}/*"):
+            with pytest.raises(CorpusError, match=message):
+                find_files(str(spec))
+        path.unlink()
+    assert len(find_files(str(tmp_path))[0]) == 1
+
+
+def test_a_missing_folder_is_no_dataset_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError, match=r"'a/b' names no file; .*; a dataset of the hub is hf://a/b"):
+        find_files("a/b")
+    for spec, message in (
+        ("hf://a/b", "could not be fetched as a dataset with a train split"),
+        ("hf://a/b@main", "could not be fetched as a dataset with a train split"),
+        ("hf://a/b/c", "names no dataset"),
+    ):
+        with pytest.raises(CorpusError, match=message) as caught:
+            find_files(spec)
+        assert "\n" not in str(caught.value) and spec in str(caught.value)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(CorpusError, match="is also a folder here"):
+        find_files("hf://a/b")
+
+
+def test_commas_of_paths_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.txt", "b.txt", "a, b.txt", "x,y/c.txt", "x,y/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{SENTENCE} {name}")
+    monkeypatch.chdir(tmp_path)
+    for text, paths in {
+        "a.txt,b.txt": ["a.txt", "b.txt"],
+        "a, b.txt": ["a, b.txt"],
+        " a.txt , a, b.txt ,b.txt,": ["a.txt", "a, b.txt", "b.txt"],
+        "x,y/*.txt": ["x,y/*.txt"],
+        "b.txt,x,y": ["b.txt", "x,y"],
+        "no,such": ["no", "such"],
+        f"{tmp_path}/x,y/c.txt,s3://bucket/a,b": [f"{tmp_path}/x,y/c.txt", "s3://bucket/a", "b"],
+        "": [],
+    }.items():
+        assert split_paths(text) == paths, text
+    assert [Path(each.path).name for each in find_files("b.txt,x,y/*.txt")[0]] == ["b.txt", "c.txt", "d.txt"]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"{SENTENCE} {name}\n")
+    (tmp_path / "same.txt").symlink_to("a.txt")
+    files, repeated = find_files(f"{tmp_path}/a.txt,{tmp_path}/*.txt")
+    assert [Path(each.path).name for each in files] == ["a.txt", "b.txt"]
+    assert repeated == [str(tmp_path / "a.txt"), str(tmp_path / "same.txt")]
