@@ -6,11 +6,12 @@ Enters: what `Engine.gather_state` collected, and JSON about where the run stand
                               moments.safetensors   AdamW's two moments of each trainable tensor
                               cursor.json           position in the data
                               record.json           identity: base, corpus, tokenizer
-                              manifest.json         bytes and sha256 of the four, and the step; written last
+                              manifest.json         bytes and sha256 of the four, the step, and its own sha256; last
 
 No pickle, whole tensors under the model's names: nothing depends on the ZeRO stage or the number of workers. A
 checkpoint is built in a temporary folder and renamed when all of it is on the disk, so a crash at any point leaves the
-previous ones intact, and a folder counts as a checkpoint only if its manifest verifies.
+previous ones intact, and a folder counts as a checkpoint only if its manifest verifies. The driver chooses the one that
+a run goes on from, rank 0 chooses again when Ray Train restarts the workers, and the other ranks take that one or none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import json
 import os
 import re
 import shutil
+import socket
+import time
 import uuid
 import warnings
 from collections.abc import Callable
@@ -28,11 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, StorageError
+from domext_ray.files import hash_values, read_json
 from domext_ray.training.engine import TensorState, TrainState
 
 FORMAT = 1
@@ -43,6 +49,10 @@ TENSORS, MOMENTS, CURSOR, RECORD, MANIFEST = (
     "record.json",
     "manifest.json",
 )
+_MANIFEST_NAMES = {"format", "step", "num_updates", "files", "sha256"}
+SEEN_WITHIN_SECONDS = 90.0
+"""How long a process waits until it sees a checkpoint that another one chose: network file systems cache listings."""
+
 _FOLDER_NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY = ".incomplete-"
 
@@ -90,10 +100,10 @@ def save_checkpoint(
         The checkpoint's folder.
 
     Raises:
-        RunError: the disk is full or refuses; earlier checkpoints are intact.
+        StorageError: the disk is full or refuses; earlier checkpoints are intact.
     """
     assert keep >= 1 and not fixed.keys() & state.tensors.keys()
-    target = folder / f"step-{step:08d}"
+    target = folder / _name_of(step)
     temporary = folder / f"{_TEMPORARY}{target.name}-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,12 +114,146 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         cause = getattr(error, "strerror", None) or str(error)
-        raise RunError(
+        raise StorageError(
             f"the checkpoint of step {step} cannot be written to {folder} ({cause}): free space there, and the same "
             "command goes on from the checkpoint before it."
         ) from error
     _prune(folder, step, keep)
     return target
+
+
+@dataclass(frozen=True)
+class CheckpointId:
+    """Which checkpoint is meant, on any node.
+
+    Args:
+        step: its step.
+        sha256: of its manifest.json, which has the hashes of all its other files.
+    """
+
+    step: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run goes on from.
+
+    Args:
+        path: the newest sound checkpoint; None: there is no checkpoint at all.
+        passed_over: a sentence about each newer one that is damaged.
+    """
+
+    path: Path | None
+    passed_over: tuple[str, ...]
+
+
+def choose_checkpoint(folder: Path) -> Choice:
+    """Find the checkpoint that a run goes on from.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+
+    Raises:
+        RunError: there are checkpoints and all of them are damaged.
+    """
+    return _make_choice(folder, *_search(folder))
+
+
+def _make_choice(folder: Path, path: Path | None, damages: list[tuple[Path, str]]) -> Choice:
+    if path is None and damages:
+        found = "; ".join(f"{each.name}: {damage}" for each, damage in damages)
+        raise RunError(
+            f"no checkpoint in {folder} is sound ({found}); bring a copy of one back, or delete {folder}: "
+            "the same command then begins anew at step 0."
+        )
+    then = f"the run goes on from step {_step_of(path)}" if path else ""
+    return Choice(path, tuple(f"checkpoint {each} is passed over ({damage}); {then}." for each, damage in damages))
+
+
+def identify_checkpoint(path: Path) -> CheckpointId:
+    """Return what a sound checkpoint is recognised by."""
+    return CheckpointId(_step_of(path), _hash_file(path / MANIFEST))
+
+
+def agree_on_checkpoint(
+    folder: Path,
+    chosen: CheckpointId | None,
+    *,
+    rank: int,
+    device: torch.device,
+    patience: float = SEEN_WITHIN_SECONDS,
+) -> Choice:
+    """Let rank 0 choose the checkpoint that all ranks go on from; a process group exists.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        chosen: what the driver chose before it started the workers. Rank 0 takes that one or, when the workers are
+            started again, a newer one.
+        rank: this process's.
+        device: where tensors of the process group are.
+        patience: seconds to wait until this process sees what another one chose.
+
+    Returns:
+        The checkpoint; on rank 0 also what was passed over.
+
+    Raises:
+        RunError: this process does not see it, or all checkpoints are damaged.
+    """
+    choice = Choice(None, ())
+    told: list[CheckpointId | RunError | None] = [None]
+    if rank == 0:
+        try:
+            choice = _choose_again(folder, chosen, patience)
+            told = [identify_checkpoint(choice.path) if choice.path else None]
+        except RunError as error:  # all ranks end in the same way
+            told = [error]
+    dist.broadcast_object_list(told, src=0, device=device)
+    if isinstance(told[0], RunError):
+        raise told[0]
+    if rank == 0 or told[0] is None:
+        return choice
+    return Choice(wait_for_checkpoint(folder, told[0], patience), ())
+
+
+def _choose_again(folder: Path, chosen: CheckpointId | None, patience: float) -> Choice:
+    """Choose on rank 0, once its node sees what the driver chose, or a newer one."""
+    if chosen is not None and max(list_steps(folder), default=0) <= chosen.step:
+        return Choice(wait_for_checkpoint(folder, chosen, patience), ())
+    path, damages = _search(folder)
+    if chosen is not None and (path is None or _step_of(path) < chosen.step):
+        path = wait_for_checkpoint(folder, chosen, patience)
+    return _make_choice(folder, path, damages)
+
+
+def wait_for_checkpoint(folder: Path, chosen: CheckpointId, patience: float = SEEN_WITHIN_SECONDS) -> Path:
+    """Return a checkpoint that another process chose, once this one sees all of it.
+
+    Raises:
+        RunError: it does not within `patience` seconds.
+    """
+    path = folder / _name_of(chosen.step)
+    deadline = time.monotonic() + patience
+    while True:
+        damage = _find_difference(path, chosen)
+        if damage is None:
+            return path
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{socket.gethostname()} does not see the checkpoint {path} that the run goes on from ({damage}, after "
+                f"{patience:g} seconds); keep it on storage that all nodes share."
+            )
+        time.sleep(min(1.0, patience / 10))
+
+
+def _find_difference(path: Path, chosen: CheckpointId) -> str | None:
+    """Return why a checkpoint is not the one that was chosen; None if it is."""
+    try:
+        if _hash_file(path / MANIFEST) != chosen.sha256:
+            return f"{MANIFEST} is another one"
+    except OSError as error:
+        return f"{MANIFEST} is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
+    return _find_damage(path, hashes=True)
 
 
 def find_latest(folder: Path, step: int = 0) -> Path | None:
@@ -121,14 +265,28 @@ def find_latest(folder: Path, step: int = 0) -> Path | None:
         folder: the run's `checkpoints` folder.
         step: only the checkpoint of this step; 0: any.
     """
+    found, damages = _search(folder, step)
+    for path, damage in damages:
+        warnings.warn(f"checkpoint {path} is passed over: {damage}.", stacklevel=2)
+    return found
+
+
+def _search(folder: Path, step: int = 0) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """Find the newest sound checkpoint; also return what is damaged of those that are newer, and why."""
+    damages: list[tuple[Path, str]] = []
     for found, path in sorted(_list_checkpoints(folder), reverse=True):
         if step not in (0, found):
             continue
         damage = _find_damage(path, hashes=True)
         if damage is None:
-            return path
-        warnings.warn(f"checkpoint {path} is passed over: {damage}.", stacklevel=2)
-    return None
+            return path, damages
+        damages.append((path, damage))
+    return None, damages
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints in a run's `checkpoints` folder, sound or not."""
+    return sorted(step for step, _ in _list_checkpoints(folder))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -158,6 +316,34 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's record of what its run is.
+
+    Args:
+        path: what `find_latest` returned.
+
+    Raises:
+        RunError: it has none.
+    """
+    remedy = "delete the checkpoint to go on from the one before it"
+    return read_json(path / RECORD, remedy, {"base": str, "base_sha256": str})
+
+
+def find_tensors_sha256(folder: Path, step: int) -> str | None:
+    """Return `read_tensors_sha256` of the checkpoint of a step; None where there is none, or a damaged one."""
+    path = folder / _name_of(step)
+    return None if _find_damage(path, hashes=False) else read_tensors_sha256(path)
+
+
+def read_tensors_sha256(path: Path) -> str:
+    """Return the sha256 of a checkpoint's tensors.safetensors, which identifies what was trained.
+
+    Args:
+        path: what `find_latest` returned.
+    """
+    return str(_read_json(path / MANIFEST)["files"][TENSORS]["sha256"])
+
+
 def _write_files(
     temporary: Path,
     step: int,
@@ -181,7 +367,7 @@ def _write_files(
         _flush(temporary / name)
         files[name] = {"bytes": (temporary / name).stat().st_size, "sha256": _hash_file(temporary / name)}
     manifest = {"format": FORMAT, "step": step, "num_updates": state.num_updates, "files": files}
-    _write_json(temporary / MANIFEST, manifest)
+    _write_json(temporary / MANIFEST, {**manifest, "sha256": hash_values(manifest)})
     _flush(temporary / MANIFEST)
     _flush(temporary)
 
@@ -233,6 +419,9 @@ def _find_damage(path: Path, *, hashes: bool) -> str | None:
         manifest = _read_json(path / MANIFEST)
         if manifest["format"] != FORMAT:
             return f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"
+        damage = _find_manifest_damage(manifest, _step_of(path))
+        if damage is not None:
+            return damage
         for name in (TENSORS, MOMENTS, CURSOR, RECORD):
             stated = manifest["files"][name]
             size = (path / name).stat().st_size
@@ -247,6 +436,30 @@ def _find_damage(path: Path, *, hashes: bool) -> str | None:
     except (ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} is damaged ({error!r})"
     return None
+
+
+def _find_manifest_damage(manifest: dict[str, Any], step: int) -> str | None:
+    """Return what is wrong with a manifest in itself; those of the first version have no hash of their own."""
+    own = {name: value for name, value in manifest.items() if name != "sha256"}
+    if "sha256" in manifest and manifest["sha256"] != hash_values(own):
+        return f"{MANIFEST} differs from its own sha256"
+    if not manifest.keys() <= _MANIFEST_NAMES:
+        return (
+            f"{MANIFEST} has {', '.join(sorted(manifest.keys() - _MANIFEST_NAMES))}, which this version does not know"
+        )
+    if any(type(manifest[name]) is not int for name in ("step", "num_updates")):
+        return f"{MANIFEST} has a step or a number of updates that is no whole number"
+    return None if manifest["step"] == step else f"its manifest is one of step {manifest['step']}"
+
+
+def _name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _step_of(path: Path) -> int:
+    match = _FOLDER_NAME.fullmatch(path.name)
+    assert match is not None, "a checkpoint's folder"
+    return int(match[1])
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

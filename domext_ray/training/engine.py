@@ -279,11 +279,18 @@ class Engine:
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
         return TrainState(tensors, self._num_updates) if self.rank == 0 else None
 
+    def gather_parameters(self) -> dict[str, Tensor]:
+        """Return copies of the trainable parameters alone, fp32 on the CPU; collective above ZeRO-0."""
+        return {
+            name: self._gather(name, param, None).to("cpu", torch.float32, copy=True)
+            for name, param in self._trainables.items()
+        }
+
     def _forward(self, batch: Any) -> tuple[Tensor, ...]:
         is_masked = isinstance(batch, MaskedBatch)
         if self._compiled and is_masked:
             batch = _widen(batch)
-        tensors = {name: _move(each, self.device) for name, each in vars(batch).items()}
+        tensors = move_batch(batch, self.device)
         if self._compiled and is_masked:
             for name in ("masked_positions", "labels", "weights"):
                 torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
@@ -454,6 +461,11 @@ def _forbid_compiled_op(deepspeed: Any) -> None:
         "and ninja. Install the version that cluster/constraints.txt names.",
         stacklevel=2,
     )
+
+
+def move_batch(batch: Any, device: torch.device) -> dict[str, Any]:
+    """Return a batch's fields by name, their tensors on a device: what an objective's forward takes."""
+    return {name: _move(each, device) for name, each in vars(batch).items()}
 
 
 def _move(value: Any, device: torch.device) -> Any:

@@ -9,49 +9,66 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from domext_ray.config import TrainConfig
-from domext_ray.errors import RunError
-from domext_ray.status_line import StatusLine, format_seconds
+from domext_ray.errors import RunError, name_file
+from domext_ray.events import EventReader
+from domext_ray.files import write_text
+from domext_ray.status_line import Patience, StatusLine, describe_stillness, format_seconds
 
 REFRESH_SECONDS = 0.5
+ATTEMPT = "attempt.json"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is either the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def write_attempt(run_dir: Path, attempt: str, *, stop: bool = False) -> None:
+    """Say which attempt is the run's newest, and whether it is asked to save and end."""
+    write_text(run_dir / ATTEMPT, json.dumps({"attempt": attempt, **({"stop": True} if stop else {})}))
 
 
-def check_attempt(run_dir: Path, attempt: str) -> None:
+def check_attempt(run_dir: Path, attempt: str) -> bool:
     """Refuse to write on behalf of an attempt that is no longer the run's newest.
+
+    Returns:
+        Whether the attempt is asked to save and end.
 
     Raises:
         RunError: another attempt has taken the run over.
     """
-    current = json.loads((run_dir / "attempt.json").read_text(encoding="utf-8"))["attempt"]
-    if current != attempt:
+    current = json.loads((run_dir / ATTEMPT).read_text(encoding="utf-8"))
+    if current["attempt"] != attempt:
         raise RunError(f"another job has taken over the run in {run_dir}; this one stops without writing.")
+    return bool(current.get("stop"))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; a last line that was cut short by a crash is left out."""
+    """Read metrics.jsonl; lines that a crash cut short or damaged are left out."""
+    return _parse_records(path.read_bytes().split(b"\n")) if path.exists() else []
+
+
+def _parse_records(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     records = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:  # no JSON, or no UTF-8
+            continue
+        if isinstance(record, dict) and "step" in record:
+            records.append(record)
     return records
+
+
+def find_last_step(path: Path, default: int = 0) -> int:
+    """Return the newest step in metrics.jsonl, without reading all of it.
+
+    Args:
+        path: metrics.jsonl.
+        default: what to return before the first record.
+    """
+    return max((each["step"] for each in _read_tail(path)), default=default)
 
 
 def _finite(value: Any) -> Any:
@@ -71,11 +88,11 @@ class MetricsLog:
 
     def __init__(self, run_dir: Path, attempt: str, step: int, *, tensorboard: bool) -> None:
         self.run_dir, self.attempt = run_dir, attempt
-        check_attempt(run_dir, attempt)
-        path = run_dir / "metrics.jsonl"
-        kept = [each for each in read_metrics(path) if each["step"] <= step] if step else []
-        write_text(path, "".join(json.dumps(each) + "\n" for each in kept))
-        self.file: IO[str] = path.open("a", encoding="utf-8")
+        self.is_stopping = check_attempt(run_dir, attempt)
+        self.path = run_dir / "metrics.jsonl"
+        kept = [each for each in read_metrics(self.path) if each["step"] <= step] if step else []
+        write_text(self.path, "".join(json.dumps(each) + "\n" for each in kept))
+        self.file: IO[str] = self.path.open("a", encoding="utf-8")
         self.writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # 1 s of imports, on rank 0 only
@@ -83,35 +100,55 @@ class MetricsLog:
             self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append the record of one step."""
-        check_attempt(self.run_dir, self.attempt)
-        self.file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
-        self.file.flush()
+        """Append the record of one step; `is_stopping` then says whether the attempt is asked to save and end."""
+        self.is_stopping = check_attempt(self.run_dir, self.attempt)
+        with name_file(self.path):
+            self.file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
+            self.file.flush()
         if self.writer is not None:
-            for name, value in record.items():
-                if name != "step" and value is not None:
-                    self.writer.add_scalar(name, value, record["step"])
+            with name_file(self.writer.log_dir):
+                for name, value in record.items():
+                    if name != "step" and value is not None:
+                        self.writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         """Flush and close both files."""
-        self.file.close()
+        with name_file(self.path):
+            self.file.close()
         if self.writer is not None:
-            self.writer.close()
+            with name_file(self.writer.log_dir):
+                self.writer.close()
 
 
 class RunProgress:
     """A thread of the driver that shows the newest line of metrics.jsonl: step, loss, rate, time left.
 
     On a terminal one line is rewritten; elsewhere a plain line appears every ten seconds. Evaluations always get a
-    line of their own.
+    line of their own, and so does what workers tell the driver (events.py). When nothing has moved for a while, a line
+    says what the run is doing, and what it waits for.
+
+    Args:
+        path: the run's metrics.jsonl.
+        limits: where the run ends.
+        phase: what it does at first, such as "starting 4 workers".
+        describe_waiting: says what Ray cannot place; empty: nothing.
     """
 
-    def __init__(self, path: Path, limits: TrainConfig) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limits: TrainConfig,
+        phase: str = "training",
+        describe_waiting: Callable[[], str] = lambda: "",
+    ) -> None:
         self.path, self.limits = path, limits
         self.line = StatusLine()
+        self.events = EventReader(path.parent)
+        self.phase, self.describe_waiting = phase, describe_waiting
+        self.patience = Patience()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="progress", daemon=True)
-        self.shown_step = max((each["step"] for each in read_metrics(path)), default=-1)
+        self.shown_step = find_last_step(path, default=-1)
 
     def __enter__(self) -> RunProgress:
         self.thread.start()
@@ -121,17 +158,24 @@ class RunProgress:
         self.stopped.set()
         self.thread.join(timeout=5)
         self._show()
-        if self.line.is_terminal:
-            print(file=sys.stderr)
+        self.line.end()
 
     def _follow(self) -> None:
         while not self.stopped.wait(REFRESH_SECONDS):
             self._show()
 
     def _show(self) -> None:
+        for event in self.events.read():
+            self.patience.note_move()
+            if event.is_phase:
+                self.phase = event.text
+            else:
+                self.line.keep(event.text)
         newest = _read_tail(self.path)
         if not newest or newest[-1]["step"] == self.shown_step:
+            self._show_stillness()
             return
+        self.patience.note_move()
         for record in newest:
             if record["step"] > self.shown_step and "eval/domain_mlm_loss" in record:
                 self.line.keep(_describe_evaluation(record))
@@ -139,6 +183,11 @@ class RunProgress:
         if "train/mlm_loss" not in newest[-1]:
             return
         self.line.show(self._describe_steps([each for each in newest if "train/mlm_loss" in each]))
+
+    def _show_stillness(self) -> None:
+        if not self.patience.is_over():
+            return
+        self.line.keep(describe_stillness(self.phase, self.patience.seconds, self.describe_waiting()))
 
     def _describe_steps(self, records: list[dict[str, Any]]) -> str:
         step = records[-1]["step"]
@@ -164,11 +213,15 @@ class RunProgress:
 def _describe_evaluation(record: dict[str, Any]) -> str:
     bits, general = record["eval/domain_bits_per_character"], record["eval/general_mlm_accuracy"]
     return (
-        f"step {record['step']:,}  held-out loss {record['eval/domain_mlm_loss']:.3f}, accuracy "
-        f"{record['eval/domain_mlm_accuracy']:.1%}, bits a character "
-        f"{'not measured' if bits is None else f'{bits:.3f}'}; general accuracy "
-        f"{'not measured' if general is None else f'{general:.1%}'}"
+        f"step {record['step']:,}  held-out loss {_show(record['eval/domain_mlm_loss'], '.3f', 'nan')}, accuracy "
+        f"{_show(record['eval/domain_mlm_accuracy'], '.1%', 'nan')}, bits a character "
+        f"{_show(bits, '.3f', 'not measured')}; general accuracy {_show(general, '.1%', 'not measured')}"
     )
+
+
+def _show(value: float | None, form: str, otherwise: str) -> str:
+    """Write a figure; one that is not finite, or that there is not, is null in metrics.jsonl."""
+    return otherwise if value is None else format(value, form)
 
 
 def _read_tail(path: Path, num_bytes: int = 32_768) -> list[dict[str, Any]]:
@@ -180,10 +233,4 @@ def _read_tail(path: Path, num_bytes: int = 32_768) -> list[dict[str, Any]]:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return []
-    records = []
-    for line in lines[:-1]:
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:  # the first line may be a part of one
-            continue
-    return records
+    return _parse_records(lines[:-1])  # the first line may be a part of one

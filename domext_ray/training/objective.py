@@ -98,13 +98,12 @@ class Masker:
         self.seed = seed
         self.mask_id = tokenizer.mask_token_id
         self.pad_id = tokenizer.pad_token_id
-        size = max(tokenizer.get_vocab().values()) + 1
-        self.is_special = np.zeros(size, dtype=bool)
+        entries = tokenizer.get_vocab()
+        self.is_special = np.zeros(max(entries.values()) + 1, dtype=bool)
         self.is_special[list(tokenizer.all_special_ids)] = True
-        unused = [i for token, i in tokenizer.get_vocab().items() if token.startswith("[unused")]
-        drawable = ~self.is_special
-        drawable[unused] = False
-        self.ordinary_ids = np.flatnonzero(drawable)
+        # Of the entries, not of all numbers below the last one: ids may have gaps.
+        used = sorted({i for token, i in entries.items() if not token.startswith("[unused")})
+        self.ordinary_ids = np.array([i for i in used if not self.is_special[i]], dtype=np.int64)
 
     def mask(self, rows: pa.Table, epoch: int) -> MaskedRows:
         """Mask a table of rows.

@@ -1,19 +1,42 @@
-"""The length phases of a run: which steps have rows of which length, and the canonical order of each phase's rows."""
+"""The length phases of a run: which steps have rows of which length, and the canonical order of each phase's rows.
+
+Also what that order is made with, which a run records: a version that draws in another way may not go on with it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from domext_ray.config import (
+    MAX_LANES,
+    ObjectiveConfig,
     PretrainConfig,
     resolve_first_long_step,
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.stream import BatchPlan
+from domext_ray.corpus.pairs import LENGTH_TOLERANCE, MAX_ATTEMPTS
+from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan
+from domext_ray.training.objective import Masker
+
+FIRST_ORDER = {
+    "max_lanes": 64,
+    "block_rows": 4096,
+    "pair_attempts": 16,
+    "pair_length_tolerance": 0.2,
+    "rows": "9cb56678662aa23a",
+    "masks": "dd6cfe747d967ad3",
+}
+"""`describe_order` of the versions that recorded nothing: it stays as it is, whatever later ones do."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,95 @@ def make_phases(config: PretrainConfig, manifests: Sequence[Manifest]) -> list[P
     ]
 
 
+def resolve_max_steps(config: PretrainConfig, manifests: Sequence[Manifest]) -> PretrainConfig:
+    """Put steps in the place of `train.epochs` and, where `train.max_steps` is 0, of `train.max_tokens`.
+
+    Args:
+        config: the run.
+        manifests: the corpus prepared for each phase's length, in order.
+    """
+    sizes = [(each.num_rows("train"), each.num_tokens("train")) for each in manifests]
+    tokens = 0 if config.train.max_steps else config.train.max_tokens
+    counted = replace(config, train=replace(config.train, max_tokens=tokens))
+    return replace(config, train=replace(config.train, max_steps=count_limited_steps(counted, sizes)))
+
+
+def count_limited_steps(config: PretrainConfig, sizes: Sequence[tuple[int, int]]) -> int:
+    """Return the steps until the first of `train.max_steps`, `train.epochs` and `train.max_tokens`.
+
+    Args:
+        config: the run; at least one of the three is above 0.
+        sizes: training rows of each length phase, and the tokens in them.
+
+    Raises:
+        CorpusError: the rows fill no batch.
+    """
+    train = config.train
+    limits = [train.max_steps] if train.max_steps else []
+    shares = [1.0] if len(sizes) == 1 else [1.0 - train.long_frac, train.long_frac]
+    if train.epochs:
+        batches = [BatchPlan((rows,), config.seed, train.global_batch_size).batches_per_epoch for rows, _ in sizes]
+        epochs_per_step = sum(share / number for share, number in zip(shares, batches, strict=True))
+        limits.append(round(train.epochs / epochs_per_step))
+    if train.max_tokens:
+        tokens_per_row = sum(share * tokens / rows for share, (rows, tokens) in zip(shares, sizes, strict=True))
+        limits.append(math.ceil(train.max_tokens / tokens_per_row / train.global_batch_size))
+    return max(1, min(limits))
+
+
+def count_phase_steps(config: PretrainConfig, num_steps: int) -> list[int]:
+    """Return the steps of each length phase among a run's first ones, given how many there are to its horizon.
+
+    Args:
+        config: the run; with `optim.decay_steps` 0 the horizon is `num_steps`.
+        num_steps: steps of the run.
+    """
+    if not config.train.long_seq_length:
+        return [num_steps]
+    horizon = config.optim.decay_steps or num_steps
+    first = resolve_first_long_step(replace(config, optim=replace(config.optim, decay_steps=horizon)))
+    return [min(num_steps, first), max(0, num_steps - first)]
+
+
 def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
     """Return the canonical order of a prepared corpus for this run."""
     rows = tuple(each.num_rows for each in manifest.records("train"))
     return BatchPlan(rows, config.seed, config.train.global_batch_size)
+
+
+def describe_order() -> dict[str, Any]:
+    """Return what decides the rows and masks of a run beside its options: constants, and digests of made examples."""
+    plan = BatchPlan((2 * BLOCK_ROWS + 37, 101), seed=1, global_batch_size=96)
+    numbers = np.arange(0, plan.batches_per_epoch, 9)
+    located = [plan.locate(3, plan.positions(numbers, rank, 2).reshape(-1)) for rank in range(2)]
+    return {
+        "max_lanes": MAX_LANES,
+        "block_rows": BLOCK_ROWS,
+        "pair_attempts": MAX_ATTEMPTS,
+        "pair_length_tolerance": LENGTH_TOLERANCE,
+        "rows": _digest([each for pair in located for each in pair]),
+        "masks": _digest(_mask_example()),
+    }
+
+
+def _mask_example() -> list[np.ndarray]:
+    from transformers import BertTokenizer
+
+    words = [f"w{i}" for i in range(95)]
+    tokens = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
+    ids = [[2, *((7 * i + 11 * row) % 95 + 5 for i in range(60)), 3] for row in range(8)]
+    starts = [[i % 3 != 2 for i in range(62)]] * 8
+    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32())), "word_starts": pa.array(starts, pa.list_(pa.bool_()))}
+    rows = pa.table({**columns, "row_id": pa.array(range(100, 108), pa.int64())})
+    made = [
+        Masker(BertTokenizer(vocab=tokens), ObjectiveConfig(whole_word=whole_word), seed=5).mask(rows, epoch=2)
+        for whole_word in (True, False)
+    ]
+    return [array for each in made for array in (each.inputs, each.selected)]
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for each in arrays:
+        digest.update(np.ascontiguousarray(each.astype("<i8")).tobytes())
+    return digest.hexdigest()[:16]

@@ -7,51 +7,49 @@ by its user; both go on from the newest checkpoint that verifies.
 
 from __future__ import annotations
 
-import json
-import logging
-import math
 import os
+import platform
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 import ray.train
 import torch
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.exceptions import RayError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from domext_ray.cluster import (
+    count_cpus,
+    describe_nodes,
+    describe_waiting,
+    find_shortage,
+    list_nodes,
+    settle_gpu,
+    share_cpus,
+)
 from domext_ray.config import PretrainConfig
-from domext_ray.errors import ConfigError, DomextError, RunError, TrainingError, find_user_error
-from domext_ray.training.metrics import RunProgress, write_text
+from domext_ray.corpus.stream import READ_CPUS
+from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
+from domext_ray.events import tell_driver
+from domext_ray.stopping import Save, Stopped, save_first, signal_name
+from domext_ray.training.checkpoint import list_steps
+from domext_ray.training.metrics import RunProgress, find_last_step, write_attempt
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
-OBJECT_STORE_BYTES = 512 * 2**20
 COLLECTIVE_TIMEOUT_SECONDS = 300
+CROWDED_CPUS = 0.5
+"""Workers that have less each, unless that is asked for, are too many for a machine."""
 
 
-def start_ray() -> None:
-    """Connect to the cluster that RAY_ADDRESS or the job server names, or start a local one on localhost.
+class _Trainer(TorchTrainer):
+    """Leaves Ctrl-C to the job: Ray Train's own handler gives up the step and exits with code 0 or 1."""
 
-    The local one has token authentication, no dashboard and a bounded object store.
-    """
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.WARNING)
-        return
-    ray.init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, 1),
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-    )
+    def _register_sigint_handler(self, controller: Any) -> None:
+        pass
 
 
 def pretrain(task: PretrainTask) -> None:
@@ -66,55 +64,105 @@ def pretrain(task: PretrainTask) -> None:
         ConfigError: the cluster has fewer resources than the workers need.
         RunError: workers cannot see the run directory.
         TrainingError: a loss or gradient was not finite, or workers failed more than `train.max_failures` times.
+        Stopped: a signal ended the training; the step under way was saved if there was time.
     """
-    config = task.config
-    task = replace(task, attempt=uuid.uuid4().hex)
-    resources = _reserve(config)
+    config = settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers")
+    task = replace(task, config=config, attempt=uuid.uuid4().hex)
+    resources = reserve(config)
+    if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
+        print(
+            f"note: {config.scale.num_workers} workers have {resources['CPU']:g} CPUs each on "
+            f"{describe_nodes(list_nodes())}, and start and train slowly; lower --scale.num_workers.",
+            flush=True,
+        )
     check_shared_storage(task.run_dir)
-    write_text(task.run_dir / "attempt.json", json.dumps({"attempt": task.attempt}))
-    trainer = TorchTrainer(
+    write_attempt(task.run_dir, task.attempt)
+    trainer = _Trainer(
         train_worker,
         train_loop_config={"task": task},
         scaling_config=ScalingConfig(
-            num_workers=config.scale.num_workers, use_gpu=config.scale.use_gpu, resources_per_worker=resources
+            num_workers=config.scale.num_workers, use_gpu=config.scale.uses_gpu, resources_per_worker=resources
         ),
         run_config=RunConfig(
             name=f"attempt-{task.attempt}",
             storage_path=str(task.run_dir / "ray"),
             failure_config=FailureConfig(max_failures=config.train.max_failures),
+            callbacks=cast(Any, [RunFailures(task.run_dir, config.train.max_failures)]),  # typed as Ray Tune's
         ),
         torch_config=TorchConfig(
-            backend="nccl" if config.scale.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
+            backend="nccl" if config.scale.uses_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
         ),
     )
-    with RunProgress(task.run_dir / "metrics.jsonl", config.train):
+    number = config.scale.num_workers
+    phase = f"starting {number} worker{'s' if number > 1 else ''}"
+    with RunProgress(task.run_dir / "metrics.jsonl", config.train, phase, describe_waiting):
         try:
-            trainer.fit()
+            with save_first(Save(lambda: _ask_to_save(task), lambda: _is_saved(task.run_dir))):
+                trainer.fit()
+        except KeyboardInterrupt:
+            raise Stopped(_describe_stop(task.run_dir)) from None
         except Exception as error:
-            raise find_user_error(error) or error from None
-    reason = task.run_dir / f"stopped-{task.attempt}.txt"
-    if reason.exists():
-        raise TrainingError(reason.read_text(encoding="utf-8"))
+            raise find_user_error(error) or describe_deaths(error, config) or error from None
 
 
-def _reserve(config: PretrainConfig) -> dict[str, float]:
-    """Resources of one worker, checked against the cluster's."""
-    available = ray.cluster_resources()
-    num_workers, total_cpus = config.scale.num_workers, available.get("CPU", 0.0)
-    # Reading tasks need a CPU share of their own, or a small machine would wait for ever.
-    share = math.floor(100 * max(total_cpus - 0.5, 0.1) / num_workers) / 100
-    cpus = config.scale.cpus_per_worker or min(share, 4.0 if config.scale.use_gpu else 1.0)
-    if cpus * num_workers > total_cpus - 0.1:
+def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingError | None:
+    """What a user can know of workers that died too often (memory, a lost node); None for errors of the code."""
+    failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
+    failures = {rank: _unwrap_death(each) for rank, each in failures.items()}
+    if not failures or not all(isinstance(each, RayError) for each in failures.values()):
+        return None
+    rank, death = min(failures.items(), key=lambda each: each[0])
+    return TrainingError(
+        f"workers died more than --train.max_failures ({config.train.max_failures}) times, the last time worker "
+        f"{rank} ({' '.join(str(death).split())}); the same command goes on from the newest checkpoint."
+    )
+
+
+def _unwrap_death(error: Exception) -> Exception:
+    """What Ray says of a worker that does not answer any more, or the worker's own error."""
+    return getattr(error, "health_check_failure", None) or error
+
+
+def _ask_to_save(task: PretrainTask) -> bool:
+    """Ask the workers to save at the next step and end; False if the newest checkpoint has all steps."""
+    if _is_saved(task.run_dir):
+        return False
+    write_attempt(task.run_dir, task.attempt, stop=True)
+    return True
+
+
+def _is_saved(run_dir: Path) -> bool:
+    return find_last_step(run_dir / "metrics.jsonl") <= max(list_steps(run_dir / "checkpoints"), default=0)
+
+
+def _describe_stop(run_dir: Path) -> str:
+    step = find_last_step(run_dir / "metrics.jsonl")
+    saved = max(list_steps(run_dir / "checkpoints"), default=0)
+    if step <= saved:
+        return f"stopped at step {saved:,} by {signal_name()}; the same command goes on from there."
+    again = f"goes on from step {saved:,}" if saved else "starts anew"
+    return f"stopped at step {step:,} by {signal_name()}, before it was saved; the same command {again}."
+
+
+def reserve(config: PretrainConfig) -> dict[str, float]:
+    """Return the resources of one worker; Ray is initialised.
+
+    Raises:
+        ConfigError: the cluster's nodes have no room for the workers and the tasks that read for them.
+    """
+    scale, nodes = config.scale, list_nodes()
+    number, with_gpu = scale.num_workers, scale.uses_gpu
+    cpus = scale.cpus_per_worker or share_cpus(
+        nodes, number, most=4.0 if with_gpu else 1.0, with_gpu=with_gpu, read_cpus=READ_CPUS
+    )
+    shortage = find_shortage(nodes, number, cpus or READ_CPUS, with_gpu=with_gpu, read_cpus=READ_CPUS)
+    if shortage:
+        each = f"{cpus or READ_CPUS:g} CPU{'' if cpus == 1 else 's'}{' and a GPU' if with_gpu else ''}"
         raise ConfigError(
-            f"--scale.cpus_per_worker {cpus:g} for {num_workers} workers leaves no CPU of {total_cpus:g} "
-            "for reading; lower it or --scale.num_workers, or add nodes."
+            f"--scale.num_workers {number} needs {each} for each worker (--scale.cpus_per_worker), and on "
+            f"{describe_nodes(nodes)} {shortage}; lower one of the two, or add nodes."
         )
-    if config.scale.use_gpu and available.get("GPU", 0.0) < num_workers:
-        raise ConfigError(
-            f"--scale.use_gpu true needs {num_workers} GPUs and the cluster has {available.get('GPU', 0.0):g}; "
-            "lower --scale.num_workers or add nodes."
-        )
-    return {"CPU": cpus, **({"GPU": 1.0} if config.scale.use_gpu else {})}
+    return {"CPU": cpus, **({"GPU": 1.0} if with_gpu else {})}
 
 
 def check_shared_storage(run_dir: Path) -> None:
@@ -140,25 +188,61 @@ def check_shared_storage(run_dir: Path) -> None:
         marker.unlink()
 
 
-def train_worker(settings: dict[str, Any]) -> None:
-    """One rank of a run, as Ray Train starts it."""
-    task: PretrainTask = settings["task"]
-    reason = task.run_dir / f"stopped-{task.attempt}.txt"
-    if reason.exists():  # another rank met a user's mistake: a restart would only meet it again
-        return
-    try:
-        context = ray.train.get_context()
-        if not task.config.scale.use_gpu:
-            fair = (os.cpu_count() or 1) // context.get_local_world_size()
-            torch.set_num_threads(max(1, int(task.config.scale.cpus_per_worker or fair)))
-        worker = PretrainWorker(
-            task,
-            rank=context.get_world_rank(),
-            world_size=context.get_world_size(),
-            device=ray.train.torch.get_device() if task.config.scale.use_gpu else torch.device("cpu"),
-            report=ray.train.report,
+class RunFailures(UserCallback):
+    """Runs where Ray Train decides on restarts: a user's mistake ends the run, and a restart is said on the terminal.
+
+    Args:
+        run_dir: the run's directory.
+        max_failures: restarts before Ray Train gives up.
+    """
+
+    def __init__(self, run_dir: Path, max_failures: int) -> None:
+        self.run_dir, self.max_failures, self.num_failures = run_dir, max_failures, 0
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Decide what a failed worker means.
+
+        Raises:
+            DomextError: the user's mistake; Ray Train never tries again after an error of this callback.
+        """
+        for error in worker_exceptions.values():
+            user_error = find_user_error(error)
+            if user_error is not None:
+                raise user_error
+        self.num_failures += 1
+        rank, error = min(worker_exceptions.items(), key=lambda each: each[0])
+        error = _unwrap_death(error)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        ends = self.num_failures > self.max_failures
+        tell_driver(
+            self.run_dir,
+            f"worker {rank} failed ({reason}): failure {self.num_failures} of at most {self.max_failures}"
+            + ("; the job gives up." if ends else " (--train.max_failures); all workers start again."),
         )
-        worker.run()
-        worker.close()
-    except DomextError as error:
-        write_text(reason, str(error))
+
+
+def train_worker(settings: dict[str, Any]) -> None:
+    """One rank of a run, as Ray Train starts it.
+
+    It raises whatever is wrong, user's mistakes too: a rank that returned would leave the others waiting in
+    `ray.train.report`, which knows no limit.
+    """
+    task: PretrainTask = settings["task"]
+    context = ray.train.get_context()
+    if not task.config.scale.uses_gpu:
+        fair = count_cpus() // context.get_local_world_size()
+        torch.set_num_threads(max(1, int(task.config.scale.cpus_per_worker or fair)))
+    elif not torch.cuda.is_available():
+        raise ConfigError(
+            f"--scale.use_gpu is true, and torch {torch.__version__} finds no GPU on {platform.node()}, where Ray has "
+            "one; install a build of torch with CUDA there, or give --scale.use_gpu false."
+        )
+    worker = PretrainWorker(
+        task,
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=ray.train.torch.get_device() if task.config.scale.uses_gpu else torch.device("cpu"),
+        report=ray.train.report,
+    )
+    worker.run()
+    worker.close()

@@ -7,22 +7,28 @@ the newest checkpoint of RUN, with fresh moments and a schedule of its own.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import cast
 
 import torch
-import yaml
 from torch import Tensor, nn
 
-from domext_ray.config import PretrainConfig, from_dict
+from domext_ray.config import PretrainConfig
 from domext_ray.corpus.extension import check_appended, decompose, load_extension
 from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.model.modeling_domext import DomextForMaskedLM
-from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
+from domext_ray.run_directory import read_config
+from domext_ray.training.checkpoint import (
+    Checkpoint,
+    CheckpointId,
+    find_latest,
+    load_checkpoint,
+    read_record,
+    wait_for_checkpoint,
+)
 
 _NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
@@ -31,12 +37,9 @@ def read_run_config(run_dir: Path) -> PretrainConfig:
     """Return the configuration of a run.
 
     Raises:
-        RunError: `run_dir` is no run directory.
+        RunError: `run_dir` is no run directory, or its config.yaml is damaged.
     """
-    path = run_dir / "config.yaml"
-    if not path.is_file():
-        raise RunError(f"{run_dir} is no run directory: it has no config.yaml; give one that a training job made.")
-    return from_dict(PretrainConfig, yaml.safe_load(path.read_text(encoding="utf-8")))
+    return read_config(run_dir, PretrainConfig)
 
 
 def read_extensions(run_dir: Path) -> Extensions | None:
@@ -44,7 +47,7 @@ def read_extensions(run_dir: Path) -> Extensions | None:
     latest = find_latest(run_dir / "checkpoints")
     if latest is None:
         return None
-    return Extensions(**json.loads((latest / "record.json").read_text(encoding="utf-8")).get("extensions", {}))
+    return Extensions(**read_record(latest).get("extensions", {}))
 
 
 def build_run_model(
@@ -83,8 +86,8 @@ def build_run_model(
     )
 
 
-def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> str:
-    """Check that a run can start from another one; return the hash of the tensors that it starts from.
+def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Path:
+    """Check that a run can start from another one; return the checkpoint that it starts from.
 
     Args:
         run_dir: the earlier run.
@@ -94,11 +97,14 @@ def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = No
     Raises:
         RunError: it is no run, has no usable checkpoint, or is of another base or vocabulary.
     """
-    read_run_config(run_dir)
+    try:
+        read_run_config(run_dir)
+    except RunError as error:
+        raise RunError(f"--init_from {str(run_dir)!r}: {error}") from error
     latest = find_latest(run_dir / "checkpoints")
     if latest is None:
         raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
-    record = json.loads((latest / "record.json").read_text(encoding="utf-8"))
+    record = read_record(latest)
     if record["base_sha256"] != base_sha256:
         raise RunError(
             f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
@@ -106,9 +112,7 @@ def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = No
         )
     if tokenizer_dir is not None:
         _check_vocabulary(run_dir, tokenizer_dir)
-    return str(
-        json.loads((latest / "manifest.json").read_text(encoding="utf-8"))["files"]["tensors.safetensors"]["sha256"]
-    )
+    return latest
 
 
 def _check_vocabulary(run_dir: Path, tokenizer_dir: Path) -> None:
@@ -127,16 +131,18 @@ def _check_vocabulary(run_dir: Path, tokenizer_dir: Path) -> None:
         raise RunError(f"--init_from {str(run_dir)!r} was made with another tokenizer; give the base of that run.")
 
 
-def load_start(run_dir: Path) -> Checkpoint:
+def load_start(run_dir: Path, chosen: CheckpointId | None) -> Checkpoint:
     """Read the checkpoint that `check_start` approved.
+
+    Args:
+        run_dir: the earlier run.
+        chosen: the checkpoint.
 
     Raises:
         RunError: it has gone since.
     """
-    latest = find_latest(run_dir / "checkpoints")
-    if latest is None:
-        raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
-    return load_checkpoint(latest)
+    assert chosen is not None, "the driver has checked it"
+    return load_checkpoint(wait_for_checkpoint(run_dir / "checkpoints", chosen))
 
 
 def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:

@@ -6,6 +6,7 @@ goes on from the newest checkpoint that verifies, and stops at any step that its
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,16 +23,30 @@ from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch, stream_batches
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import RunError, TrainingError
+from domext_ray.events import enter_phase, tell_driver
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
-from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
-from domext_ray.training.engine import Engine, StepFigures
+from domext_ray.training.checkpoint import (
+    Checkpoint,
+    CheckpointId,
+    agree_on_checkpoint,
+    identify_checkpoint,
+    list_steps,
+    load_checkpoint,
+    save_checkpoint,
+)
+from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.objective import MaskedBatch, Masker
 from domext_ray.training.phases import make_phases
 from domext_ray.training.start import apply_start, build_run_model, load_start, pick_fixed
+
+MAX_SKIPPED_STEPS = 10
+"""Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
+MAX_UNMASKED_STEPS = 20
+"""Steps in a row without a masked token, after which the text or the tokenizer is to blame and not chance."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,8 @@ class PretrainTask:
         base_sha256: hash of the base's tensors, or "none".
         init_from: directory of the run whose parameters this one starts from, if any.
         earlier: extensions that the model has beside the method's own, from that run.
+        goes_on_from: the run's own checkpoint that the driver chose; None: there was none.
+        starts_from: the checkpoint of `init_from` that the driver checked.
         attempt: this attempt's id; a worker of an older attempt stops before it writes.
     """
 
@@ -56,6 +73,8 @@ class PretrainTask:
     base_sha256: str
     init_from: Path | None = None
     earlier: Extensions | None = None
+    goes_on_from: CheckpointId | None = None
+    starts_from: CheckpointId | None = None
     attempt: str = ""
 
 
@@ -81,10 +100,10 @@ class PretrainWorker:
     ) -> None:
         self.task, self.config = task, task.config
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
+        self._enter_phase("loading the model")
         self.manifest = read_manifest(task.corpus_dirs[0])
         self.tokenizer = load_tokenizer(task.tokenizer_dir)
-        latest = find_latest(task.run_dir / "checkpoints")
-        self.checkpoint = None if latest is None else load_checkpoint(latest)
+        self.checkpoint = self._find_checkpoint()
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
@@ -95,9 +114,22 @@ class PretrainWorker:
         self.base = None if self.config.base == "none" else _load_checked_base(task)
         self.engine = self._build_engine()
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer)
+        self.num_skipped = self.num_unmasked = 0  # steps in a row
+        self._save_waits = False
+        self.is_stopping = False
         self.log: MetricsLog | None = None
         if rank == 0:
             self.log = MetricsLog(task.run_dir, task.attempt, self.step, tensorboard=self.config.run.tensorboard)
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that all ranks go on from; None at the start."""
+        chosen = self.task.goes_on_from
+        folder = self.task.run_dir / "checkpoints"
+        choice = agree_on_checkpoint(folder, chosen, rank=self.rank, device=self.device)
+        for sentence in choice.passed_over:
+            if choice.path is None or identify_checkpoint(choice.path) != chosen:  # the driver has not said it yet
+                tell_driver(self.task.run_dir, f"warning: {sentence}")
+        return None if choice.path is None else load_checkpoint(choice.path)
 
     def _build_engine(self) -> Engine:
         config = self.config
@@ -108,11 +140,11 @@ class PretrainWorker:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
         elif self.task.init_from is not None:
-            start = load_start(self.task.init_from)
+            start = load_start(self.task.init_from, self.task.starts_from)
             apply_start(model, start, self.task.init_from)
             self.fixed = pick_fixed(model, start)
         dtype = config.engine.base_dtype
-        if dtype == "bf16" or (dtype == "auto" and config.scale.use_gpu and config.engine.precision == "bf16"):
+        if dtype == "bf16" or (dtype == "auto" and self.device.type == "cuda" and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
         return Engine(
@@ -128,7 +160,7 @@ class PretrainWorker:
         )
 
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
-        """Train from the current step to a limit, evaluate and save.
+        """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.
 
         Args:
             last_step: another limit beside those of the configuration; 0: none. A later call goes on from there.
@@ -137,17 +169,24 @@ class PretrainWorker:
         train = self.config.train
         if self.step == 0 and evaluate_start:
             self._record({"step": 0, **self._evaluate()})
-        done = self._is_done(last_step)
-        while not done:
+        done, first = self._is_done(last_step), self.step + 1
+        self._enter_phase("reading the first rows")
+        while not done and not self.is_stopping:
             record = self._train_step()
             done = self._is_done(last_step)
-            if done or self.step % train.eval_every == 0:
+            evaluates = done or self.step % train.eval_every == 0
+            saves = done or self.is_stopping or self._is_save_due()
+            if evaluates:
                 record |= self._evaluate()
             self._record(record)
-            if done or self.step % train.checkpoint_every == 0:
+            if saves and evaluates:
+                self._check_evaluation(record)
+            if saves:
                 self._save()
-            if done or self.step % train.checkpoint_every == 0 or self.step % train.eval_every == 0:
+            if saves or evaluates:
                 self.report(record)
+            if saves or evaluates or self.step == first:
+                self._enter_phase("training")
 
     def time_steps(self, num_steps: int) -> float:
         """Train some steps without a trace and return the seconds of one: the median of the later half."""
@@ -169,6 +208,11 @@ class PretrainWorker:
             self.seconds = seconds.item()
         limit = min(train.max_steps, last_step or train.max_steps)
         return self.step >= limit or 0 < train.max_tokens <= self.tokens or 0 < train.max_seconds <= self.seconds
+
+    def _is_save_due(self) -> bool:
+        """Whether a checkpoint is due; it waits for a step that is not skipped, which shows that the weights work."""
+        self._save_waits |= self.step % self.config.train.checkpoint_every == 0
+        return self._save_waits and self.num_skipped == 0
 
     def _masked_batches(self, step: int) -> Iterator[tuple[list[MaskedBatch], int]]:
         """Micro batches of this rank's share, and the tokens in them, from a step on."""
@@ -192,21 +236,57 @@ class PretrainWorker:
         waited = time.perf_counter() - started
         num_masked = sum(each.num_masked for each in micro_batches)
         num_pairs = sum(each.num_pairs for each in micro_batches)
-        counts = torch.tensor([num_masked, num_tokens, num_pairs], dtype=torch.int64, device=self.engine.device)
+        asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
+        counts = torch.tensor([num_masked, num_tokens, num_pairs, asked], dtype=torch.int64, device=self.engine.device)
         dist.all_reduce(counts)
-        num_masked, num_tokens, num_pairs = counts.tolist()
+        num_masked, num_tokens, num_pairs, self.is_stopping = counts.tolist()
         figures = self.engine.train_step(micro_batches, num_masked, self.step, num_pairs)
-        if not figures.finite and self.config.optim.on_non_finite == "stop":
-            raise TrainingError(
-                f"step {self.step + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}; lower "
-                "--optim.lr, or set --optim.on_non_finite skip (the same command goes on from the last checkpoint)."
-            )
+        self.num_skipped = 0 if figures.finite else self.num_skipped + 1
+        self._check_finite(figures)
+        self.num_unmasked = 0 if num_masked else self.num_unmasked + 1
+        self._check_masked()
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
         record = _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
         return record | ({"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {})
 
+    def _check_finite(self, figures: StepFigures) -> None:
+        step = f"step {self.step + 1:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
+        another = "give a lower --optim.lr under another --run.name"
+        if not figures.finite and self.config.optim.on_non_finite == "stop":
+            raise TrainingError(
+                f"{step}; {another}, or --optim.on_non_finite skip, with which the same command "
+                f"{self._describe_resumption()} and leaves such steps out."
+            )
+        if self.num_skipped > MAX_SKIPPED_STEPS:
+            raise TrainingError(
+                f"{step}, as have the {MAX_SKIPPED_STEPS} steps before it, which --optim.on_non_finite skip left out: "
+                f"the weights are beyond help; {another}."
+            )
+
+    def _check_evaluation(self, record: dict[str, Any]) -> None:
+        """Refuse to save weights that cannot predict: the last step may have ruined them, and none has shown it yet."""
+        if record["eval/domain_tokens"] and not math.isfinite(record["eval/domain_mlm_loss"]):
+            raise TrainingError(
+                f"after step {self.step:,} the held-out loss is {record['eval/domain_mlm_loss']:g}, so the weights are "
+                "not saved; give a lower --optim.lr under another --run.name."
+            )
+
+    def _describe_resumption(self) -> str:
+        latest = max(list_steps(self.task.run_dir / "checkpoints"), default=0)
+        return f"goes on from step {latest:,}" if latest else "starts anew"
+
+    def _check_masked(self) -> None:
+        """Stop a run that learns nothing; a single batch without a masked token is as it should be."""
+        if self.num_unmasked >= min(MAX_UNMASKED_STEPS, self.config.train.max_steps):
+            raise TrainingError(
+                f"no token was masked in {self.num_unmasked} steps up to step {self.step + 1:,}, so that nothing is "
+                "learned: the texts of --corpus are too short, or unknown words alone to the tokenizer of --base, or "
+                f"--objective.mask_prob ({self.config.objective.mask_prob:g}) is too low."
+            )
+
     def _evaluate(self) -> dict[str, Any]:
+        self._enter_phase("evaluating the start" if self.step == 0 else f"evaluating step {self.step:,}")
         domain = evaluate(self.engine, self.evaluations.domain)
         general = evaluate(self.engine, self.evaluations.general)
         record = {
@@ -222,15 +302,22 @@ class PretrainWorker:
             record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
         return record
 
+    def _enter_phase(self, phase: str) -> None:
+        if self.rank == 0:
+            enter_phase(self.task.run_dir, phase)
+
     def _record(self, record: dict[str, Any]) -> None:
         if self.log is not None:
             self.log.write(record)
 
     def _save(self) -> None:
+        self._save_waits = False
         state = self.engine.gather_state()
         if self.rank != 0 or state is None:
             return
+        _check_state(state, self.step)
         check_attempt(self.task.run_dir, self.task.attempt)
+        self._enter_phase(f"saving the checkpoint of step {self.step:,}")
         save_checkpoint(
             self.task.run_dir / "checkpoints",
             self.step,
@@ -256,6 +343,16 @@ def _load_checked_base(task: PretrainTask) -> Base:
             f"{task.base_sha256[:12]}; give all nodes the same base."
         )
     return base
+
+
+def _check_state(state: TrainState, step: int) -> None:
+    """Refuse to save what no run can go on from."""
+    for name, each in state.tensors.items():
+        if not all(values.isfinite().all() for values in (each.param, each.exp_avg, each.exp_avg_sq)):
+            raise TrainingError(
+                f"after step {step:,} the weights {name} or their moments are not finite, so they are not saved; give "
+                "a lower --optim.lr under another --run.name."
+            )
 
 
 def _describe_step(

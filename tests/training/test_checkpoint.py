@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import resource
+import shutil
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,16 @@ import torch
 
 from domext_ray.errors import RunError
 from domext_ray.training import checkpoint as checkpoint_module
-from domext_ray.training.checkpoint import find_latest, load_checkpoint, save_checkpoint
+from domext_ray.training.checkpoint import (
+    CheckpointId,
+    Choice,
+    agree_on_checkpoint,
+    choose_checkpoint,
+    find_latest,
+    identify_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from domext_ray.training.engine import TensorState, TrainState
 
 FILES = ("tensors.safetensors", "moments.safetensors", "cursor.json", "record.json", "manifest.json")
@@ -166,6 +178,141 @@ def test_another_format_is_not_read(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
     with pytest.warns(UserWarning, match="format 9"):
         assert find_latest(tmp_path) is None
+
+
+def rewrite_manifest(path: Path, **changes: Any) -> None:
+    """Change a manifest as a version did that gave it no hash of its own."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def test_an_older_manifest_without_a_hash_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    rewrite_manifest(path)
+    assert find_latest(tmp_path) == path and load_checkpoint(path).step == 3
+
+
+def test_a_renamed_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    sound, renamed = save(tmp_path, 10), tmp_path / "step-00000020"
+    for edit in (lambda path: None, rewrite_manifest):
+        shutil.copytree(sound, renamed)
+        edit(renamed)
+        with pytest.warns(UserWarning, match=f"{renamed} .*its manifest is one of step 10"):
+            assert find_latest(tmp_path) == sound
+        shutil.rmtree(renamed)
+
+
+@pytest.mark.parametrize("changes", [{"step": 2.0}, {"step": "2"}, {"num_updates": None}, {"shb256": "0" * 64}])
+def test_a_manifest_of_something_else_is_passed_over(tmp_path: Path, changes: dict[str, Any]) -> None:
+    rewrite_manifest(save(tmp_path, 2), **changes)
+    with pytest.warns(UserWarning, match=r"manifest\.json"):
+        assert find_latest(tmp_path) is None
+
+
+def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
+    older, path = save(tmp_path, 1), save(tmp_path, 2) / "manifest.json"
+    content = path.read_bytes()
+    for place in range(0, len(content), 23):
+        if content[place] in b" \n":
+            continue
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.warns(UserWarning, match=r"manifest"):
+            assert find_latest(tmp_path) == older
+
+
+def test_the_choice_says_what_is_passed_over(tmp_path: Path) -> None:
+    assert choose_checkpoint(tmp_path / "absent") == Choice(None, ())
+    older, newer = save(tmp_path, 5), save(tmp_path, 10)
+    assert choose_checkpoint(tmp_path) == Choice(newer, ())
+    (newer / "cursor.json").unlink()
+    said = f"checkpoint {newer} is passed over (cursor.json is missing); the run goes on from step 5."
+    assert choose_checkpoint(tmp_path) == Choice(older, (said,))
+
+
+def test_where_all_are_damaged_none_is_chosen(tmp_path: Path) -> None:
+    older, newer = save(tmp_path, 5), save(tmp_path, 10)
+    (newer / "cursor.json").unlink()
+    (older / "moments.safetensors").write_bytes(b"")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match=r"step-00000010: cursor.*step-00000005: moments.*delete ") as raised:
+        choose_checkpoint(tmp_path)
+    assert len(str(raised.value).splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
+
+
+def _serve_rank(rank: int, store: Path, asked: Any, said: Any) -> None:
+    """One rank of two: what it is asked until it is told None."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    while (question := asked.get()) is not None:
+        folder, chosen, patience = question
+        try:
+            choice = agree_on_checkpoint(folder, chosen, rank=rank, device=torch.device("cpu"), patience=patience)
+            said.put((rank, None if choice.path is None else choice.path.name))
+        except RunError as error:
+            said.put((rank, str(error)))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any], Any]]:
+    """Two ranks of a process group of their own: the queue of each and the one that both answer on."""
+    context = multiprocessing.get_context("spawn")  # a fork would have the process group that other tests leave
+    asked, said = [context.Queue(), context.Queue()], context.Queue()
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    processes = [context.Process(target=_serve_rank, args=(rank, store, asked[rank], said)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    yield asked, said
+    for process, queue in zip(processes, asked, strict=True):
+        queue.put(None)
+        process.join(timeout=60)
+
+
+Agree = Callable[..., dict[int, str | None]]
+
+
+@pytest.fixture
+def agree(ranks: tuple[list[Any], Any]) -> Agree:
+    """What two ranks say that see two folders: one of them may be an older state of the other."""
+
+    def ask(
+        folders: tuple[Path, Path],
+        chosen: CheckpointId | None = None,
+        patience: float = 0.3,
+        meanwhile: Callable[[], Any] = lambda: None,
+    ) -> dict[int, str | None]:
+        asked, said = ranks
+        for queue, folder in zip(asked, folders, strict=True):
+            queue.put((folder, chosen, patience))
+        meanwhile()
+        return dict(said.get(timeout=120) for _ in asked)
+
+    return ask
+
+
+def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: Path, agree: Agree) -> None:
+    fresh, stale = tmp_path / "fresh", tmp_path / "stale"
+    save(fresh, 2)
+    shutil.copytree(fresh, stale)
+    newest = save(fresh, 4)
+    assert (find_latest(fresh), find_latest(stale)) == (newest, stale / "step-00000002"), "each alone goes elsewhere"
+    said = agree((fresh, stale))
+    assert said[0] == newest.name and f"does not see the checkpoint {stale / newest.name}" in str(said[1])
+    assert agree((stale, fresh)) == {0: "step-00000002", 1: "step-00000002"}
+    chosen = identify_checkpoint(newest)  # the driver's
+    said = agree((stale, stale), chosen)
+    assert said[0] == said[1] and f"does not see the checkpoint {stale / newest.name}" in str(said[0])
+    said = agree((fresh, stale), chosen, 20.0, lambda: shutil.copytree(newest, stale / newest.name))
+    assert said == {0: newest.name, 1: newest.name}, "it waits until it sees it"
+
+
+def test_ranks_go_on_from_what_was_saved_since_the_driver_chose(tmp_path: Path, agree: Agree) -> None:
+    chosen = identify_checkpoint(save(tmp_path / "run", 2))
+    newest = save(tmp_path / "run", 4)
+    assert agree((tmp_path / "run",) * 2, chosen) == {0: newest.name, 1: newest.name}
+    (newest / "cursor.json").unlink()
+    assert agree((tmp_path / "run",) * 2, chosen) == {0: "step-00000002", 1: "step-00000002"}
+    assert agree((tmp_path / "none",) * 2) == {0: None, 1: None}
 
 
 def test_a_checkpoint_that_vanishes_is_one_sentence(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from domext_ray.config import TrainConfig
 from domext_ray.errors import RunError
-from domext_ray.training.metrics import MetricsLog, read_metrics, write_text
+from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics, write_text
 
 
 def start(run: Path, attempt: str) -> None:
@@ -59,3 +60,19 @@ def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["train/mlm_loss"] is None
+
+
+def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start(tmp_path, "one")
+    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    figures = dict.fromkeys(("domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character"), math.nan)
+    evaluation = {f"eval/{name}": value for name, value in {**figures, "general_mlm_accuracy": None}.items()}
+    speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
+    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=9)):
+        log.write({"step": 0, **evaluation})
+        log.write({"step": 1, "train/mlm_loss": math.inf, "train/grad_norm": math.nan, **speed, **evaluation})
+    log.close()
+    shown = capsys.readouterr().err
+    assert "step 1/9  loss nan  10 tokens/s" in shown and "Traceback" not in shown
+    for step in (0, 1):
+        assert f"step {step}  held-out loss nan, accuracy nan, bits a character not measured; general" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +55,25 @@ def test_rates(tokenizer: BertTokenizer, whole_word: bool, mix: tuple[float, flo
     assert is_mask.mean() == pytest.approx(mix[0], abs=0.01)
     assert (~is_mask & ~is_same).mean() == pytest.approx(mix[1] * (1 - 1 / NUM_WORDS), abs=0.01)
     np.testing.assert_array_equal(masked.inputs[~chosen], masked.labels[~chosen])
+
+
+def test_only_ids_with_a_token_are_drawn() -> None:
+    """Ids from 106 to 205 have no token; where there is no gap, every id between the first and the last is drawn."""
+    words = [f"word{i}" for i in range(NUM_WORDS)]
+    ids = [*range(len(SPECIALS)), *range(len(SPECIALS), len(SPECIALS) + 100), *range(206, 206 + NUM_WORDS - 100)]
+    gapped = BertTokenizer(vocab=dict(zip([*SPECIALS, *words], ids, strict=True)))
+    objective = ObjectiveConfig(mask_token_frac=0.0, random_token_frac=1.0)
+    rows = make_rows(2000)
+    rows = rows.set_column(0, "input_ids", pa.array([[2, *[7] * 62, 3]] * 2000, type=pa.list_(pa.int32())))
+    masked = Masker(gapped, objective, seed=1).mask(rows, epoch=0)
+    drawn = masked.inputs[masked.selected]
+    assert set(drawn.tolist()) == set(ids[len(SPECIALS) :])
+
+
+def test_draws_are_those_of_earlier_versions(tokenizer: BertTokenizer) -> None:
+    masked = Masker(tokenizer, ObjectiveConfig(), seed=1).mask(make_rows(200), epoch=3)
+    digest = hashlib.sha256(masked.inputs.tobytes() + masked.selected.tobytes()).hexdigest()
+    assert digest == "245de0e0ca2ea367f8b47861f451d34445a52743c445321cb3534e3239f79901"
 
 
 def test_special_tokens_are_neither_predicted_nor_drawn(tokenizer: BertTokenizer) -> None:

@@ -1,0 +1,82 @@
+"""How fast this machine trains a run's model: what a dry run reckons hours with."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import cast
+
+import torch
+from torch import nn
+
+from domext_ray.config import PretrainConfig, resolve_micro_batch_size
+from domext_ray.model.base import Base
+from domext_ray.model.graft import Extensions, build_model, choose_attention
+from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.optimizer import build_optimizer
+
+TIMED_SECONDS = 2.0
+NUM_TIMED = 10
+"""Micro batches that are timed, at most; one more warms up."""
+
+
+def measure_rate(
+    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None = None
+) -> float:
+    """Time forward, backward and update of some micro batches of random tokens on this machine; no Ray, no text.
+
+    Args:
+        config: the run, its sizes solved.
+        base: its base; None for random weights.
+        vocab_size: rows of the word embedding table when there is no base.
+        num_new_words: words beside the base's.
+        earlier: extensions that the model has beside the method's own.
+
+    Returns:
+        Tokens per second of one worker that has the machine to itself; 0.0 if it needs a GPU and none is here.
+    """
+    if config.scale.use_gpu is True and not torch.cuda.is_available():
+        return 0.0
+    device = torch.device("cuda" if config.scale.use_gpu is True else "cpu")
+    model = build_model(
+        base,
+        config.shape,
+        config.method,
+        vocab_size=vocab_size,
+        new_words=[[0]] * num_new_words,
+        next_sentence=False,
+        causal=config.objective.is_left_to_right,
+        pad_token_id=0,
+        earlier=earlier,
+        dropout=config.train.dropout,
+        seed=config.seed,
+    )
+    choose_attention(model, device, bf16=config.engine.precision == "bf16")
+    network = cast(nn.Module, model).to(device).train()
+    module = MaskedLoss(network, device, bf16=config.engine.precision == "bf16")
+    trainables = {name: each for name, each in network.named_parameters() if each.requires_grad}
+    optimizer = build_optimizer(trainables, config.optim, {})
+    batch = _make_batch(config, vocab_size if base is None else base.config.vocab_size, device)
+    seconds: list[float] = []
+    while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
+        start = time.perf_counter()
+        module(**vars(batch))[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return batch.input_ids.numel() / statistics.median(seconds[1:])
+
+
+def _make_batch(config: PretrainConfig, vocab_size: int, device: torch.device) -> MaskedBatch:
+    """Full rows of random tokens, of which the first ones are predicted."""
+    draw = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(vocab_size, (resolve_micro_batch_size(config), config.train.seq_length), generator=draw)
+    share = 1.0 if config.objective.is_left_to_right else config.objective.mask_prob
+    positions = torch.arange(max(1, round(share * input_ids.numel())))
+    labels = input_ids.flatten()[positions]
+    tensors = (input_ids, positions, labels, torch.ones(len(positions)))
+    input_ids, positions, labels, weights = (each.to(device) for each in tensors)
+    return MaskedBatch(input_ids, None, None, positions, labels, weights)

@@ -1,0 +1,76 @@
+"""What workers tell the driver's terminal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from domext_ray import status_line
+from domext_ray.config import TrainConfig
+from domext_ray.events import EVENTS, EventReader, enter_phase, tell_driver
+from domext_ray.training.metrics import RunProgress
+
+
+def test_the_driver_says_what_workers_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell_driver(tmp_path, "said in an earlier attempt")
+    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig()):
+        enter_phase(tmp_path, "evaluating the start")
+        tell_driver(tmp_path, "checkpoint step-20 is damaged; step-10 is used — ü.")
+    shown = capsys.readouterr().err
+    assert "checkpoint step-20 is damaged; step-10 is used — ü.\n" in shown
+    assert "earlier" not in shown and "evaluating" not in shown
+
+
+def test_a_line_is_read_once_and_whole(tmp_path: Path) -> None:
+    reader = EventReader(tmp_path)
+    assert reader.read() == []
+    enter_phase(tmp_path, "one")
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"seconds": 1.0, "note"')
+        file.flush()
+        assert [each.text for each in reader.read()] == ["one"]
+        file.write(': "two"}\nno JSON\n')
+    assert [(each.text, each.is_phase) for each in reader.read()] == [("two", False)]
+    assert reader.read() == []
+
+
+def test_what_does_not_move_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
+    waiting = ["Ray has no room yet for 4 times 1 CPU"]
+    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(), "starting 4 workers", lambda: "".join(waiting)):
+        time.sleep(1.2)
+        waiting.clear()
+        enter_phase(tmp_path, "evaluating the start")
+        time.sleep(1.2)
+    shown = capsys.readouterr().err.splitlines()
+    first, last = "starting 4 workers: nothing has moved for ", "evaluating the start: nothing has moved for "
+    assert shown[0].startswith(first) and shown[0].endswith(" s (Ray has no room yet for 4 times 1 CPU); Ctrl-C stops.")
+    assert shown[-1].startswith(last) and shown[-1].endswith(" s; Ctrl-C stops.")
+
+
+def test_patience_ends_after_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(status_line.time, "monotonic", lambda: now[0])
+    patience = status_line.Patience()
+
+    def list_ends(last: int) -> list[int]:
+        begin, ends = now[0], []
+        for second in range(last):
+            now[0] = begin + second
+            ends += [second] if patience.is_over() else []
+        return ends
+
+    assert list_ends(300) == [30, 60, 120, 240]
+    patience.note_move()
+    assert list_ends(100) == [30, 60]
+
+
+def test_a_watch_says_what_is_waited_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
+    with status_line.Watch("preparing", lambda: "Ray has no room yet"):
+        time.sleep(1.5)
+    assert "preparing: nothing has moved for " in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""A job's own Ray: who may talk to it, and who may read its files."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import stat
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import ray
+
+from domext_ray.cluster import make_token_header
+
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+CALLS = (  # one of each kind of process
+    "NodeInfoGcsService/GetClusterId",
+    "NodeManagerService/GetSystemConfig",
+    "ObjectManagerService/Push",
+    "CoreWorkerService/PushTask",
+    "ReporterService/GetTraceback",
+)
+METRICS = b"# HELP "
+"""What pages of counters (of the agent and the autoscaler, say) begin with: all that answers without a token."""
+
+
+def call(port: int, name: str, header: dict[str, str]) -> str:
+    """The status of a gRPC call."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(f"/ray.rpc.{name}")(b"", timeout=5, metadata=list(header.items()))
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return "OK"
+
+
+def get(port: int) -> tuple[int, bytes]:
+    """The status and the beginning of a page; 0 where no HTTP is spoken."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        return answer.status, answer.read(len(METRICS))
+    except (http.client.HTTPException, OSError):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
+    ray.get(ray.remote(num_cpus=0)(lambda: None).remote())  # a worker is there
+    places = {
+        (*connection.laddr, process.name())
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert not [place for place in places if place[0] not in LOOPBACK], "nothing is open to the network"
+    kinds = {name for _, _, name in places}
+    assert {"gcs_server", "raylet"} <= kinds and len(places) >= 6, places
+    for _, port, name in places:
+        codes = {each: call(port, each, {}) for each in CALLS}
+        assert "OK" not in codes.values(), (name, codes)
+        status, page = get(port)
+        assert "UNAUTHENTICATED" in codes.values() or status in (401, 403) or (status, page) == (200, METRICS), (
+            name,
+            codes,
+            status,
+        )
+        for each, code in codes.items():
+            if code == "UNAUTHENTICATED":
+                assert call(port, each, {"authorization": "Bearer wrong"}) == code, name
+    (gcs,) = {port for _, port, name in places if name == "gcs_server"}
+    assert call(gcs, CALLS[0], make_token_header()) == "OK", "the same call, with the token"
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_files_and_sockets_are_their_owner_s() -> None:
+    sockets = Path(ray._private.worker._global_node.get_sockets_dir_path())
+    private = next(each for each in sockets.parents if each.name == f"ray-{os.getuid()}")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700 and private.stat().st_uid == os.getuid()
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_workers_are_not_the_last_in_line_for_a_cpu() -> None:
+    assert ray.get(ray.remote(num_cpus=0)(lambda: os.nice(0)).remote()) == os.nice(0)

@@ -1,0 +1,212 @@
+"""What a job asks of a machine or a cluster: `--scale.use_gpu`, before anything is prepared."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from domext_ray import cluster
+from domext_ray.cluster import Node, count_cpus, describe_nodes, find_shortage, settle_gpu, share_cpus, start_ray
+from domext_ray.config import PretrainConfig, ScaleConfig, dump_yaml, from_dict, parse_config
+from domext_ray.downstream.finetune import run_finetuning
+from domext_ray.errors import ConfigError
+from domext_ray.finetune_config import FinetuneConfig, TrainingScaleConfig
+from domext_ray.pipeline import run_pretraining
+from domext_ray.search.sweep import run_sweep
+from domext_ray.search_config import SweepConfig
+
+ONE, TWO, EIGHT, HEAD = Node(1.0, 0.0), Node(2.0, 0.0), Node(8.0, 1.0), Node(0.0, 0.0)
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
+@pytest.mark.parametrize("value", ["auto", True, False])
+def test_use_gpu_has_three_values(config_class: type[Any], value: Any) -> None:
+    stored = from_dict(config_class, {"scale": {"use_gpu": value}})
+    flag = parse_config(config_class, None, ["--scale.use_gpu", str(value).lower()])
+    assert stored == flag and flag.scale.use_gpu is value or flag.scale.use_gpu == value == "auto"
+    assert f"use_gpu: {str(value).lower()}\n" in dump_yaml(flag)
+    with pytest.raises(ConfigError, match=r"scale\.use_gpu"):
+        parse_config(config_class, None, ["--scale.use_gpu", "3"])
+
+
+def test_auto_must_be_settled_before_it_is_used() -> None:
+    assert ScaleConfig().use_gpu == "auto"
+    with pytest.raises(ValueError, match="not settled"):
+        assert ScaleConfig().uses_gpu
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("config", [PretrainConfig(), FinetuneConfig()])
+def test_without_a_gpu_auto_is_the_cpu_and_true_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch, local_ray: None
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert settle_gpu(config).scale.uses_gpu is False
+    asked = replace(config, scale=replace(config.scale, use_gpu=True))
+    with pytest.raises(ConfigError, match=r"--scale.use_gpu true needs 2 GPUs and this machine has 0; leave"):
+        settle_gpu(asked, 2, "--scale.num_workers")
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_missing_gpu_is_told_before_anything_is_read(
+    dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    missing, scale = str(tmp_path / "missing"), ScaleConfig(use_gpu=True)
+    space = {"method.heads": {"choice": [0, 1]}}
+    with pytest.raises(ConfigError, match="--scale.use_gpu true needs 1 GPU and this machine has 0; leave"):
+        run_pretraining(PretrainConfig(base=missing, corpus=missing, scale=scale, dry_run=dry_run))
+    with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
+        run_finetuning(FinetuneConfig(data=missing, scale=TrainingScaleConfig(use_gpu=True), dry_run=dry_run))
+    with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
+        run_sweep(SweepConfig(base=missing, corpus=missing, space=space, scale=scale, dry_run=dry_run))
+
+
+@needs_gpu
+def test_with_a_gpu_auto_uses_it_where_there_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    num_gpus = torch.cuda.device_count()
+    assert settle_gpu(PretrainConfig(), num_gpus).scale.uses_gpu
+    assert not settle_gpu(PretrainConfig(), num_gpus + 1, "--scale.num_workers").scale.uses_gpu
+    assert "lower --scale.num_workers to use it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "number", "share"),
+    [
+        ([ONE], 1, 0.5),
+        ([TWO], 1, 1.0),
+        ([TWO], 2, 0.75),
+        ([TWO], 8, 0.18),
+        ([ONE] * 4, 4, 0.5),  # by sums over the cluster 0.87, which leaves no node room for a reading task
+        ([ONE] * 4, 8, 0.25),
+        ([HEAD, ONE, ONE], 2, 0.5),
+        ([HEAD], 1, 0.0),
+    ],
+)
+def test_workers_leave_a_node_room_for_reading(nodes: Sequence[Node], number: int, share: float) -> None:
+    assert share_cpus(nodes, number, most=1.0, with_gpu=False, read_cpus=0.25) == share
+    assert bool(find_shortage(nodes, number, share or 0.25, with_gpu=False, read_cpus=0.25)) == (share == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "number", "share", "with_gpu", "says"),
+    [
+        ([ONE] * 4, 4, 0.87, False, "they may leave no node the 0.25 CPUs"),
+        ([ONE] * 4, 5, 1.0, False, "there is room for 4"),
+        ([TWO], 4, 1.0, False, "there is room for 2"),
+        ([EIGHT, EIGHT, HEAD], 3, 1.0, True, "there is room for 2"),
+        ([EIGHT, EIGHT, HEAD], 2, 4.0, True, ""),
+        ([EIGHT, ONE], 8, 1.0, False, ""),  # whichever way Ray places them, a whole CPU is left
+        ([EIGHT, ONE], 9, 1.0, False, "they may leave no node"),
+        ([ONE] * 4, 3, 0.87, False, ""),
+    ],
+)
+def test_a_share_that_would_wait_for_ever_is_found(
+    nodes: Sequence[Node], number: int, share: float, with_gpu: bool, says: str
+) -> None:
+    shortage = find_shortage(nodes, number, share, with_gpu=with_gpu, read_cpus=0.25)
+    assert shortage.startswith(says) and bool(shortage) == bool(says)
+
+
+def test_nodes_are_described() -> None:
+    assert describe_nodes([ONE] * 4) == "4 nodes of 1 CPU"
+    assert describe_nodes([EIGHT, HEAD, EIGHT]) == "2 nodes of 8 CPUs and 1 GPU and 1 node of 0 CPUs"
+
+
+def test_cpus_are_those_that_this_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert count_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert 1 <= count_cpus() <= len(allowed)
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "cpus"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 1),
+        ("0::/jobs/one", {"jobs/cpu.max": "100000 100000", "jobs/one/cpu.max": "max 100000"}, 1),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("4:cpu,cpuacct:/host/path", {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ("4:memory:/\n0::/", {}, 3),
+    ],
+)
+def test_a_container_s_quota_counts(
+    group: str, files: dict[str, str], cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "cgroups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroups" / name).write_text(text)
+    (tmp_path / "own").write_text(group + "\n")
+    monkeypatch.setattr(cluster, "CGROUPS", tmp_path / "cgroups")
+    monkeypatch.setattr(cluster, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert count_cpus() == cpus
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job that has not connected yet: the session's own Ray is not looked at."""
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    """The address of a server that is no Ray: it takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        (
+            "127.0.0.1:1",
+            "nothing answers there \\(Connection refused\\); start that cluster, correct",
+        ),
+        ("no-such-host.invalid:6379", "nothing answers there"),
+        ("127.0.0.1:99999", "nothing answers there"),
+        ("127.0.0.1", "it must be HOST:PORT"),
+        ("ray://127.0.0.1:10001", "it must be HOST:PORT of a cluster's head"),
+        ("http://127.0.0.1:8265", "it must be HOST:PORT .* ray job submit"),
+    ],
+)
+def test_an_address_without_a_cluster_is_one_sentence(address: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=f"RAY_ADDRESS is '{address}'.*{says}"):
+        start_ray()
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_server_that_is_no_cluster_is_told_apart(listener: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", listener)
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(ConfigError, match="what answers there is no Ray cluster"):
+        start_ray()
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("header", [{}, {"authorization": "Bearer wrong"}])
+def test_a_wrong_token_is_one_sentence(header: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.ray.get_runtime_context().gcs_address)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster, "make_token_header", lambda: header)
+    with pytest.raises(ConfigError, match="refuses the token, or misses it; .* RAY_AUTH_MODE=token"):
+        start_ray()

@@ -1,0 +1,67 @@
+"""What a run's workers do to each other and to the driver, on real Ray processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from conftest import write_corpus
+from ray.exceptions import RayActorError
+from ray.train import WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+from domext_ray.config import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
+from domext_ray.errors import RunError
+from domext_ray.events import EVENTS, EventReader
+from domext_ray.pipeline import run_pretraining
+from domext_ray.training.pretrain import RunFailures, describe_deaths
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.timeout(600)
+def test_a_user_s_mistake_on_one_worker_ends_all(
+    tiny_base_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "runs" / "two"
+    run_dir.mkdir(parents=True)
+    (run_dir / "checkpoints").symlink_to("/dev/null/nowhere")  # no checkpoint can be written there, not even by root
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        corpus=str(write_corpus(tmp_path / "corpus.txt", 400)),
+        run=RunConfig(name="two", dir=str(tmp_path / "runs"), tensorboard=False),
+        train=TrainConfig(max_steps=40, global_batch_size=8, seq_length=32, checkpoint_every=2, eval_rows=20),
+        engine=EngineConfig(precision="fp32"),
+        scale=ScaleConfig(num_workers=2, use_gpu=False),
+    )
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"the checkpoint of step 2 cannot be written to .*: free space there"):
+        run_pretraining(config)
+    print(f"{time.monotonic() - started:.1f} s")
+    said = (run_dir / EVENTS).read_text(encoding="utf-8")
+    assert said.count("saving the checkpoint of step 2") == 1, "it was not tried again"
+    assert "start again" not in said + capfd.readouterr().err
+
+
+def test_a_dead_worker_is_said_and_a_mistake_is_not_tried_again(tmp_path: Path) -> None:
+    failures, reader = RunFailures(tmp_path, max_failures=1), EventReader(tmp_path)
+    death = RayActorError("The actor died.\n\tits pid: 1")
+    failures.after_exception(None, {1: WorkerHealthCheckFailedError("A worker health check failed.", death)})
+    failures.after_exception(None, {0: death, 1: death})
+    first, second = (each.text for each in reader.read())
+    assert first.startswith("worker 1 failed (The actor experienced an error") and first.endswith(
+        "failure 1 of at most 1 (--train.max_failures); all workers start again."
+    )
+    assert second.startswith("worker 0 failed (") and second.endswith("failure 2 of at most 1; the job gives up.")
+    assert not {"\n", "\t"} & set(first + second)
+    with pytest.raises(RunError, match="no space"):
+        failures.after_exception(None, {0: death, 1: RunError("no space.")})
+    assert reader.read() == []
+
+
+def test_workers_that_died_too_often_are_one_sentence() -> None:
+    failure = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError())
+    said = str(describe_deaths(WorkerGroupError("", {0: failure}), PretrainConfig()))
+    assert said.startswith("workers died more than --train.max_failures (3) times, the last time worker 0 (The actor")
+    assert said.endswith("; the same command goes on from the newest checkpoint.") and "\n" not in said
+    assert describe_deaths(WorkerGroupError("", {0: KeyError("a defect")}), PretrainConfig()) is None

@@ -1,0 +1,167 @@
+"""A rank of a run in this process: weights that blow up, text without masks, a request to stop, a full disk."""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from conftest import write_corpus
+from safetensors.torch import load_file
+
+from domext_ray.config import (
+    EngineConfig,
+    MethodConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PretrainConfig,
+    RunConfig,
+    TrainConfig,
+)
+from domext_ray.errors import RunError, TrainingError
+from domext_ray.model.base import load_base
+from domext_ray.pipeline import provide_inputs
+from domext_ray.training.checkpoint import list_steps, load_checkpoint
+from domext_ray.training.engine import join_alone
+from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.worker import MAX_SKIPPED_STEPS, PretrainTask, PretrainWorker
+
+Start = Callable[..., PretrainWorker]
+
+
+@pytest.fixture(scope="module")
+def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> PretrainTask:
+    folder = tmp_path_factory.mktemp("worker")
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        corpus=str(write_corpus(folder / "corpus.txt", 400)),
+        method=MethodConfig(heads=0, ffn_units=8),
+        run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
+        train=TrainConfig(
+            max_steps=16, global_batch_size=4, seq_length=32, eval_rows=4, eval_every=100, checkpoint_every=5
+        ),
+        optim=OptimConfig(decay_steps=16, warmup_steps=1),
+        engine=EngineConfig(precision="fp32"),
+    )
+    tokenizer_dir, _, manifest = provide_inputs(config)
+    return PretrainTask(config, folder, (manifest.folder,), tokenizer_dir, load_base(config.base).sha256)
+
+
+@pytest.fixture
+def start(task: PretrainTask, tmp_path: Path) -> Iterator[Start]:
+    """Gives the worker of a new attempt in one run's directory."""
+    join_alone()
+    workers: list[PretrainWorker] = []
+
+    def begin(**parts: Any) -> PretrainWorker:
+        attempt = str(len(workers))
+        write_attempt(tmp_path, attempt)
+        made = replace(task, run_dir=tmp_path, attempt=attempt, config=replace(task.config, **parts))
+        workers.append(PretrainWorker(made, device=torch.device("cpu")))
+        return workers[-1]
+
+    yield begin
+    for each in workers:
+        each.close()
+
+
+def read_steps(run: Path) -> list[int]:
+    return [each["step"] for each in read_metrics(run / "metrics.jsonl")]
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path) -> None:
+    optim = OptimConfig(decay_steps=16, warmup_steps=1)
+    worker = start()
+    worker.run(7)
+    poison(worker)
+    with pytest.raises(TrainingError, match=r"step 8 has a loss of nan .* --run\.name, or --optim\.on_non_finite skip"):
+        worker.run()
+    with pytest.raises(TrainingError, match="the same command goes on from step 7"):
+        worker.run()
+    start(optim=replace(optim, on_non_finite="skip")).run()
+    assert read_steps(tmp_path) == list(range(17))
+
+
+def poison(worker: PretrainWorker) -> None:
+    with torch.no_grad():
+        next(iter(worker.engine._trainables.values())).fill_(math.nan)
+
+
+def test_skipping_has_an_end_and_no_checkpoint_holds_what_was_skipped_for(start: Start, tmp_path: Path) -> None:
+    """A rate at which the first step already ruins the weights: all later ones are skipped."""
+    train = TrainConfig(max_steps=100, global_batch_size=4, seq_length=32, eval_rows=4, checkpoint_every=3)
+    worker = start(optim=OptimConfig(lr=1e30, decay_steps=100, warmup_steps=1, on_non_finite="skip"), train=train)
+    with pytest.raises(TrainingError, match=r"as have the 10 steps before it.* a lower --optim\.lr under another"):
+        worker.run()
+    skipped = [each["train/skipped"] for each in read_metrics(tmp_path / "metrics.jsonl")[1:]]
+    assert skipped == [0] + [1] * MAX_SKIPPED_STEPS
+    assert list_steps(tmp_path / "checkpoints") == []
+
+
+def test_a_skipped_step_puts_its_checkpoint_off(start: Start, tmp_path: Path) -> None:
+    worker = start(optim=OptimConfig(decay_steps=16, warmup_steps=1, on_non_finite="skip"))
+    embeddings = cast(Any, worker.engine._deepspeed).module.model.bert.embeddings
+    embeddings.register_forward_hook(lambda _, __, output: output * (math.nan if worker.step in (4, 5) else 1.0))
+    worker.run(8)
+    assert [each.get("train/skipped") for each in read_metrics(tmp_path / "metrics.jsonl")][5:8] == [1, 1, 0]
+    assert list_steps(tmp_path / "checkpoints") == [7, 8]  # 5 is due, 5 and 6 are skipped; the last one is the end
+
+
+def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path) -> None:
+    worker = start()
+    worker.run(3)
+    poison(worker)
+    with pytest.raises(TrainingError, match=r"after step 3 .* not finite, so they are not saved"):
+        worker._save()
+    assert list_steps(tmp_path / "checkpoints") == [3]
+
+
+def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"no token was masked in 16 steps .* \(1e-09\) is too low"):
+        start(objective=ObjectiveConfig(mask_prob=1e-9)).run()
+    assert read_steps(tmp_path) == list(range(16)) and list_steps(tmp_path / "checkpoints") == [10, 15]
+
+
+def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start, tmp_path: Path) -> None:
+    start().run()
+    undisturbed = [each.get("train/mlm_loss") for each in read_metrics(tmp_path / "metrics.jsonl")]
+    kept = {step: load_file(tmp_path / "checkpoints" / f"step-{step:08d}" / "tensors.safetensors") for step in (16,)}
+    for each in (tmp_path / "checkpoints").iterdir():
+        each.rename(tmp_path / each.name)
+    worker = start()
+    worker.run(6)
+    write_attempt(tmp_path, worker.task.attempt, stop=True)
+    worker.run()
+    assert read_steps(tmp_path)[-1] == list_steps(tmp_path / "checkpoints")[-1] == 8  # 7 finds it, 8 is the last
+    worker = start()
+    assert worker.step == 8
+    worker.run()
+    assert [each.get("train/mlm_loss") for each in read_metrics(tmp_path / "metrics.jsonl")] == undisturbed
+    tensors = load_checkpoint(tmp_path / "checkpoints" / "step-00000016").state.tensors
+    assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
+
+
+def test_a_file_that_cannot_grow_is_one_sentence(start: Start, tmp_path: Path) -> None:
+    worker = start()
+    worker.run(2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size + 100, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"metrics\.jsonl cannot be .* \(File too large\): lift the limit"):
+            worker.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_damaged_record_of_steps_is_no_obstacle(start: Start, tmp_path: Path) -> None:
+    start().run(10)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines, b'null\n[1]\n{"no": 1}\n\0\0\0\n\xff\xfe\n{"step": 11, "train/ml']))
+    worker = start()
+    assert worker.step == 10 and path.read_bytes() == b"".join(lines)
