@@ -3,6 +3,7 @@
 Enters: a base, then one trained domain after another, each with its task's head. Leaves: a folder
 
     BANK/bank.json                           the base's id, sha256 and shape; written once
+    BANK/.base_folder                        where the base is on this machine, if it is a folder
     BANK/adapters/NAME/adapter.safetensors   tensors of the domain, and those of the head under `head.`
                        adapter.json          sizes and layers, architecture, labels, origin, sha256; written last
 
@@ -23,29 +24,33 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from domext_ray.errors import DomextError, RunError
-from domext_ray.export import flush, rebuild_run
+from domext_ray.export import rebuild_run
+from domext_ray.export_folder import flush
 from domext_ray.job_config import BankConfig
 from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
 from domext_ray.model.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.graft import is_extension
 from domext_ray.model.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 from domext_ray.model.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
+from domext_ray.places import hide_places
 from domext_ray.training.start import read_run_config
 
 FORMAT = 1
 BANK, ADAPTERS, TENSORS, DESCRIPTION = "bank.json", "adapters", "adapter.safetensors", "adapter.json"
+BASE_FOLDER = ".base_folder"
 MASKED_LM, TOKENS, SEQUENCES = "masked_lm", "token_classification", "sequence_classification"
 ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
     MASKED_LM: DomextForMaskedLM,
@@ -55,6 +60,21 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
 _NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 _SHAPE = (*(each for each in SHARED_FIELDS if each not in _NOT_SHAPE), "position_rule", "mlm_head_act", "has_pooler")
 """Fields of a configuration that decide what a base computes; the bank's base and a model for it agree on them."""
+_SHAPE_TYPES: dict[str, type | tuple[type, ...]] = {
+    name: (str, type(None)) if name == "mlm_head_act" else type(getattr(DomextConfig(), name)) for name in _SHAPE
+}
+_ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
+    "base_sha256": str,
+    "architecture": str,
+    "domain": dict,
+    "id2label": (dict, type(None)),
+    "problem_type": (str, type(None)),
+    "origin": dict,
+    "num_parameters": int,
+    "num_bytes": int,
+    "sha256": str,
+}
+_PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 HEAD_PREFIX = "head."
 _ADD_AGAIN = "remove the adapter and add it again"
 
@@ -121,13 +141,15 @@ class AdapterBank:
         base_id = str(Path(base).expanduser().resolve()) if is_folder else base
         header = {
             "format": FORMAT,
-            "base": base_id,
+            "base": hide_places(base_id),  # a bank is passed on
             "base_sha256": loaded.sha256,
             "shape": _describe_shape(loaded.config),
         }
         with _place_folder(folder) as temporary:
             (temporary / ADAPTERS).mkdir()
             _write_json(temporary / BANK, header)
+            if is_folder:
+                (temporary / BASE_FOLDER).write_text(f"{base_id}\n", encoding="utf-8")
         return cls(folder, header, base_id)
 
     @classmethod
@@ -146,13 +168,15 @@ class AdapterBank:
             raise RunError(f"{folder} is no adapter bank: it has no {BANK}; give a folder that jobs/bank.py made.")
         try:
             header = json.loads(path.read_text(encoding="utf-8"))
-            if header["format"] != FORMAT:
-                raise RunError(f"{path} has format {header['format']}, and this version reads {FORMAT}.")
-            return cls(folder.resolve(), header, base or header["base"])
-        except RunError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error!r}); make the bank again.") from error
+            if header["format"] == FORMAT:
+                _check_types(header, {"base": str, "base_sha256": str, "shape": dict})
+                _check_types(header["shape"], _SHAPE_TYPES)
+                place = folder / BASE_FOLDER
+                own = place.read_text(encoding="utf-8").strip() if place.is_file() else ""
+                return cls(folder.resolve(), header, base or own or header["base"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(f"{path} is damaged ({error}); make the bank again.") from error
+        raise RunError(f"{path} has format {header['format']!r}, and this version reads {FORMAT}.")
 
     @cached_property
     def base(self) -> Base:
@@ -176,7 +200,8 @@ class AdapterBank:
         folder = self.folder / ADAPTERS
         if not folder.is_dir():
             raise RunError(f"{folder} is missing; make the bank again.")
-        return sorted(each.name for each in folder.iterdir() if each.name.isidentifier() and each.is_dir())
+        folders = (each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
+        return sorted(each.name for each in folders if each.name.isidentifier())
 
     def describe(self, name: str) -> BankEntry:
         """Return what adapter.json says of an adapter.
@@ -190,15 +215,17 @@ class AdapterBank:
             if values["sha256"] != _hash_json(values["adapter"]):
                 raise ValueError("it differs from its sha256")
             if values["format"] == FORMAT:
+                _check_types(values["adapter"], _ENTRY_TYPES)
                 entry = BankEntry(**values["adapter"])
+                _check_entry(entry, name, self.shape["num_hidden_layers"])
                 if entry.id2label is None:
                     return entry
                 labels = {int(number): label for number, label in entry.id2label.items()}  # JSON's keys are text
                 return replace(entry, id2label=dict(sorted(labels.items())))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = (error.strerror or error) if isinstance(error, OSError) else error
             raise RunError(f"{path} is damaged or missing ({reason}); {_ADD_AGAIN}.") from error
-        raise RunError(f"{path} has format {values['format']}, and this version reads {FORMAT}.")
+        raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}.")
 
     def add(self, name: str, model: nn.Module, domain: str, origin: dict[str, Any] | None = None) -> BankEntry:
         """Add a trained domain and its task's head; no file of the bank but the new ones is written.
@@ -279,6 +306,9 @@ class AdapterBank:
             RunError: there is none of that name, or the disk refuses.
         """
         folder = self.find_folder(name)
+        foreign = sorted(each.name for each in folder.iterdir() if each.name not in (TENSORS, DESCRIPTION))
+        if foreign:
+            raise RunError(f"{folder / foreign[0]} is no part of the adapter; move it away before it is removed.")
         doomed = folder.with_name(f".{name}.removed-{uuid.uuid4().hex[:8]}")
         try:
             os.rename(folder, doomed)  # first: a half-deleted folder must not look like a damaged adapter
@@ -290,13 +320,15 @@ class AdapterBank:
     def verify(self) -> list[str]:
         """Compare the base and every file with their hashes; return a sentence about each that is damaged."""
         problems = []
+        read: Callable[[str], object] = self.read_adapter
         try:
             _ = self.base
         except DomextError as error:
             problems.append(str(error))
+            read = self._read_hashed  # without the base nobody can tell which tensors an adapter needs
         for name in self.names():
             try:
-                self.read_adapter(name)
+                read(name)
             except RunError as error:
                 problems.append(str(error))
         return problems
@@ -354,6 +386,24 @@ class AdapterBank:
         return target
 
     def read_adapter(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
+        """Return an adapter's description and tensors, after comparing both with their hashes and with each other.
+
+        Raises:
+            RunError: there is none of that name, or it is damaged.
+            BaseModelError: the base is not to be had.
+        """
+        entry, tensors = self._read_hashed(name)
+        shapes = _describe_tensors(self.base, name, entry, self.find_folder(name))
+        found = {key: tuple(each.shape) for key, each in tensors.items()}
+        wrong = sorted(key for key in shapes.keys() | found.keys() if shapes.get(key) != found.get(key))
+        if wrong:
+            raise RunError(
+                f"{self.find_folder(name) / DESCRIPTION} describes a tensor {wrong[0]} of shape "
+                f"{shapes.get(wrong[0], 'none')}, and {TENSORS} has {found.get(wrong[0], 'none')}; {_ADD_AGAIN}."
+            )
+        return entry, tensors
+
+    def _read_hashed(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
         """Return an adapter's description and tensors, after comparing both with their hashes."""
         entry = self.describe(name)
         path = self.find_folder(name) / TENSORS
@@ -368,7 +418,17 @@ class AdapterBank:
                 f"the adapter {name!r} was trained on a base of sha256 {entry.base_sha256[:12]}, and the bank's is "
                 f"{self.base_sha256[:12]}; put it back into its own bank."
             )
-        return entry, load(content)
+        try:
+            tensors = load(content)
+        except SafetensorError as error:
+            raise RunError(f"{path} is damaged ({error}); {_ADD_AGAIN}.") from error
+        num_parameters = sum(each.numel() for each in tensors.values())
+        if (num_parameters, len(content)) != (entry.num_parameters, entry.num_bytes):
+            raise RunError(
+                f"{path} has {num_parameters:,} parameters in {len(content):,} bytes, and {DESCRIPTION} says "
+                f"{entry.num_parameters:,} in {entry.num_bytes:,}; {_ADD_AGAIN}."
+            )
+        return entry, tensors
 
 
 def format_bank(bank: AdapterBank) -> str:
@@ -432,6 +492,47 @@ def _add_run(folder: Path, config: BankConfig) -> BankEntry:
 
 def _describe_shape(config: DomextConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in _SHAPE}
+
+
+def _check_types(values: Any, types: dict[str, type | tuple[type, ...]]) -> None:
+    """Raise a ValueError, or a TypeError, unless JSON has these keys with values of these types, bool being no int."""
+    for name, expected in types.items():
+        allowed = expected if isinstance(expected, tuple) else (expected,)
+        if type(values[name]) not in allowed:
+            shown = repr(values[name])
+            raise ValueError(f"{name} is {shown if len(shown) < 60 else f'{shown[:60]}…'}")
+
+
+def _check_entry(entry: BankEntry, name: str, num_layers: int) -> None:
+    """Raise a ValueError unless a description is one that `add` could have written."""
+    if entry.architecture not in ARCHITECTURES:
+        raise ValueError(f"architecture is {entry.architecture!r}, none of {', '.join(ARCHITECTURES)}")
+    domain = complete_domain(name, entry.domain, num_layers)
+    _check_types(domain, {key: type(value) for key, value in complete_domain("x", {"heads": 1}, 1).items()})
+    labels = entry.id2label
+    if labels is not None and (
+        sorted(labels, key=int) != [str(number) for number in range(len(labels))]
+        or not all(isinstance(label, str) for label in labels.values())
+    ):
+        raise ValueError("id2label does not number its labels from 0")
+    if (labels is None) != (entry.architecture == MASKED_LM):
+        raise ValueError(f"id2label is {labels} with the architecture {entry.architecture}")
+    if entry.problem_type not in _PROBLEM_TYPES:
+        raise ValueError(f"problem_type is {entry.problem_type!r}")
+
+
+def _describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that an adapter's description asks for, before anything of that size is made."""
+    config = configure_adapter(base, entry)
+    config.domains = {name: complete_domain(name, entry.domain, config.num_hidden_layers)}
+    try:
+        with torch.device("meta"):
+            model = ARCHITECTURES[entry.architecture](config)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{folder / DESCRIPTION} describes no model ({reason}); {_ADD_AGAIN}.") from error
+    own = _list_domain(cast(nn.Module, model.bert), name) | _list_head(model, base)
+    return {key: tuple(each.shape) for key, each in own.items()}
 
 
 def configure_adapter(base: Base, entry: BankEntry) -> DomextConfig:

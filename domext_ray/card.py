@@ -5,6 +5,7 @@ Enters: `CardFacts`. Leaves: Markdown with the YAML header of the Hugging Face h
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,59 @@ import yaml
 from domext_ray.config import MethodConfig, PretrainConfig
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.graft import Extensions
+from domext_ray.places import hide_places
+
+_STANDING = "The terms of the base and of the text hold; the code is Apache-2.0."
+_OWN_SENTENCES = re.compile(
+    r"(The base's card names the licence `[^`]*`|No licence is known for the weights)[.;]|"
+    r"[Tt]he terms of the base and of the text hold[.;] [Tt]he code is Apache-2\.0\."
+)
+"""What this project's cards say of themselves, now and before, and a card of a next model says anew."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a base may be used, and so what grows from it.
+
+    Args:
+        license: identifier in the header of its card; "unknown" where it names none.
+        name: the licence's name, where the identifier is "other".
+        text: what its card says under "Terms"; one paragraph.
+    """
+
+    license: str = "unknown"
+    name: str = ""
+    text: str = ""
+
+    @property
+    def header(self) -> dict[str, str]:
+        """Return the fields of a card's header."""
+        return {"license": self.license, **({"license_name": self.name} if self.name else {})}
+
+    def describe(self) -> str:
+        """Return what a card of something that was made from the base says under "Terms"."""
+        if self.license == "unknown":
+            known = "No licence is known for the weights."
+        else:
+            known = f"The base's card names the licence `{self.name or self.license}`."
+        return " ".join(each for each in (self.text, known, _STANDING) if each)
+
+
+def read_terms(folder: Path) -> Terms:
+    """Return the terms that the card of a base, or of an export, names.
+
+    Args:
+        folder: the base; its README.md is the card.
+    """
+    path = folder / "README.md"
+    header = read_header(path)
+    license, name = header.get("license"), header.get("license_name")
+    content = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    section = re.search(r"^## Terms\b[^\n]*\n(.*?)(?=^#|^```|\Z)", content, re.DOTALL | re.MULTILINE)
+    text = _OWN_SENTENCES.sub("", " ".join(section[1].split())) if section else ""
+    return Terms(
+        license if isinstance(license, str) else "unknown", name if isinstance(name, str) else "", text.strip()
+    )
 
 
 @dataclass(frozen=True)
@@ -24,7 +78,7 @@ class CardFacts:
         name: the model's name.
         config: the run that made it.
         base_sha256: hash of the base's tensors; "none" without a base.
-        license: licence identifier of the base's card; "unknown" where it names none.
+        terms: those of the base's card.
         counts: parameters.
         num_new_words: words of the extension vocabulary.
         extensions: domains and modules of the model.
@@ -35,7 +89,7 @@ class CardFacts:
     name: str
     config: PretrainConfig
     base_sha256: str
-    license: str
+    terms: Terms
     counts: ParameterCounts
     num_new_words: int
     extensions: Extensions
@@ -46,7 +100,8 @@ class CardFacts:
     def base_name(self) -> str:
         """The base's id; of a folder only the last part, which tells nothing about the machine."""
         base = self.config.base
-        return Path(base).name if Path(base).is_dir() else base
+        folder = Path(base).expanduser()
+        return folder.resolve().name if folder.is_dir() else hide_places(base)
 
     @property
     def has_extension(self) -> bool:
@@ -79,7 +134,7 @@ def build_card(facts: CardFacts) -> str:
     Args:
         facts: what to say.
     """
-    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "fill-mask", "license": facts.license}
+    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "fill-mask", **facts.terms.header}
     if facts.config.base != "none":
         header["base_model"] = facts.base_name
     header["tags"] = ["domext", "domain-adaptation", "masked-lm", "bert", facts.config.method.name]
@@ -201,7 +256,7 @@ def _describe_making(facts: CardFacts) -> str:
     rows = {
         "Base": "none (random weights)" if config.base == "none" else f"`{facts.base_name}`",
         "Base's sha256 (fp32 tensors and their names)": f"`{facts.base_sha256}`",
-        "Text": f"`{config.corpus}`",
+        "Text": f"`{hide_places(config.corpus)}`",
         "Parameters": f"{counts.total:,}",
         "Trained": f"{counts.trainable:,} ({counts.trainable_frac:.2%} of base and extension)",
         "Optimiser steps": f"{facts.num_steps:,} of {config.train.global_batch_size} rows",
@@ -234,7 +289,7 @@ torch and transformers are enough. The folder brings its own model code, hence `
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 folder = "PATH_OF_THIS_FOLDER"
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
 ```
 
@@ -282,11 +337,6 @@ _LORA_ENTRY = """@inproceedings{hu2022lora,
 
 
 def _describe_sources(facts: CardFacts) -> str:
-    terms = (
-        f"The base's card names the licence `{facts.license}`"
-        if facts.license != "unknown"
-        else "No licence is known for the weights"
-    )
     used = {
         _AF_ENTRY: any(each["heads"] or each["ffn_units"] for each in facts.extensions.domains.values()),
         _HOULSBY_ENTRY: any(each["bottleneck_size"] for each in facts.extensions.domains.values()),
@@ -295,7 +345,4 @@ def _describe_sources(facts: CardFacts) -> str:
         _BERT_ENTRY: True,
     }
     entries = "\n\n".join(entry for entry, is_used in used.items() if is_used)
-    return (
-        f"## Terms and citation\n\n{terms}; the terms of the base and of the text hold. The code is Apache-2.0."
-        f"\n\n```bibtex\n{entries}\n```"
-    )
+    return f"## Terms\n\n{facts.terms.describe()}\n\n## Citation\n\n```bibtex\n{entries}\n```"

@@ -9,13 +9,9 @@ BERT or RoBERTa again, which needs no code of ours.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
-import os
 import shutil
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,17 +22,19 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray import model as model_room
-from domext_ray.card import CardFacts, build_card, read_header
+from domext_ray.card import CardFacts, Terms, build_card, read_terms
 from domext_ray.config import PretrainConfig
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.corpus.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
+from domext_ray.export_folder import HUGGINGFACE, ExportRecord, check_target, new_folder
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.graft import Extensions, describe_extensions, describe_plain, detach, name_plain
 from domext_ray.model.lora import merge_lora
 from domext_ray.model.modeling_domext import DomextForMaskedLM
-from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint
+from domext_ray.quiet import quiet_libraries
+from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
 
 CODE_FILES = ("configuration_domext.py", "layers_domext.py", "modeling_domext.py", "heads_domext.py")
@@ -59,6 +57,7 @@ HEAD_AUTO_CLASSES = {
     "DomextForMultipleChoice": "AutoModelForMultipleChoice",
 }
 """A head of heads_domext.py -> the class of transformers that loads an export of it."""
+_NEEDS_CODE = "none: give trust_remote_code=True, for this model brings its own code"
 
 
 def map_head(head: str) -> dict[str, str]:
@@ -76,6 +75,7 @@ def export_model(
     folder: Path,
     card: CardFacts,
     dtype: torch.dtype = torch.float32,
+    made_from: ExportRecord | None = None,
 ) -> Path:
     """Write a model as a Hugging Face folder; an earlier export there is replaced when the new one is complete.
 
@@ -85,6 +85,7 @@ def export_model(
         folder: where to; made if missing.
         card: facts for README.md.
         dtype: how the tensors are stored.
+        made_from: the checkpoint; None: the model was in memory.
 
     Returns:
         `folder`.
@@ -92,11 +93,11 @@ def export_model(
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
-    check_target(folder)
-    with new_folder(folder) as temporary:
-        tokenizer.save_pretrained(temporary)
-        check_tokenizer(tokenizer, temporary)
+    source = Path(card.config.base).expanduser()
+    with new_folder(folder, made_from or ExportRecord(HUGGINGFACE, step=card.num_steps), source) as temporary:
         config = cast(DomextConfig, model.config)
+        tokenizer.save_pretrained(temporary)
+        check_tokenizer(tokenizer, temporary, config.vocab_size)
         if config.has_extension:
             _save_augmented(model, temporary, dtype)
         else:
@@ -110,8 +111,30 @@ def export_model(
 def _save_augmented(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
     stored = copy.deepcopy(model)
     cast(nn.Module, stored).to(dtype)
-    stored.config.auto_map = AUTO_MAP
-    stored.save_pretrained(folder)
+    save_with_code(stored, folder, AUTO_MAP)
+
+
+def save_with_code(model: Any, folder: Path, auto_map: dict[str, str]) -> None:
+    """Save a model with the code that it needs.
+
+    AutoTokenizer reads config.json, too, and asks whether it may run code where it does not know `model_type`. So the
+    one that stands there is BERT's or RoBERTa's. Whoever loads the model as such, without its code, would leave its
+    extensions out in silence: `hidden_act` turns that into an error that says what is missing.
+
+    Args:
+        model: a model of this library; its configuration gets the auto_map.
+        folder: where to.
+        auto_map: class of transformers -> class of the code.
+    """
+    model.config.auto_map = auto_map
+    with quiet_libraries():
+        model.save_pretrained(folder)
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    own = {name: values[name] for name in ("model_type", "hidden_act")}
+    kind = "roberta" if values["position_rule"] == "roberta" else "bert"
+    values |= {"model_type": kind, "hidden_act": _NEEDS_CODE, OWN_FIELDS: own}
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for name in CODE_FILES:
         shutil.copyfile(Path(model_room.__path__[0], name), folder / name)
 
@@ -135,6 +158,7 @@ class RebuiltRun:
         model: the model, LoRA's updates beside the base's matrices.
         tokenizer: its tokenizer.
         checkpoint: where its tensors are from.
+        checkpoint_sha256: sha256 of the file that holds them.
     """
 
     config: PretrainConfig
@@ -142,6 +166,7 @@ class RebuiltRun:
     model: DomextForMaskedLM
     tokenizer: PreTrainedTokenizerBase
     checkpoint: Checkpoint
+    checkpoint_sha256: str
 
 
 def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
@@ -167,7 +192,8 @@ def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
     earlier = Extensions(**checkpoint.record.get("extensions", {}))
     model = build_run_model(config, base, run_dir / "tokenizer", dropout, earlier)
     _load_tensors(model, checkpoint, latest)
-    return RebuiltRun(config, base, model, load_tokenizer(run_dir / "tokenizer"), checkpoint)
+    tokenizer = load_tokenizer(run_dir / "tokenizer")
+    return RebuiltRun(config, base, model, tokenizer, checkpoint, read_tensors_sha256(latest))
 
 
 def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -185,7 +211,7 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         RunError: see `rebuild_run`, or `folder` holds something that is no export.
         BaseModelError: the base is not to be had.
     """
-    check_target(folder)
+    check_target(folder, HUGGINGFACE)
     run = rebuild_run(run_dir)
     merge_lora(cast(nn.Module, run.model))
     shape = cast(DomextConfig, run.model.config)
@@ -194,76 +220,25 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         name=run_dir.resolve().name,
         config=run.config,
         base_sha256=run.checkpoint.record["base_sha256"],
-        license=_read_license(run.base.folder) if run.base else "unknown",
+        terms=read_terms(run.base.folder) if run.base else Terms(),
         counts=count_parameters(shape, run.config.method, heads, next_sentence=run.config.objective.next_sentence),
         num_new_words=shape.extension_vocab_size,
         extensions=describe_extensions(shape),
         num_steps=run.checkpoint.step,
         summary=_read_summary(run_dir / "summary.json", run.checkpoint.step),
     )
-    return export_model(run.model, run.tokenizer, folder, card, dtype)
+    made_from = ExportRecord(HUGGINGFACE, card.name, run.checkpoint.step, run.checkpoint_sha256)
+    return export_model(run.model, run.tokenizer, folder, card, dtype, made_from)
 
 
-def check_target(folder: Path) -> None:
-    """Refuse to write an export over something else.
-
-    Raises:
-        RunError: `folder` is a file, or holds files that are no export.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; give the export a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not _is_export(folder):
-        raise RunError(f"{folder} holds files that are no export of this project; give another folder or empty it.")
-
-
-def _is_export(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(config, dict) and config.get("model_type") in ("domext", "bert", "roberta")
-    except (OSError, ValueError):
-        return False
-
-
-@contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its place when the block ends without an error."""
-    target = target.resolve()
-    mark = uuid.uuid4().hex[:8]
-    temporary, replaced = (target.with_name(f".{target.name}.{state}-{mark}") for state in ("incomplete", "replaced"))
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        flush(*temporary.rglob("*"), temporary)
-        if target.exists():
-            os.rename(target, replaced)
-        os.rename(temporary, target)
-        flush(target.parent)
-    except OSError as error:
-        if replaced.exists() and not target.exists():
-            os.rename(replaced, target)
-        raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if target.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-
-
-def flush(*paths: Path) -> None:
-    """Bring files, and the entries of folders, to the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Refuse a saved tokenizer that loads as another one.
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, num_rows: int) -> None:
+    """Refuse a saved tokenizer that loads as another one, or that does not fit a model's table of `num_rows`.
 
     Raises:
         RunError: it does.
+        CorpusError: it does not fit.
     """
+    check_fit(tokenizer, num_rows, "the model that is exported")
     # transformers has replaced pre-tokenizers by the model type's own when loading; such an export would be wrong.
     if fingerprint_tokenizer(load_tokenizer(folder)) != fingerprint_tokenizer(tokenizer):
         raise RunError(
@@ -301,8 +276,3 @@ def _read_summary(path: Path, step: int) -> dict[str, Any]:
         return {}
     summary = json.loads(path.read_text(encoding="utf-8"))
     return summary if summary["train"]["steps"] == step else {}
-
-
-def _read_license(folder: Path) -> str:
-    found = read_header(folder / "README.md").get("license")
-    return found if isinstance(found, str) else "unknown"

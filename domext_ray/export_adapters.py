@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.card import read_terms
 from domext_ray.config import MethodConfig
 from domext_ray.errors import RunError
-from domext_ray.export import check_tokenizer, new_folder, rebuild_run, save_plain
+from domext_ray.export import check_tokenizer, rebuild_run, save_plain
+from domext_ray.export_folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_folder
 from domext_ray.model.base import Base
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import detach, is_extension, name_plain
@@ -41,7 +44,7 @@ _ADAPTERHUB_README = """\
 ---
 library_name: adapters
 base_model: {base}
----
+{license}---
 # Bottleneck adapter {domain} on {base}
 
 {number} of width {size} a layer (Houlsby et al. 2019), in the format of AdapterHub's library. To load it, in this
@@ -57,13 +60,15 @@ model.load_adapter("adapter", use_safetensors=True, set_active=True)
 ```
 
 {note}
-The terms of {base} and of the text hold.
+## Terms
+
+{terms}
 """
 _PEFT_README = """\
 ---
 library_name: peft
 base_model: {base}
----
+{license}---
 # LoRA of rank {rank} on {base}
 
 In peft's format. To load it, in this folder and after `pip install peft`:
@@ -77,7 +82,9 @@ model = PeftModel.from_pretrained(base, ".")
 ```
 
 `{base}` is the base's hub id, or stands for its folder.
-The terms of {base} and of the text hold.
+## Terms
+
+{terms}
 """
 
 
@@ -97,16 +104,24 @@ def export_adapter_run(run_dir: Path, folder: Path, *, form: str, domain: str = 
         RunError: see `rebuild_run`, `export_adapterhub` and `export_peft`; or the run has no base.
         BaseModelError: the base is not to be had.
     """
+    check_target(folder, form)
     run = rebuild_run(run_dir)
     if run.base is None:
         raise RunError(f"{run_dir} was trained without a base, so there is no adapter to export; {_AUGMENTED}.")
-    if form == "peft":
-        return export_peft(run.model, folder, run.config.method, run.base)
-    return export_adapterhub(run.model, domain or run.config.method.domain, folder, run.base, run.tokenizer)
+    made_from = ExportRecord(form, run_dir.resolve().name, run.checkpoint.step, run.checkpoint_sha256)
+    if form == PEFT:
+        return export_peft(run.model, folder, run.config.method, run.base, made_from)
+    domain = domain or run.config.method.domain
+    return export_adapterhub(run.model, domain, folder, run.base, run.tokenizer, made_from)
 
 
 def export_adapterhub(
-    model: DomextForMaskedLM, domain: str, folder: Path, base: Base, tokenizer: PreTrainedTokenizerBase
+    model: DomextForMaskedLM,
+    domain: str,
+    folder: Path,
+    base: Base,
+    tokenizer: PreTrainedTokenizerBase,
+    made_from: ExportRecord | None = None,
 ) -> Path:
     """Write a domain's bottlenecks in AdapterHub's format; an earlier such export is replaced when this is complete.
 
@@ -117,6 +132,7 @@ def export_adapterhub(
             not the base's own: the base with the domain's shifts added to its LayerNorms.
         base: what the model was made from.
         tokenizer: goes into base/.
+        made_from: the checkpoint; None: the model was in memory.
 
     Returns:
         `folder`.
@@ -127,7 +143,6 @@ def export_adapterhub(
     Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
     _check_bottlenecks(model, domain)
-    _check_target(folder, folder / "adapter" / "adapter_config.json")
     config = cast(DomextConfig, model.config)
     plain = copy.deepcopy(model)
     _fold_shifts(plain, domain)
@@ -135,13 +150,13 @@ def export_adapterhub(
         plain.bert.drop_domain(name)
     has_base = bool(_find_changed(plain, base))
     name = _name_base(base)
-    with new_folder(folder) as temporary:
+    with new_folder(folder, made_from or ExportRecord(ADAPTERHUB), base.folder) as temporary:
         (temporary / "adapter").mkdir()
         _write_json(temporary / "adapter" / "adapter_config.json", _describe_adapter(model, domain, name))
         save_file(_name_bottlenecks(model, domain), temporary / "adapter" / "adapter.safetensors")
         if has_base:
             tokenizer.save_pretrained(temporary / "base")
-            check_tokenizer(tokenizer, temporary / "base")
+            check_tokenizer(tokenizer, temporary / "base", config.vocab_size)
             save_plain(plain, temporary / "base", torch.float32)
         note = (
             f"`base/` is `{name}` with what trained besides the adapter (LayerNorms above all); on another base the "
@@ -159,13 +174,16 @@ def export_adapterhub(
             version=ADAPTERS_VERSION,
             checkpoint=checkpoint,
             note=note,
+            **_describe_terms(base),
         )
         (temporary / "README.md").write_text(readme, encoding="utf-8")
         _open_to_all(temporary)
     return folder
 
 
-def export_peft(model: DomextForMaskedLM, folder: Path, method: MethodConfig, base: Base) -> Path:
+def export_peft(
+    model: DomextForMaskedLM, folder: Path, method: MethodConfig, base: Base, made_from: ExportRecord | None = None
+) -> Path:
     """Write a model's LoRA in peft's format; an earlier such export is replaced when this is complete.
 
     `PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float32), folder)` loads it.
@@ -175,6 +193,7 @@ def export_peft(model: DomextForMaskedLM, folder: Path, method: MethodConfig, ba
         folder: where to; made if missing.
         method: with which LoRA was injected.
         base: what the model was made from.
+        made_from: the checkpoint; None: the model was in memory.
 
     Returns:
         `folder`.
@@ -184,7 +203,6 @@ def export_peft(model: DomextForMaskedLM, folder: Path, method: MethodConfig, ba
     """
     tensors = _name_lora(model)
     _check_lora(model, base, tensors)
-    _check_target(folder, folder / "adapter_config.json")
     config = build_lora_config(method)
     config.base_model_name_or_path = _name_base(base)
     config.inference_mode = True
@@ -193,10 +211,10 @@ def export_peft(model: DomextForMaskedLM, folder: Path, method: MethodConfig, ba
         "base_model_class": "RobertaForMaskedLM" if kind == "roberta" else "BertForMaskedLM",
         "parent_library": f"transformers.models.{kind}.modeling_{kind}",
     }
-    with new_folder(folder) as temporary:
+    with new_folder(folder, made_from or ExportRecord(PEFT), base.folder) as temporary:
         config.save_pretrained(temporary, auto_mapping_dict=loads_into)
         save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-        readme = _PEFT_README.format(base=_name_base(base), rank=method.lora_rank)
+        readme = _PEFT_README.format(base=_name_base(base), rank=method.lora_rank, **_describe_terms(base))
         (temporary / "README.md").write_text(readme, encoding="utf-8")
         _open_to_all(temporary)
     return folder
@@ -240,13 +258,6 @@ def _check_lora(model: DomextForMaskedLM, base: Base, tensors: dict[str, Tensor]
             f"{changed[0]} is not the base's own ({len(changed)} tensors differ), and peft's format holds LoRA alone; "
             f"{_MERGED}."
         )
-
-
-def _check_target(folder: Path, mark: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; give the export a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not mark.is_file():
-        raise RunError(f"{folder} holds files that are no export of this kind; give another folder or empty it.")
 
 
 def _find_changed(model: DomextForMaskedLM, base: Base) -> list[str]:
@@ -356,6 +367,12 @@ def _name_lora(model: DomextForMaskedLM) -> dict[str, Tensor]:
 
 def _is_roberta(model: nn.Module) -> bool:
     return cast(DomextConfig, model.config).position_rule == "roberta"
+
+
+def _describe_terms(base: Base) -> dict[str, str]:
+    """Return what a README says of the base's terms: lines of its header, and a paragraph."""
+    terms = read_terms(base.folder)
+    return {"license": yaml.safe_dump(terms.header), "terms": terms.describe()}
 
 
 def _name_base(base: Base) -> str:

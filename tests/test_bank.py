@@ -24,7 +24,7 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 
 from domext_ray.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
 from domext_ray.config import MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.job_config import BankConfig
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.configuration_domext import DomextConfig, complete_domain
@@ -132,7 +132,7 @@ def read_state(folder: Path) -> dict[str, tuple[str, int]]:
 
 def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> None:
     seen: dict[str, tuple[str, int]] = read_state(bank.folder)
-    assert seen.keys() == {"bank.json"}
+    assert seen.keys() == {"bank.json", ".base_folder"}
     for seed, (name, architecture) in enumerate(zip(("law", "art", "zoo"), ARCHITECTURES, strict=True)):
         bank.add(name, make_model(base, architecture, seed), "own")
         found = read_state(bank.folder)
@@ -434,6 +434,119 @@ def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base
     bank.remove("law")
     bank.add("law", make_model(base), "own")
     assert not bank.verify()
+
+
+def edit_adapter(bank: AdapterBank, name: str, **values: Any) -> None:
+    """Change a description, with its hash; sizes of a domain by their own names."""
+    path = bank.folder / "adapters" / name / "adapter.json"
+    stored = json.loads(path.read_text())
+    for key, value in values.items():
+        (stored["adapter"]["domain"] if key in stored["adapter"]["domain"] else stored["adapter"])[key] = value
+    stored["sha256"] = hashlib.sha256(json.dumps(stored["adapter"], sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(stored))
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"ffn_units": 10**12}, "describes a tensor encoder.layer.0.domains.input.bias of shape .1000000000000,."),
+        ({"ffn_units": 10**30}, "describes no model"),
+        ({"ffn_units": 1e12}, "ffn_units is 1000000000000.0"),
+        ({"heads": True}, "heads is True"),
+        ({"heads": -1}, "none may be below 0"),
+        ({"bottleneck_size": 6}, "describes a tensor encoder.layer.0.attention.output.domains.down.bias of shape"),
+        ({"bottleneck_size": "5"}, "damaged"),
+        ({"last_layer": 10**9}, "the model has 0 to 1"),
+        ({"last_layer": 0}, "describes a tensor encoder.layer.1.* of shape none"),
+        ({"bottleneck_activation": ["gelu"]}, "bottleneck_activation"),
+        ({"domain": []}, "domain is \\[\\]"),
+        ({"domain": {"bottleneck_size": 5, "width": 3}}, "has the key 'width'"),
+        ({"architecture": "os.system"}, "architecture is 'os.system', none of masked_lm"),
+        ({"architecture": None}, "architecture is None"),
+        ({"architecture": "masked_lm"}, "id2label is .* with the architecture masked_lm"),
+        ({"architecture": "sequence_classification"}, "describes a tensor head.pooler.dense.bias"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c", "3": "d", "4": "e"}}, "describes a tensor head.classifier.bias"),
+        ({"id2label": {"0": "a", "7": "b"}}, "does not number its labels from 0"),
+        ({"id2label": {"0": 1}}, "does not number its labels from 0"),
+        ({"id2label": {"one": "a"}}, "invalid literal"),
+        ({"problem_type": "guessing"}, "problem_type is 'guessing'"),
+        ({"origin": "runs/af"}, "origin is 'runs/af'"),
+        ({"num_parameters": 10**12}, "and adapter.json says 1,000,000,000,000"),
+        ({"num_bytes": "many"}, "num_bytes is 'many'"),
+        ({"sha256": 3}, "sha256 is 3"),
+        ({"secret": 1}, "unexpected keyword argument 'secret'"),
+    ],
+)
+def test_a_description_that_fits_no_tensors_is_one_sentence(
+    values: dict[str, Any], reason: str, bank: AdapterBank, base: Base
+) -> None:
+    bank.add("law", make_model(base, TOKENS), "own")
+    edit_adapter(bank, "law", **values)
+    with pytest.raises(RunError, match=reason) as caught:
+        bank.load("law")
+    assert bank.verify() == [str(caught.value)]
+    message = str(caught.value)
+    assert "law/adapter" in message and message.endswith("remove the adapter and add it again.")
+    assert "\n" not in message and len(message) < 500
+    with pytest.raises(RunError, match=reason):
+        serve_adapters(bank)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", "{", "[" * 5000, '{"format": 1}', '{"format": 1, "sha256": 3}', "\0"]
+)
+def test_damaged_json_of_a_bank_is_one_sentence(content: str, bank: AdapterBank, base: Base) -> None:
+    bank.add("law", make_model(base), "own")
+    (bank.folder / "adapters" / "law" / "adapter.json").write_text(content)
+    with pytest.raises(RunError, match=r"adapter\.json is damaged"):
+        bank.describe("law")
+    assert len(bank.verify()) == 1
+    (bank.folder / "bank.json").write_text(content)
+    with pytest.raises(RunError, match=r"bank\.json is damaged"):
+        AdapterBank.open(bank.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("base", ["x"]), ("base_sha256", None), ("shape", 3), ("hidden_size", "32"), ("has_pooler", 0)]
+)
+def test_a_wrong_type_in_bank_json_is_one_sentence(name: str, value: object, bank: AdapterBank) -> None:
+    path = bank.folder / "bank.json"
+    header = json.loads(path.read_text())
+    (header if name in header else header["shape"])[name] = value
+    path.write_text(json.dumps(header))
+    with pytest.raises(RunError, match=rf"bank\.json is damaged \({name} is "):
+        AdapterBank.open(bank.folder)
+
+
+def test_an_adapter_is_a_folder_of_the_bank(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
+    bank.add("law", make_model(base), "own")
+    place = bank.folder / "adapters"
+    (place / "law").rename(tmp_path / "law")
+    (place / "law").symlink_to(tmp_path / "law")
+    assert bank.names() == []
+    for name in ("../../law", "law", "..", ""):
+        with pytest.raises(RunError, match="has no adapter"):
+            bank.load(name)
+    shutil.copytree(tmp_path / "law", place / "forward")
+    with pytest.raises(RunError, match="be none of torch's words"):
+        bank.load("forward")
+    (place / "law").unlink()
+    shutil.move(tmp_path / "law", place / "law")
+    (place / "law" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="notes.txt is no part of the adapter"):
+        bank.remove("law")
+    assert (place / "law" / "notes.txt").read_text() == "mine"
+
+
+def test_a_bank_names_no_place_of_this_machine(bank: AdapterBank, base: Base) -> None:
+    bank.add("law", make_model(base), "own", {"run": "clinic"})
+    for path in (bank.folder / "bank.json", *(bank.folder / "adapters" / "law").iterdir()):
+        assert str(base.folder.parent).encode() not in path.read_bytes(), path.name
+    assert AdapterBank.open(bank.folder).base.sha256 == base.sha256
+    (bank.folder / ".base_folder").unlink()  # passed on without it
+    with pytest.raises(BaseModelError, match="'tiny-bert'"):
+        AdapterBank.open(bank.folder).load("law")
+    assert not AdapterBank.open(bank.folder, base.id).verify()
 
 
 def test_a_crash_before_the_rename_leaves_the_bank_sound(

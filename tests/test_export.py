@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +28,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from domext_ray.card import CardFacts, read_header
+from domext_ray.card import CardFacts, Terms, build_card, read_header, read_terms
 from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml
-from domext_ray.corpus.vocab import fingerprint_tokenizer
+from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.downstream.start_model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export import export_model, export_run
+from domext_ray.export_folder import MARKER, ExportRecord, new_folder, read_export_record
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.graft import Extensions, build_model, describe_extensions
@@ -50,7 +55,7 @@ import transformers as tf
 
 folder = sys.argv[1]
 torch.set_num_threads(1)
-tokenizer = tf.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+tokenizer = tf.AutoTokenizer.from_pretrained(folder)
 batch = tokenizer(["the old house was warm .", "a river"], padding=True, return_tensors="pt")
 model = tf.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
 with torch.no_grad():
@@ -123,7 +128,9 @@ def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardF
     config = replace(CONFIG, base=str(base.folder))
     counts = count_parameters(model.config, CONFIG.method, HEADS)
     extensions = describe_extensions(model.config)
-    return CardFacts(name, config, base.sha256, "mit", counts, num_new_words=0, extensions=extensions, num_steps=3)
+    return CardFacts(
+        name, config, base.sha256, Terms("mit"), counts, num_new_words=0, extensions=extensions, num_steps=3
+    )
 
 
 def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
@@ -145,10 +152,27 @@ def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, ba
 def load_alone(folder: Path, cwd: Path) -> dict:
     """Load an export where this project and what it needs cannot be imported; -I keeps the working folder out."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD_ALONE, str(folder)], cwd=cwd, capture_output=True, text=True, timeout=240
+        [sys.executable, "-I", "-c", LOAD_ALONE, str(folder)],
+        cwd=cwd,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    assert "custom code" not in done.stdout + done.stderr and "model of type" not in done.stderr, done.stderr
+    assert done.stdout.count("\n") == 1, done.stdout
+    return json.loads(done.stdout)
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def check_shared(folder: Path, tmp_path: Path) -> None:
+    """No file that is passed on says where things lie on this machine."""
+    for name, content in read_tree(folder).items():
+        assert not [place for place in (tmp_path, Path.home()) if f"{place}/".encode() in content], name
 
 
 def score(model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
@@ -165,6 +189,8 @@ def test_an_export_loads_alone_and_gives_equal_logits(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     loaded = load_alone(folder, elsewhere)
+    with pytest.raises(KeyError, match="give trust_remote_code=True"):
+        AutoModelForMaskedLM.from_pretrained(folder)
     torch.testing.assert_close(torch.tensor(loaded["logits"]), score(model, tokenizer), atol=1e-5, rtol=0)
     assert loaded["shapes"] == {
         "AutoModel": [2, 8, 16],
@@ -172,6 +198,28 @@ def test_an_export_loads_alone_and_gives_equal_logits(
         "AutoModelForSequenceClassification": [2, 2],
         "AutoModelForQuestionAnswering": [2, 8],
     }
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_exports_tokenizer_and_model_load_without_a_word(
+    kind: str,
+    tiny_base_folder: Path,
+    tiny_roberta_folder: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = tiny_base_folder if kind == "bert" else tiny_roberta_folder
+    base, tokenizer = load_base(str(source)), load_tokenizer(source)
+    model = build_model(base, CONFIG.shape, CONFIG.method, vocab_size=0, dropout=0.1, seed=0).eval()
+    capfd.readouterr()
+    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    again = AutoTokenizer.from_pretrained(folder)
+    assert type(again) is type(tokenizer) and fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
+    start = load_start_model(str(folder))
+    assert (start.kind, start.config.hidden_act, start.config.model_type) == ("export", "gelu", "domext")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_export_has_every_file_and_says_what_it_is(
@@ -244,21 +292,106 @@ def test_an_export_is_replaced_only_by_a_complete_one(
     assert left == {"export", "tiny-bert"}, "a temporary folder was left behind"
 
 
-def test_a_folder_that_is_no_export_is_not_replaced(
-    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+@pytest.mark.parametrize("case", ["text", "base", "bert", "notes", ".git", "edited", "link", "empty folder", "damaged"])
+def test_what_is_not_the_exports_own_is_never_replaced(
+    case: str, base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     model = make_model(base, CONFIG)
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(RunError, match="no export of this project"):
-        export_model(model, tokenizer, tmp_path / "thesis", make_card(base, model))
-    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+    card, folder = make_card(base, model), tmp_path / "export"
+    if case == "text":
+        folder.mkdir()
+        (folder / "chapter.txt").write_text("years of work")
+    elif case == "base":
+        folder = base.folder
+    elif case == "bert":
+        shutil.copytree(base.folder, folder)
+    else:
+        export_model(model, tokenizer, folder, card)
+    edits: dict[str, tuple[str, Callable[[Path], object]]] = {
+        "base": ("what the export is made from", lambda _: None),
+        "notes": ("notes.txt", lambda path: path.write_text("mine")),
+        ".git": (".git/config", lambda path: (path.parent.mkdir(), path.write_text("[core]"))),
+        "edited": ("README.md", lambda path: path.write_text("My own words.")),
+        "link": (
+            "tokenizer.json",
+            lambda path: path.rename(tmp_path / "mine.json") and path.symlink_to("../mine.json"),
+        ),
+        "empty folder": ("figures", lambda path: path.mkdir()),
+        "damaged": ("domext_export.json", lambda path: path.write_text(path.read_text()[:90])),
+    }
+    name, edit = edits.get(case, ("no export of this project", lambda _: None))
+    edit(folder / name)
+    before = read_tree(folder)
+    with pytest.raises(RunError, match=re.escape(name)):
+        export_model(model, tokenizer, folder, card)
+    assert read_tree(folder) == before
+    assert not list(tmp_path.glob(".*")), "a temporary folder was left behind"
+
+
+def test_a_base_that_was_exported_here_is_not_replaced_by_what_it_became(
+    tiny_base_folder: Path, tmp_path: Path
+) -> None:
+    config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
+    source = load_base(str(tiny_base_folder))
+    counts = count_parameters(make_model(source, config).config, FULL, HEADS)
+    card = CardFacts(
+        "plain", config, "0" * 64, Terms("mit"), counts, num_new_words=0, extensions=Extensions(), num_steps=1
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base_folder)
+    first = export_model(make_model(source, config), tokenizer, tmp_path / "first", card)
+    before = read_tree(first)
+    second = replace(card, config=replace(config, base=str(first)))
+    with pytest.raises(RunError, match="what the export is made from"):
+        export_model(make_model(load_base(str(first)), config), tokenizer, first, second)
+    assert read_tree(first) == before
+
+
+def test_an_export_says_which_checkpoint_it_is(base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    run_dir = make_run(tmp_path / "run", config, make_model(base, config), base, step=3)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    assert read_export_record(run_dir / "export") is None
+    record = read_export_record(export_run(run_dir, run_dir / "export"))
+    tensors = run_dir / "checkpoints" / "step-00000003" / "tensors.safetensors"
+    assert record == ExportRecord("huggingface", "run", 3, hashlib.sha256(tensors.read_bytes()).hexdigest())
+
+
+def test_an_export_of_an_earlier_version_is_replaced_inside_its_run_only(
+    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, base=str(base.folder))
+    run_dir = make_run(tmp_path / "run", config, make_model(base, config), base)
+    (run_dir / "identity.json").write_text("{}")
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    folder = export_run(run_dir, run_dir / "export")
+    (folder / MARKER).unlink()
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    (folder / "notes.txt").write_text("mine")
+    for place, reason in ((tmp_path / "elsewhere", "no export of this project"), (folder, "notes.txt")):
+        before = read_tree(place)
+        with pytest.raises(RunError, match=reason):
+            export_run(run_dir, place)
+        assert read_tree(place) == before
+    (folder / "notes.txt").unlink()
+    assert read_export_record(export_run(run_dir, folder)) is not None
+
+
+def test_what_killed_exports_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    for state in ("incomplete", "replaced"):
+        (tmp_path / f".export.{state}-01234567").mkdir()
+    with new_folder(tmp_path / "export", ExportRecord("huggingface")) as first:
+        (first / "part").write_text("1")
+        with new_folder(tmp_path / "export", ExportRecord("huggingface")) as second:  # it leaves a living one alone
+            (second / "part").write_text("2")
+        (tmp_path / "export" / "part").write_text("2")
+    assert (tmp_path / "export" / "part").read_text() == "1"
+    assert [each.name for each in tmp_path.iterdir() if each.name != "huggingface"] == ["export"]
 
 
 def test_a_run_is_exported_from_its_newest_checkpoint(
     base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    config = replace(CONFIG, base=str(base.folder))
+    config = replace(CONFIG, base=str(base.folder), corpus=f"{tmp_path}/clinic/notes.txt,~/letters.txt")
     model = make_model(base, config)
     run_dir = make_run(tmp_path / "run", config, make_model(base, replace(config, seed=7)), base, step=1)
     make_run(run_dir, config, model, base, step=3)
@@ -267,6 +400,30 @@ def test_a_run_is_exported_from_its_newest_checkpoint(
     loaded = DomextForMaskedLM.from_pretrained(folder).eval()
     assert torch.equal(score(loaded, tokenizer), score(model, tokenizer))
     assert read_header(folder / "README.md")["license"] == "mit"
+    assert "| Text | `notes.txt,letters.txt` |" in (folder / "README.md").read_text()
+    check_shared(folder, tmp_path)
+
+
+def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None:
+    """Of the text that it was made from, a part was free for research use only; so says every card down the line."""
+    shipped = load_base("general-mini")
+    terms = read_terms(shipped.folder)
+    assert (terms.license, terms.name) == ("other", "text-in-part-for-research-use-only")
+    assert "the film reviews, was free for research use only." in terms.text
+    config = PretrainConfig(method=FULL)
+    counts = count_parameters(shipped.config, FULL, HEADS)
+    none = Extensions()
+    card = CardFacts("first", config, shipped.sha256, terms, counts, num_new_words=0, extensions=none, num_steps=1)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text(build_card(card))
+        header = read_header(tmp_path / name / "README.md")
+        assert (header["license"], header["license_name"]) == (terms.license, terms.name)
+        assert (tmp_path / name / "README.md").read_text().count("was free for research use only.") == 1
+        card = replace(card, name="second", terms=read_terms(tmp_path / name))
+    assert card.terms == terms and read_terms(tmp_path) == Terms()
+    readme = (REPOSITORY / "README.md").read_text()
+    assert "free for research use only" in readme[readme.index("The base that ships, `domext_ray") :]
 
 
 def test_the_card_carries_the_figures_of_this_checkpoint_only(
@@ -326,9 +483,7 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
     config = PretrainConfig(base=str(source), method=FULL)
     model = make_model(load_base(str(source)), config).eval()
     counts = count_parameters(model.config, config.method, HEADS)
-    card = CardFacts(
-        "plain", config, "0" * 64, "unknown", counts, num_new_words=0, extensions=Extensions(), num_steps=1
-    )
+    card = CardFacts("plain", config, "0" * 64, Terms(), counts, num_new_words=0, extensions=Extensions(), num_steps=1)
     folder = export_model(model, AutoTokenizer.from_pretrained(source), tmp_path / "export", card, dtype)
     assert not list(folder.glob("*.py"))
     loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
@@ -346,9 +501,7 @@ def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Pat
     model = build_model(base, CONFIG.shape, FULL, vocab_size=size, next_sentence=True, dropout=0.0, seed=3).eval()
     config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
     counts = count_parameters(model.config, FULL, base.heads, next_sentence=True)
-    card = CardFacts(
-        "plain", config, "0" * 64, "unknown", counts, num_new_words=0, extensions=Extensions(), num_steps=1
-    )
+    card = CardFacts("plain", config, "0" * 64, Terms(), counts, num_new_words=0, extensions=Extensions(), num_steps=1)
     folder = export_model(model, AutoTokenizer.from_pretrained(tiny_base_folder), tmp_path / "export", card)
     loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -385,7 +538,7 @@ def test_a_checkpoint_of_another_shape_is_refused(
 
 @pytest.mark.parametrize(
     ("case", "reason"),
-    [("no folder", "no run directory"), ("no checkpoint", "no usable checkpoint"), ("no option", "--run is ''")],
+    [("no folder", "does not exist"), ("no checkpoint", "no usable checkpoint"), ("no option", "--run is ''")],
 )
 def test_the_job_says_in_one_sentence_what_is_wrong(
     case: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -23,6 +23,7 @@ from domext_ray.config import MethodConfig, ShapeConfig
 from domext_ray.corpus.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export_adapters import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
+from domext_ray.export_folder import MARKER
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import Extensions, build_model, detach
 from domext_ray.model.modeling_domext import DomextForMaskedLM
@@ -285,20 +286,23 @@ def test_a_second_active_domain_and_new_words_are_refused(tiny_base_folder: Path
 def test_only_an_earlier_export_of_the_kind_is_replaced(tiny_base_folder: Path, tmp_path: Path) -> None:
     model = make_model(tiny_base_folder, bottleneck_norms=False, **BOTTLENECK)
     folder = export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
-    (folder / "old").touch()
     export_bottlenecks(model, tiny_base_folder, folder)
-    assert {each.name for each in folder.iterdir()} == {"README.md", "adapter"}
+    assert {each.name for each in folder.iterdir()} == {"README.md", "adapter", MARKER}
     assert [each.name for each in tmp_path.iterdir()] == ["export"], "a temporary folder was left behind"
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(RunError, match="no export of this kind"):
+    with pytest.raises(RunError, match="no export of this project"):
         export_bottlenecks(model, tiny_base_folder, tmp_path / "thesis")
-    with pytest.raises(RunError, match="no export of this kind"):
+    with pytest.raises(RunError, match="an export of another kind \\(adapterhub\\)"):
         export_peft(
             make_model(tiny_base_folder, **LORA), folder, MethodConfig(**LORA), load_base(str(tiny_base_folder))
         )
     with pytest.raises(RunError, match="is a file"):
         export_bottlenecks(model, tiny_base_folder, tmp_path / "thesis" / "chapter.txt")
+    (folder / "adapter" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="notes.txt"):
+        export_bottlenecks(model, tiny_base_folder, folder)
+    assert (folder / "adapter" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("targets", ["query,value", "output", "query,key,value,attention_output,intermediate,output"])
@@ -343,10 +347,11 @@ def test_a_lora_folder_is_what_peft_itself_would_save(
     assert configs[0] == configs[1]
     assert (configs[0]["r"], configs[0]["lora_alpha"]) == (3, 7.0)
     assert configs[0]["base_model_name_or_path"] == base_folder.name
-    assert {each.name for each in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    files = {"adapter_config.json", "adapter_model.safetensors", "README.md", MARKER}
+    assert {each.name for each in folder.iterdir()} == files
     assert len({each.stat().st_mode for each in folder.iterdir()}) == 1, "every file is readable by the same people"
-    for name in ("README.md", "adapter_config.json"):
-        assert str(base_folder) not in (folder / name).read_text(), "it tells where things lie on this machine"
+    for path in folder.iterdir():
+        assert str(base_folder.parent).encode() not in path.read_bytes(), "it tells where things lie on this machine"
 
 
 def test_what_pefts_format_does_not_hold_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:

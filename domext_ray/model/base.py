@@ -20,8 +20,9 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
-from domext_ray.errors import BaseModelError
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.corpus.vocab import check_fit, load_tokenizer
+from domext_ray.errors import BaseModelError, CorpusError
+from domext_ray.model.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 
 SHIPPED_BASE = "general-mini"
@@ -86,10 +87,15 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
         next_sentence: also read its next-sentence head, if it has one.
 
     Raises:
-        BaseModelError: it does not exist, is of another architecture, or its files are not what its config says.
+        BaseModelError: it does not exist, is of another architecture, its files are not what its config says, or its
+            tokenizer is missing or another model's.
     """
     folder = _find_folder(base)
     config, prefix = _read_config(folder, base)
+    try:
+        check_fit(load_tokenizer(folder), config.vocab_size, "this base")
+    except CorpusError as error:
+        raise BaseModelError(f"--base {base!r}: {error}") from error
     original = read_weights(folder, base)
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
@@ -108,7 +114,17 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     )
     _check_tensors(tensors, config, base, absent)
     names = {name: names[name] for name in tensors}
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise BaseModelError(
+                f"--base {base!r} has nan or infinite values in {names[name]}; save its weights again, or give another."
+            )
     return Base(base, folder, config, tensors, names, hash_tensors(tensors), folder)
+
+
+def describe_base(config: DomextConfig) -> dict[str, Any]:
+    """Return what a base's config.json decides beside its tensors."""
+    return {name: getattr(config, name) for name in (*SHARED_FIELDS, "position_rule", "mlm_head_act")}
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
@@ -166,7 +182,7 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
     if not isinstance(values, dict):
         raise BaseModelError(f"{path} holds no JSON object; give a folder that save_pretrained wrote.")
     kind = values.get("model_type")
-    if kind == DomextConfig.model_type:
+    if is_own_config(values):
         raise BaseModelError(f"--base {base!r} is an export of this library; give the base that it was made from.")
     if kind not in POSITION_RULES:
         raise BaseModelError(
@@ -183,6 +199,11 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
     if config.hidden_act not in ACT2FN:
         raise BaseModelError(f"{path} names the activation {config.hidden_act!r}, which transformers does not have.")
     return config, "bert." if kind == "bert" else "roberta."
+
+
+def is_own_config(values: dict[str, Any]) -> bool:
+    """Whether a config.json is one of this library's models; an export's also names an architecture of transformers."""
+    return values.get("model_type") == DomextConfig.model_type or OWN_FIELDS in values
 
 
 def _convert_config(values: dict[str, Any], kind: str) -> DomextConfig:

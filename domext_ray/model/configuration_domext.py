@@ -13,6 +13,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
+OWN_FIELDS = "domext"
+"""Key of an export's config.json; below it are values that are another to those who do not load the export's code."""
 _SIZES = ("heads", "ffn_units", "bottleneck_size")
 BOTTLENECK_CHOICES = {
     "bottleneck_activation": ("gelu", "relu", "tanh"),
@@ -162,6 +164,12 @@ class DomextConfig(PreTrainedConfig):
         if self.head_bilstm < 0:
             raise ValueError(f"head_bilstm is {self.head_bilstm}; it must be 0 or more.")
         check_active(self.active_domains, self.domains)
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read config.json; of an export, with the values that it keeps from transformers' own BERT."""
+        values, unused = super().get_config_dict(*args, **kwargs)
+        return values | values.pop(OWN_FIELDS, {}), unused
 
     @property
     def base_vocab_size(self) -> int:

@@ -52,6 +52,39 @@ class DomextPreTrainedModel(PreTrainedModel):
     # The loss is this batch's mean; without this, transformers' Trainer would expect a sum over accumulation steps.
     accepts_loss_kwargs = False
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the word embeddings, as in transformers; a model with new words keeps its size.
+
+        Args:
+            new_num_tokens: words; None: as they are.
+            pad_to_multiple_of: as in transformers.
+            mean_resizing: as in transformers.
+
+        Raises:
+            ValueError: the model has new words, whose ids come after the base's, and another size is asked for.
+        """
+        num_new = self.config.extension_vocab_size
+        if not num_new:
+            return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if pad_to_multiple_of is not None or new_num_tokens not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"the model has {self.config.vocab_size} words, of which the last {num_new} are an extension's, in a "
+                f"table of their own; resizing it to {new_num_tokens or f'a multiple of {pad_to_multiple_of}'} would "
+                "lose them. Append words in a training run that goes on from this model's (--vocab.words, --init_from)."
+            )
+        return cast(nn.Embedding, self.get_input_embeddings())
+
+    def _check_base_rows(self, module: nn.Module) -> None:
+        """Refuse a base's table of another size where new words come after it."""
+        num_rows, expected = cast(Tensor, module.weight).shape[0], self.config.base_vocab_size
+        if self.config.extension_vocab_size and num_rows != expected:
+            raise ValueError(
+                f"the table has {num_rows} rows; it must have the base's {expected}, for the model's "
+                f"{self.config.extension_vocab_size} new words have the ids from {expected} on."
+            )
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -85,7 +118,8 @@ class DomextModel(DomextPreTrainedModel):
         return self.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the word embedding table."""
+        """Replace the base's word embedding table."""
+        self._check_base_rows(value)
         self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
     @torch.no_grad()
@@ -243,6 +277,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the projection to the base's vocabulary."""
+        self._check_base_rows(new_embeddings)
         self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import save_tokenizer
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining, BertModel, RobertaConfig, RobertaForMaskedLM
 
@@ -273,7 +274,7 @@ SMALL: dict[str, Any] = {
 def test_a_pretraining_checkpoint_brings_its_next_sentence_head(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = BertForPreTraining(BertConfig(**SMALL)).eval()
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(save_tokenizer(tmp_path, 70))
     base = load_base(str(tmp_path), next_sentence=True)
     assert base.heads == HEADS and load_base(str(tmp_path)).heads == (HEADS[0], HEADS[2])
     model = augment(base, MethodConfig(heads=1, ffn_units=2), new_words=[], next_sentence=True)
@@ -302,13 +303,13 @@ def test_a_base_without_pooler_gets_one_that_trains(base: Base) -> None:
 
 def test_one_segment_type_is_no_base_for_pairs(tmp_path: Path) -> None:
     config = RobertaConfig(**{**SMALL, "type_vocab_size": 1})
-    RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    RobertaForMaskedLM(config).save_pretrained(save_tokenizer(tmp_path, 70))
     with pytest.raises(ConfigError, match="pairs need two"):
         augment(load_base(str(tmp_path)), MethodConfig(heads=1, ffn_units=2), new_words=[], next_sentence=True)
 
 
 def test_a_sentence_encoder_gets_all_heads(tmp_path: Path) -> None:
-    BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
+    BertModel(BertConfig(**SMALL)).save_pretrained(save_tokenizer(tmp_path, 70))
     with pytest.warns(UserWarning, match="no masked-LM head"):
         base = load_base(str(tmp_path), next_sentence=True)
     assert base.heads == (HEADS[2],)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import save_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -70,7 +73,7 @@ def save(model_class: Any, config: Any, folder: Path, **values: Any) -> Path:
         for param in model.parameters():
             param.add_(torch.randn_like(param) * 0.1)
     model.save_pretrained(folder, **values)
-    return folder
+    return save_tokenizer(folder, config.vocab_size)
 
 
 def edit_config(folder: Path, **values: Any) -> Path:
@@ -197,6 +200,17 @@ def test_a_bin_that_carries_code_is_refused(tiny_base_folder: Path, tmp_path: Pa
         with pytest.raises(BaseModelError, match=r"pytorch_model\.bin cannot be read as weights"):
             load_base(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_not_finite_are_refused(tiny_base_folder: Path, tmp_path: Path, value: float) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.1.output.dense.weight"
+    tensors[name][3, 5] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BaseModelError, match=f"nan or infinite values in {name}"):
+        load_base(str(folder))
 
 
 def test_half_precision_is_cast_before_it_is_hashed(tiny_base_folder: Path, tmp_path: Path) -> None:
@@ -427,6 +441,8 @@ def test_folders_that_are_no_checkpoints(tmp_path: Path, tiny_base_folder: Path)
     (tmp_path / "config.json").write_text("{}")
     assert_refused(tmp_path, "model_type None")
     (tmp_path / "config.json").write_text((tiny_base_folder / "config.json").read_text())
+    assert_refused(tmp_path, "has no tokenizer (none of tokenizer.json, vocab.txt")
+    shutil.copy(tiny_base_folder / "tokenizer.json", tmp_path)
     assert_refused(tmp_path, "neither model.safetensors nor pytorch_model.bin")
     (tmp_path / "model.safetensors").write_bytes((tiny_base_folder / "model.safetensors").read_bytes()[:-9])
     assert_refused(tmp_path, "cannot be read as weights")
@@ -449,6 +465,56 @@ def test_a_configuration_that_does_not_fit(
     tiny_base_folder: Path, tmp_path: Path, values: dict[str, Any], part: str
 ) -> None:
     assert_refused(edit_config(copy_base(tiny_base_folder, tmp_path / "base"), **values), part)
+
+
+def write_vocabulary(folder: Path, entries: Sequence[str]) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    (folder / "vocab.txt").write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+def test_a_base_without_tokenizer_files_is_refused(
+    tiny_base_folder: Path, tiny_roberta_folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """Of a folder without them transformers makes a tokenizer that has special tokens alone."""
+    source = tiny_base_folder if kind == "bert" else tiny_roberta_folder
+    folder = edit_config(copy_base(source, tmp_path / "base"), model_type=kind)
+    (folder / "tokenizer.json").unlink()
+    assert_refused(folder, f"--base '{folder}'", "has no tokenizer (none of tokenizer.json, vocab.txt")
+
+
+@pytest.mark.parametrize("missing", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+def test_a_special_token_that_the_files_lack_is_refused(tiny_base_folder: Path, tmp_path: Path, missing: str) -> None:
+    """transformers makes one up, whose row in a padded table has learned nothing."""
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    entries = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    write_vocabulary(folder, [entry for entry in entries if entry != missing])
+    assert_refused(folder, f"has no {missing.strip('[]').lower()} token ({missing})")
+    write_vocabulary(folder, list(entries))
+    assert load_base(str(folder)).config.vocab_size == len(entries)
+
+
+@pytest.mark.parametrize("case", ["too large", "far too small", "unnamed"])
+def test_another_models_tokenizer_is_refused(tiny_base_folder: Path, tmp_path: Path, case: str) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    entries = list(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    size = len(entries)
+    unnamed = [*entries[:5], *(f"[unused{i}]" for i in range(size - 5))]
+    vocabulary, part = {
+        "too large": ([*entries, "zebra"], f"ids up to {size}, the model {size} embedding rows"),
+        "far too small": (entries[: size // 2 - 1], "more than half without a word"),
+        "unnamed": (unnamed, "makes [UNK] of every word of plain text"),
+    }[case]
+    write_vocabulary(folder, vocabulary)
+    assert_refused(folder, part, "give the model's own tokenizer")
+
+
+def test_a_padded_table_is_no_mistake(tiny_base_folder: Path, tmp_path: Path) -> None:
+    folder = copy_base(tiny_base_folder, tmp_path / "base")
+    entries = list(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    write_vocabulary(folder, entries[: -(len(entries) // 3)])
+    assert load_base(str(folder)).config.vocab_size == len(entries)
 
 
 def test_an_untied_projection_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:

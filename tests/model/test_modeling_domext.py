@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
 from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.model.heads_domext import DomextForTokenClassification
+from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextModel
 
 VOCAB, LENGTH = 90, 12
 DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
@@ -217,3 +218,33 @@ def test_the_code_files_travel_with_the_weights(
 def test_every_tensor_moves_to_bf16_and_back(ids: Tensor) -> None:
     model = make_model(domain_init="paper", has_pooler=True)
     assert model.to(torch.bfloat16)(ids).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("model_class", [DomextModel, DomextForMaskedLM, DomextForTokenClassification])
+def test_a_model_with_new_words_keeps_them_when_it_is_resized(ids: Tensor, model_class: Any) -> None:
+    model = make_model(model_class, extension_vocab_size=10)
+    before, tensors = model(ids)[0], {name: each.clone() for name, each in model.state_dict().items()}
+    for size, multiple in ((VOCAB + 3, None), (VOCAB - 10, None), (None, 64)):
+        with pytest.raises(ValueError, match="of which the last 10 are an extension's.* would lose them"):
+            model.resize_token_embeddings(size, multiple)
+    with pytest.raises(ValueError, match="must have the base's 80"):
+        model.set_input_embeddings(torch.nn.Embedding(VOCAB, 32))
+    if model_class is DomextForMaskedLM:
+        with pytest.raises(ValueError, match="must have the base's 80"):
+            model.set_output_embeddings(torch.nn.Linear(32, VOCAB))
+    assert model.resize_token_embeddings(VOCAB) is model.get_input_embeddings(), "scripts do that whatever the size is"
+    model.tie_weights()
+    assert torch.equal(model(ids)[0], before)
+    assert all(torch.equal(each, tensors[name]) for name, each in model.state_dict().items())
+
+
+def test_a_model_without_new_words_is_resized(ids: Tensor, tmp_path: Path) -> None:
+    model = make_model()
+    before = model(ids).logits
+    model.resize_token_embeddings(VOCAB + 7)
+    assert model.config.vocab_size == VOCAB + 7
+    assert torch.equal(model(ids).logits[..., :VOCAB], before)
+    model.save_pretrained(tmp_path)
+    again = DomextForMaskedLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(ids + 7).logits, model(ids + 7).logits)
+    assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight

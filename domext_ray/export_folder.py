@@ -1,0 +1,230 @@
+"""An export's folder: it appears whole or not at all, and replaces nothing but an earlier export.
+
+Enters: what is exported, and a block of code that fills a folder. Leaves: that folder under its name, with
+
+    domext_export.json   kind, run, step and checkpoint that it was made from, and the sha256 of its other files
+
+A folder without that file, or with a file that is not in it or has changed since, holds somebody's work: it is refused.
+Versions before this one wrote no such file. Their exports are replaced inside a run's directory only, and only where
+nothing but an export's own files is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from domext_ray.errors import RunError
+
+FORMAT = 1
+MARKER = "domext_export.json"
+KINDS = HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
+
+_WEIGHTS = r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+_TOKENIZER = r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.txt"
+_CODE = r"(configuration|layers|modeling|heads)_domext\.py"
+_EARLIER_FILE = re.compile(
+    rf"(base/)?(config\.json|generation_config\.json|{_WEIGHTS}|{_TOKENIZER}|vocab\.json|merges\.txt)|{_CODE}|README\.md|"
+    r"(adapter/)?adapter_config\.json|adapter/adapter\.safetensors"
+)
+"""What versions without a marker have written, as paths inside the folder."""
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """What an export was made from.
+
+    Args:
+        kind: one of `KINDS`.
+        run: name of the pre-training run; "" for a model that was in memory, and for a fine-tuned one.
+        step: optimiser steps of its checkpoint.
+        checkpoint_sha256: sha256 of the checkpoint's tensors.safetensors; "" where there is no run.
+    """
+
+    kind: str
+    run: str = ""
+    step: int = 0
+    checkpoint_sha256: str = ""
+
+
+def read_export_record(folder: Path) -> ExportRecord | None:
+    """Return what an export was made from; None for a folder without a marker, or for no folder.
+
+    Raises:
+        RunError: the marker is damaged or of another version.
+    """
+    values = _read_marker(folder)
+    return None if values is None else ExportRecord(**values["made_from"])
+
+
+def check_target(folder: Path, kind: str, source: Path | None = None) -> None:
+    """Refuse to write an export over anything but an earlier export of its kind.
+
+    Args:
+        folder: where to.
+        kind: one of `KINDS`.
+        source: a folder that the export is made from, such as its base.
+
+    Raises:
+        RunError: `folder` is a file or the source, is no such export, or holds somebody's own files.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; give the export a folder.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if source is not None and source.is_dir() and folder.samefile(source):
+        raise RunError(f"{folder} is what the export is made from; give another folder.")
+    values = _read_marker(folder)
+    if values is None:
+        _check_earlier(folder)
+        return
+    if values["made_from"]["kind"] != kind:
+        raise RunError(
+            f"{folder} holds an export of another kind ({values['made_from']['kind']}); give another folder."
+        )
+    foreign = [name for name in _list_files(folder) if name != MARKER and name not in values["files"]]
+    changed = [name for name, sha256 in values["files"].items() if _is_changed(folder / name, sha256)]
+    for names, what in ((foreign, "no part of the export that is there"), (changed, "changed since it was exported")):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise RunError(f"{folder / names[0]}{more}: {what}; move it away, or give another folder.")
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
+    """A temporary folder beside `target` that gets a marker, and its place, when the block ends without an error.
+
+    Args:
+        target: where to; an earlier export of the same kind there is replaced.
+        made_from: goes into the marker.
+        source: a folder that the export is made from.
+
+    Raises:
+        RunError: see `check_target`, or the disk refuses.
+    """
+    check_target(target, made_from.kind, source)
+    target = target.resolve()
+    mark = uuid.uuid4().hex[:8]
+    temporary, replaced = (target.with_name(f".{target.name}.{state}-{mark}") for state in ("incomplete", "replaced"))
+    try:
+        temporary.mkdir(parents=True)
+        with _held(temporary):
+            _remove_left_behind(target)
+            yield temporary
+            _write_marker(temporary, made_from)
+            flush(*temporary.rglob("*"), temporary)
+            check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
+            if target.exists():
+                os.rename(target, replaced)
+            os.rename(temporary, target)
+            flush(target.parent)
+    except OSError as error:
+        if replaced.exists() and not target.exists():
+            os.rename(replaced, target)
+        raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if target.exists():
+            for path in target.parent.glob(f".{target.name}.replaced-*"):  # of a killed export, too
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def flush(*paths: Path) -> None:
+    """Bring files, and the entries of folders, to the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_earlier(folder: Path) -> None:
+    """Refuse a folder without a marker, but an earlier version's export of a run with nothing else in it."""
+    is_inside_run = any(  # a task of several models has a folder a model, RUN/export/STAGE
+        all((place / name).is_file() for name in ("config.yaml", "identity.json"))
+        for place in folder.resolve().parents[:2]
+    )
+    if not is_inside_run:
+        raise RunError(
+            f"{folder} holds files that are no export of this project (it has no {MARKER}); give another folder or "
+            "empty it."
+        )
+    foreign = [name for name in _list_files(folder) if not _EARLIER_FILE.fullmatch(name)]
+    if foreign:
+        raise RunError(f"{folder / foreign[0]} is no part of an export; move it away, or give another folder.")
+
+
+def _list_files(folder: Path) -> list[str]:
+    """Return what is in a folder but folders that have something in them, as sorted paths inside it."""
+    entries = (each for each in folder.rglob("*") if each.is_symlink() or not each.is_dir() or not any(each.iterdir()))
+    return sorted(each.relative_to(folder).as_posix() for each in entries)
+
+
+def _is_changed(path: Path, sha256: str) -> bool:
+    return path.is_symlink() or (path.exists() and _hash_file(path) != sha256)
+
+
+def _write_marker(folder: Path, made_from: ExportRecord) -> None:
+    files = {name: _hash_file(folder / name) for name in _list_files(folder)}
+    values = {"format": FORMAT, "made_from": asdict(made_from), "files": files}
+    (folder / MARKER).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _read_marker(folder: Path) -> dict[str, Any] | None:
+    path = folder / MARKER
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["format"] == FORMAT:
+            made_from, files = ExportRecord(**values["made_from"]), dict(values["files"])
+            is_sound = made_from.kind in KINDS and type(made_from.step) is int
+            if not is_sound or not all(isinstance(each, str) for each in files.values()):
+                raise ValueError("a value of another type")
+            return {"made_from": asdict(made_from), "files": files}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error!r}); delete the export's folder, or give another.") from error
+    raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; give another folder.")
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a temporary folder, so that another process sees that it is being written."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_left_behind(target: Path) -> None:
+    """Delete what killed exports to the same place have left; nothing where locks do not work."""
+    for path in target.parent.glob(f".{target.name}.incomplete-*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
