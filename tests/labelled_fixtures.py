@@ -34,7 +34,13 @@ def dump_lines(rows: list[dict[str, Any]]) -> str:
 
 
 def load(
-    folder: Path, task: str, contents: dict[str, str | bytes], *, strict: bool = False, **description: Any
+    folder: Path,
+    task: str,
+    contents: dict[str, str | bytes],
+    *,
+    strict: bool = False,
+    repair: bool = False,
+    **description: Any,
 ) -> LabelledSet:
     """Write files into a folder and load them; a lone train file also serves as dev."""
     for name, content in contents.items():
@@ -42,7 +48,7 @@ def load(
     names = [each for each in contents if each.startswith("train")]
     if len(contents) == 1 and names:
         description.setdefault("files", {"dev": tuple(names)})
-    return load_set(make_description(task, "made", **description), str(folder), strict=strict)
+    return load_set(make_description(task, "made", **description), str(folder), strict=strict, repair=repair)
 
 
 def refuse(

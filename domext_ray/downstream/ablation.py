@@ -212,9 +212,10 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
 
 
 def _choose_device(config: AblateConfig) -> torch.device:
-    if config.scale.use_gpu:
-        if not torch.cuda.is_available():
-            raise ConfigError("--scale.use_gpu is True; this machine has no GPU, so it must be false.")
+    has_gpu = torch.cuda.is_available()
+    if config.scale.use_gpu is True and not has_gpu:
+        raise ConfigError("--scale.use_gpu true needs 1 GPU and this machine has 0; leave --scale.use_gpu at auto.")
+    if config.scale.use_gpu and has_gpu:
         return torch.device("cuda", 0)
     if config.scale.cpus:
         torch.set_num_threads(max(1, int(config.scale.cpus)))

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from domext_ray.config import MethodConfig
-from domext_ray.downstream.finetune import count_parameters, list_points, run_finetuning
+from domext_ray.downstream.finetune import count_parameters, run_finetuning
 from domext_ray.downstream.finetune_comparison import FinetunedRun, check_comparable, read_finetuned
+from domext_ray.downstream.finetune_grid import list_points
 from domext_ray.downstream.finetuned import SETS, make_set_task
 from domext_ray.downstream.start_model import load_start_model
 from domext_ray.errors import ConfigError

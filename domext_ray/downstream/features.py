@@ -132,12 +132,12 @@ def _compute(start: StartModel, segments: Sequence[Segment], config: FinetuneCon
             "layers": layers,
             "folder": str(folder),
             "num_threads": max(1, int(cpus)),
-            "use_gpu": config.scale.use_gpu,
+            "use_gpu": config.scale.uses_gpu,
         },
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(num_actors, len(parts))),
         num_cpus=cpus,
-        num_gpus=1 if config.scale.use_gpu else 0,
+        num_gpus=1 if config.scale.uses_gpu else 0,
     )
     del items
     progress = _Progress(num_tokens)
@@ -175,7 +175,7 @@ def _plan_actors(config: FinetuneConfig) -> tuple[float, int]:
     """CPUs of an actor, and how many actors: one a CPU, or one a GPU, unless the options say otherwise."""
     available = ray.cluster_resources()
     cpus = config.scale.cpus or 1.0
-    limit = available.get("GPU", 0.0) if config.scale.use_gpu else available.get("CPU", 1.0) / cpus
+    limit = available.get("GPU", 0.0) if config.scale.uses_gpu else available.get("CPU", 1.0) / cpus
     return cpus, max(1, min(int(limit), config.scale.parallel or int(limit)))
 
 

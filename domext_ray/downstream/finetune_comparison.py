@@ -6,7 +6,6 @@ same examples, so the difference of two models' resampled figures is their paire
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from domext_ray.comparison import COLORS
+from domext_ray.downstream.finetuned import read_finetune_summary
 from domext_ray.downstream.start_model import TRAININGS
 from domext_ray.errors import RunError
 from domext_ray.labelled.scores import PairedDifference, find_bounds, summarize_difference
@@ -75,12 +75,14 @@ def read_finetuned(folder: Path) -> FinetunedRun:
     Raises:
         RunError: it has not.
     """
+    if not (folder / "summary.json").is_file():
+        raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
+    summary = read_finetune_summary(folder)
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         with np.load(folder / RESAMPLES, allow_pickle=False) as arrays:
             resamples = arrays["test" if summary["test"] else "dev"]
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.") from error
+        raise RunError(f"{folder / RESAMPLES} is missing or damaged; run it again with its own command.") from error
     return FinetunedRun(folder.resolve().name, summary, resamples)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from domext_ray.cluster import describe_waiting
 from domext_ray.config import dump_yaml
+from domext_ray.downstream.finetune_grid import GridResults, has_ended, read_results
+from domext_ray.downstream.finetuned import read_finetune_summary
 from domext_ray.downstream.stages import StagedTask
 from domext_ray.downstream.start_model import TRAININGS, StartModel
 from domext_ray.downstream.training import Point
@@ -32,7 +34,7 @@ from domext_ray.report import (
     list_figures,
     save_picture,
 )
-from domext_ray.status_line import StatusLine, format_seconds
+from domext_ray.status_line import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.training.metrics import read_metrics, write_text
 
 MIN_ENDED = 0.05
@@ -67,13 +69,15 @@ class FinetuneProgress:
     Args:
         folder: where trainings write their progress.
         stages: steps of the task, in their order.
-        num_trainings: all of them.
-        num_kept: those that had ended before this start.
+        points: all of them; those that have ended already count as kept.
     """
 
-    def __init__(self, folder: Path, stages: Sequence[str], num_trainings: int, num_kept: int) -> None:
-        self.folder, self.stages, self.num_trainings, self.num_kept = folder, stages, num_trainings, num_kept
+    def __init__(self, folder: Path, stages: Sequence[str], points: Sequence[Point]) -> None:
+        self.folder, self.stages, self.points, self.num_trainings = folder, stages, points, len(points)
+        self.num_kept = self._count_ended()
         self.line = StatusLine(is_due=False)
+        self._place: Any = None
+        self._patience = Patience()
 
     def __enter__(self) -> FinetuneProgress:
         if self.num_kept:
@@ -83,12 +87,17 @@ class FinetuneProgress:
     def __exit__(self, *_: object) -> None:
         self.line.keep(self._describe_ended())
 
+    def tell_failure(self, point: Point) -> None:
+        """Say why a training failed."""
+        self.line.keep(f"failed, the others go on: {read_results(self.folder, [point]).failed[0]['reason']}")
+
     def show(self, running: Sequence[Point]) -> None:
         """Show how far the running trainings are."""
         if not running or not self.line.is_due:
             return
         states = [state for each in running if (state := self._read(each)) is not None]
         line = self._describe_ended()
+        self._note_move(line, [(state["stage"], state["step"]) for state in states])
         if states:
             done = [
                 (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages)
@@ -106,8 +115,16 @@ class FinetuneProgress:
                 line += f"  about {format_seconds(max(left, 0.0))} left"
         self.line.show(line)
 
+    def _note_move(self, *place: Any) -> None:
+        """Say what is waited for when the trainings have stood where they are for a while."""
+        if place != self._place:
+            self._place = place
+            self._patience.note_move()
+        elif self._patience.is_over():
+            self.line.keep(describe_stillness("fine-tuning", self._patience.seconds, describe_waiting()))
+
     def _count_ended(self) -> int:
-        return len(list(self.folder.glob("*.json")))
+        return sum(has_ended(self.folder, each) for each in self.points)
 
     def _describe_ended(self) -> str:
         return f"{self._count_ended()} of {self.num_trainings} trainings ended"
@@ -146,7 +163,7 @@ def build_summary(
     loaded: LoadedSet,
     task: StagedTask,
     counts: Mapping[str, tuple[int, int]],
-    results: Sequence[Mapping[str, Any]],
+    results: GridResults,
     best: Mapping[str, Any],
     chosen: Sequence[Mapping[str, Any]],
     final: FinalScores,
@@ -161,8 +178,8 @@ def build_summary(
         task: the task.
         counts: trained and all parameters of each stage's model.
         results: records of all trainings.
-        best: that of the best one.
-        chosen: those of the best one and its restarts.
+        best: that of the chosen point's best restart, which is exported.
+        chosen: those of all its restarts.
         final: what the chosen point reached.
         seconds: wall clock of this start, scoring and export included.
     """
@@ -191,19 +208,27 @@ def build_summary(
         },
         "baselines": final.baselines,
         "steps": final.steps,
-        "best": {"point": best["point"], "thresholds": best["thresholds"]},
+        "best": {
+            "point": best["point"],
+            "thresholds": best["thresholds"],
+            "chosen_by": f"mean of {task.metric} on dev over restarts",
+        },
         "trainings": [
             {**each["point"], "dev": each["dev"], "steps": each["steps"], "train_seconds": each["train_seconds"]}
-            for each in results
+            for each in results.ended
+        ],
+        "failed": [
+            {**each["point"], "reason": each["reason"], "may_try_again": each["may_try_again"]}
+            for each in results.failed
         ],
         "parameters": {
             name: {"trainable": trained, "total": total, "trainable_frac": trained / total}
             for name, (trained, total) in counts.items()
         },
         "train": {
-            "seconds": sum(each["train_seconds"] for each in results),
-            "tokens_per_second": sum(each["tokens"] for each in results)
-            / sum(each["train_seconds"] for each in results),
+            "seconds": sum(each["train_seconds"] for each in results.ended),
+            "tokens_per_second": sum(each["tokens"] for each in results.ended)
+            / sum(each["train_seconds"] for each in results.ended),
             "wall_seconds": seconds,
         },
         "notes": list(dict.fromkeys([*data.notes, *final.notes])),
@@ -230,14 +255,21 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     lines = [f"{name:<{width}}  {dev:>22}  {test:>22}".rstrip() for name, dev, test in rows]
     point = summary["best"]["point"]
     trained = sum(each["trainable"] for each in summary["parameters"].values())
+    choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
     lines.append(
         f"{summary['model']['name']} on {summary['set']['name']}: {trained:,} parameters trained; best of "
-        f"{len(summary['trainings'])} trainings: rate {point['lr']:g}, batch {point['batch_size']}, "
+        f"{len(summary['trainings'])} trainings{choice}: rate {point['lr']:g}, batch {point['batch_size']}, "
         f"{point['epochs']:g} epochs, seed {point['seed']}; {summary['train']['wall_seconds'] / 60:.1f} min, "
         f"{summary['train']['tokens_per_second']:,.0f} tokens/s a training"
     )
+    lines += [f"failed: {_describe_failure(each)}" for each in summary.get("failed", ())]
     lines += [f"note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
+
+
+def _describe_failure(failed: Mapping[str, Any]) -> str:
+    point = f"rate {failed['lr']:g}, batch {failed['batch_size']}, {failed['epochs']:g} epochs, seed {failed['seed']}"
+    return f"{point}: {failed['reason']}"
 
 
 def get_figure(figures: Mapping[str, Any], path: str) -> float:
@@ -265,7 +297,7 @@ def write_finetune_report(folder: Path) -> Path:
     Returns:
         Path of report.html.
     """
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = read_finetune_summary(folder)
     progress = {
         path.name.removesuffix(".progress.jsonl"): read_metrics(path)
         for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
@@ -284,10 +316,16 @@ def write_finetune_report(folder: Path) -> Path:
             figure = Figure(figsize=(6.2, 4.2), layout="constrained")
             draw(figure.subplots())
             figures.append((figure, caption))
+        trainings = [
+            (str(i), f"{each['lr']:g}", str(each["batch_size"]), f"{each['epochs']:g}", str(each["seed"]), outcome)
+            for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
+        ]
+        tables = build_table(("", "dev", "test"), _list_scores(summary))
+        tables += build_table(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings)
         page = fill_page(
             folder.resolve().name,
             _describe_result(summary),
-            build_table(("", "dev", "test"), _list_scores(summary)),
+            tables,
             figures,
             build_table(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
             (folder / "config.yaml").read_text(encoding="utf-8"),
@@ -302,6 +340,12 @@ def _describe_result(summary: Mapping[str, Any]) -> str:
         f"{summary['model']['name']} on {summary['set']['name']}: {summary['metric']} "
         f"{_show_interval(summary[split], summary['metric'])} on {split}."
     )
+
+
+def _list_trainings(summary: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """All trainings with what each reached, or why it failed."""
+    ended = [(each, f"{each['dev']:.3f}") for each in summary["trainings"]]
+    return [*ended, *((each, f"failed: {each['reason']}") for each in summary.get("failed", ()))]
 
 
 def _list_scores(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -6,17 +6,14 @@ summary.json. Leaves: the models of every stage, checked to start from the same 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from domext_ray.config import from_dict
 from domext_ray.downstream.feature_store import FeatureStore
 from domext_ray.downstream.stages import StagedTask
 from domext_ray.downstream.start_model import TRAININGS, StartModel, load_start_model
@@ -25,9 +22,17 @@ from domext_ray.downstream.tasks import TaskOptions
 from domext_ray.downstream.text_embedding import MeanEmbedding
 from domext_ray.downstream.training import Fitted, Point, restore_task
 from domext_ray.errors import RunError
+from domext_ray.files import NUMBER, Kind, read_json
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet, load_labelled
+from domext_ray.run_directory import CONFIG, IDENTITY, read_config, read_identity
 from domext_ray.training.engine import join_alone
+
+_RESULT: dict[str, Kind] = {"point": dict, "dev": NUMBER, "thresholds": dict}
+_SUMMARY: dict[str, Kind] = {
+    **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},
+    "metric": str,
+}
 
 SETS = ".sets"
 """Folder beside the runs with the labelled sets that are made, not read."""
@@ -67,7 +72,7 @@ def restore_stages(
         device: where to predict.
         features: what the models read in the place of an encoder's states, with `config.features`.
     """
-    thresholds = json.loads(result_path(trainings, point).read_text(encoding="utf-8"))["thresholds"]
+    thresholds = read_result(trainings, point)["thresholds"]
     return {
         name: restore_task(
             start,
@@ -145,6 +150,7 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
     point = Point(**summary["best"]["point"])
     join_alone()
     try:
+        result_path(folder / TRAININGS, point).stat()
         fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)
     except (OSError, KeyError) as error:
         raise RunError(
@@ -154,13 +160,29 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
 
 
 def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
-        values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        missing = [each for each in ("data_sha256", "model_sha256") if each not in identity]
-        if missing or "best" not in summary:
-            raise ValueError(f"{missing or 'best'} is missing")
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.") from error
-    return from_dict(FinetuneConfig, values), identity, summary
+    if not all((folder / name).is_file() for name in ("summary.json", IDENTITY, CONFIG)):
+        raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
+    summary = read_finetune_summary(folder)
+    identity = read_identity(folder, {"data_sha256": str, "model_sha256": str})
+    assert identity is not None
+    return read_config(folder, FinetuneConfig), identity, summary
+
+
+def read_finetune_summary(folder: Path) -> dict[str, Any]:
+    """Read the summary.json of a fine-tuning run that has ended.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    remedy = "delete it and run the job again, which writes it anew"
+    return read_json(folder / "summary.json", remedy, _SUMMARY)
+
+
+def read_result(trainings: Path, point: Point) -> dict[str, Any]:
+    """Read the record of a training that has ended.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    remedy = "delete it: the same command trains this point of the grid again"
+    return read_json(result_path(trainings, point), remedy, _RESULT)

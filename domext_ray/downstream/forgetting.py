@@ -22,9 +22,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.corpus.check import check_corpus
+from domext_ray.corpus.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.start_model import TRAININGS, is_export, load_export, quiet_transformers
+from domext_ray.downstream.start_model import TRAININGS, is_export, load_export
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export import rebuild_run
 from domext_ray.job_config import ForgettingConfig
@@ -66,8 +67,8 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
         merge_lora(cast(nn.Module, run.model))
         loaded, tokenizer = run.model, run.tokenizer
     elif is_export(folder):
-        with quiet_transformers():  # AutoTokenizer finds model_type domext unusual
-            loaded, tokenizer = _load_export(folder), load_tokenizer(folder)
+        loaded, tokenizer = _load_export(folder), load_tokenizer(folder)
+        check_fit(tokenizer, cast(DomextConfig, loaded.config).vocab_size, f"--models {model!r}")
     else:
         loaded, tokenizer = _load_base_model(model)
     if cast(DomextConfig, loaded.config).causal:
@@ -195,7 +196,7 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
         DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
     """
     output = Path(config.output).expanduser()
-    _make_folder(output / PREDICTED)
+    check_corpus(config.corpus, config.prepare)
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     hashes: dict[str, str] = {}
     # Every model is read before any predicts, one at a time: a mistake shows at once, and memory holds one.
@@ -203,6 +204,7 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
         model, tokenizers[name] = load_masked_lm(place)
         _check_length(config, name, cast(DomextConfig, model.config))
         hashes[name] = hash_model(model)
+    _make_folder(output / PREDICTED)
     texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
     masks = build_mask_set(
         texts,

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from domext_ray.comparison import COLORS
 from domext_ray.downstream.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
 from domext_ray.labelled.metrics import PairedDifference
+from domext_ray.places import hide_places
 from domext_ray.report import GRID, INK, MUTED, STYLE, save_picture
 from domext_ray.training.metrics import write_text
 
@@ -91,7 +92,7 @@ def to_results(result: Forgetting) -> dict[str, Any]:
     """Return all figures as plain values for results.json; accuracies and losses are fractions."""
     config, masks = result.config, result.masks
     return {
-        "corpus": config.corpus,
+        "corpus": hide_places(config.corpus),
         "num_texts": masks.num_texts,
         "seed": config.seed,
         "mask_frac": config.mask_frac,

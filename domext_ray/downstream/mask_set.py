@@ -23,8 +23,10 @@ from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config import PrepareConfig
+from domext_ray.corpus.documents import read_documents
 from domext_ray.corpus.draws import hash_counters, to_uniform
-from domext_ray.corpus.sources import PACKAGE_DOCS, ReadTask, SourceFile, read_documents, resolve_sources
+from domext_ray.corpus.dropped import Dropped, check_dropped, describe_dropped
+from domext_ray.corpus.sources import PACKAGE_DOCS, ReadTask, SourceFile, resolve_sources
 from domext_ray.corpus.vocab import fingerprint_tokenizer
 from domext_ray.errors import ConfigError, CorpusError
 
@@ -123,10 +125,12 @@ def choose_texts(spec: str, prepare: PrepareConfig, *, num_texts: int, seed: int
     Raises:
         CorpusError: the corpus is missing, damaged, or has no text.
     """
-    dropped: Counter[str] = Counter()
-    texts = heapq.nsmallest(num_texts, _read_texts(spec, prepare, seed, dropped), key=lambda each: each.draw)
+    dropped, seen = Dropped(), set[int]()
+    texts = heapq.nsmallest(num_texts, _read_texts(spec, prepare, seed, dropped, seen), key=lambda each: each.draw)
+    places = dropped.describe_places()
+    check_dropped(spec, dropped.counts, places, len(seen), prepare, is_new=False)
     if not texts:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "no line"
+        reasons = "; ".join(describe_dropped(dropped.counts, places, prepare)) or "no line"
         raise CorpusError(
             f"--corpus {spec!r} has no text of {prepare.min_document_chars} characters or more ({reasons}); give "
             "another one, or set --prepare.min_document_chars."
@@ -134,11 +138,12 @@ def choose_texts(spec: str, prepare: PrepareConfig, *, num_texts: int, seed: int
     return texts
 
 
-def _read_texts(spec: str, prepare: PrepareConfig, seed: int, dropped: Counter[str]) -> Iterator[GeneralText]:
+def _read_texts(
+    spec: str, prepare: PrepareConfig, seed: int, dropped: Dropped, seen: set[int]
+) -> Iterator[GeneralText]:
     tasks = resolve_sources(spec, prepare).tasks
     names = _name_sources([file for task in tasks for file in task.files])
     salt = seed.to_bytes(16, "big")
-    seen: set[int] = set()
     for task in tasks:
         for file in task.files:
             for text in read_documents(ReadTask((file,), task.start, task.end), prepare, dropped):

@@ -10,29 +10,29 @@ import contextlib
 import copy
 import json
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
+from domext_ray.card import Terms, read_terms
 from domext_ray.config import MethodConfig
-from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.corpus.vocab import check_fit, load_tokenizer
 from domext_ray.downstream.rules import choose_trainables
 from domext_ray.downstream.start_head import StartHead, find_head, fit_head, read_head
 from domext_ray.downstream.tasks import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export import rebuild_run
 from domext_ray.model import heads_domext
-from domext_ray.model.base import hash_tensors, load_base
+from domext_ray.model.base import hash_tensors, is_own_config, load_base
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import add_domains, choose_attention, describe_extensions
 from domext_ray.model.lora import merge_lora
 from domext_ray.model.modeling_domext import DomextModel, DomextPreTrainedModel
+from domext_ray.quiet import quiet_libraries
 
 TRAININGS = "trainings"
 """Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
@@ -53,6 +53,7 @@ class StartModel:
         sha256: `hash_tensors` of `tensors` and of `head`'s.
         brings: kind of the head that it has, see `find_head`; None: it has none.
         head: that head, if it goes on.
+        terms: those of its card, or of the card of a run's base.
     """
 
     id: str
@@ -63,11 +64,12 @@ class StartModel:
     sha256: str
     brings: str | None = None
     head: StartHead | None = None
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def name(self) -> str:
         """A short name, which says nothing about the machine's folders."""
-        path = Path(self.id)
+        path = Path(self.id).expanduser()
         if not path.is_dir():
             return self.id
         path = path.resolve()
@@ -101,7 +103,7 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> Star
         start = _read_export(model, folder)
     else:
         start, folder = _read_base(model)
-    start = replace(start, brings=find_head(folder))
+    start = replace(start, brings=find_head(folder), terms=start.terms if is_run else read_terms(folder))
     if keep_head:
         head = read_head(folder, model)
         start = replace(start, head=head, sha256=hash_tensors({**start.tensors, **head.tensors}))
@@ -112,7 +114,7 @@ def is_export(folder: Path) -> bool:
     """Whether a folder holds a model of this library."""
     with contextlib.suppress(OSError, ValueError):
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(values, dict) and values.get("model_type") == DomextConfig.model_type
+        return isinstance(values, dict) and is_own_config(values)
     return False
 
 
@@ -131,7 +133,7 @@ def load_export(kind: type[DomextPreTrainedModel], folder: Path, option: str) ->
         BaseModelError: the folder cannot be read.
     """
     load = cast(Any, kind.from_pretrained)  # its annotation knows the model alone
-    with quiet_transformers():
+    with quiet_libraries():
         try:
             model, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
         except Exception as error:  # a damaged folder raises whatever its reader raises
@@ -147,7 +149,8 @@ def _read_run(model: str, folder: Path, step: int) -> StartModel:
     merge_lora(cast(nn.Module, run.model))
     tensors = _pick_encoder(run.model.state_dict())
     config = cast(DomextConfig, run.model.config)
-    return StartModel(model, "run", config, tensors, run.tokenizer, hash_tensors(tensors))
+    terms = read_terms(run.base.folder) if run.base else Terms()
+    return StartModel(model, "run", config, tensors, run.tokenizer, hash_tensors(tensors), terms=terms)
 
 
 def _read_export(model: str, folder: Path) -> StartModel:
@@ -157,7 +160,9 @@ def _read_export(model: str, folder: Path) -> StartModel:
             f"--model {model!r} lacks the tensor {missing[0]} that its config.json asks for; export it again."
         )
     tensors = {f"{_ENCODER}{name}": each.contiguous() for name, each in encoder.state_dict().items()}
-    return StartModel(model, "export", encoder.config, tensors, load_tokenizer(folder), hash_tensors(tensors))
+    tokenizer = load_tokenizer(folder)
+    check_fit(tokenizer, encoder.config.vocab_size, f"--model {model!r}")
+    return StartModel(model, "export", encoder.config, tensors, tokenizer, hash_tensors(tensors))
 
 
 def _read_base(model: str) -> tuple[StartModel, Path]:
@@ -169,25 +174,15 @@ def _read_base(model: str) -> tuple[StartModel, Path]:
     return StartModel(model, "base", base.config, tensors, tokenizer, hash_tensors(tensors)), base.folder
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from reporting the heads that a folder has and its encoder does not read."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-
-
 def _pick_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: each.detach().float().contiguous() for name, each in tensors.items() if name.startswith(_ENCODER)}
 
 
 def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
-    """Make a start model's encoder without a head, in evaluation mode."""
+    """Make a start model's encoder without a head, in evaluation mode; on the CPU its tensors are the start's own."""
     encoder: Any = DomextModel(copy.deepcopy(start.config))
-    encoder.load_state_dict({name.removeprefix(_ENCODER): each for name, each in start.tensors.items()})
+    tensors = {name.removeprefix(_ENCODER): each for name, each in start.tensors.items()}
+    encoder.load_state_dict(tensors, assign=True)
     choose_attention(encoder, device, bf16=False)
     return encoder.to(device).eval()
 

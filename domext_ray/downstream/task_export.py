@@ -18,11 +18,11 @@ import yaml
 from safetensors.torch import save_file
 from torch import nn
 
-from domext_ray import model as model_room
 from domext_ray.downstream.stages import StagedTask
 from domext_ray.downstream.start_model import StartModel
 from domext_ray.downstream.training import Fitted
-from domext_ray.export import CODE_FILES, HEAD_AUTO_CLASSES, check_target, check_tokenizer, map_head, new_folder
+from domext_ray.export import HEAD_AUTO_CLASSES, check_tokenizer, map_head, save_with_code
+from domext_ray.export_folder import FINE_TUNED, ExportRecord, check_target, new_folder
 from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.graft import describe_plain
 from domext_ray.model.heads_domext import PooledHeadModel
@@ -49,7 +49,21 @@ def export_stages(start: StartModel, task: StagedTask, fitted: Mapping[str, Fitt
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
     for name, each in fitted.items():
-        export_fitted(start, task.data.name, each, folder if len(fitted) == 1 else folder / name)
+        export_fitted(start, task.data.name, each, _find_place(task, folder, name))
+
+
+def check_places(task: StagedTask, folder: Path) -> None:
+    """Refuse, before anything trains, to export over what is no export of a fine-tuned model.
+
+    Raises:
+        RunError: see `export_folder.check_target`.
+    """
+    for name in task.stages:
+        check_target(_find_place(task, folder, name), FINE_TUNED)
+
+
+def _find_place(task: StagedTask, folder: Path, stage: str) -> Path:
+    return folder if len(task.stages) == 1 else folder / stage
 
 
 def export_fitted(start: StartModel, set_name: str, fitted: Fitted, folder: Path) -> None:
@@ -64,21 +78,17 @@ def export_fitted(start: StartModel, set_name: str, fitted: Fitted, folder: Path
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
-    check_target(folder)
     model = copy.deepcopy(fitted.model).cpu()
     cast(Any, model.config).task_thresholds = fitted.thresholds
     head = type(model).__name__
     is_plain = is_plain_task_model(model)
-    with new_folder(folder) as temporary:
+    with new_folder(folder, ExportRecord(FINE_TUNED), Path(start.id).expanduser()) as temporary:
         start.tokenizer.save_pretrained(temporary)
-        check_tokenizer(start.tokenizer, temporary)
+        check_tokenizer(start.tokenizer, temporary, start.config.vocab_size)
         if is_plain:
             _save_plain(model, temporary)
         else:
-            model.config.auto_map = map_head(head)
-            model.save_pretrained(temporary)
-            for name in CODE_FILES:
-                shutil.copyfile(Path(model_room.__path__[0], name), temporary / name)
+            save_with_code(model, temporary, map_head(head))
         for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
             shutil.copymode(temporary / "config.json", path)
         (temporary / "README.md").write_text(_build_card(start, set_name, fitted, is_plain), encoding="utf-8")
@@ -115,6 +125,7 @@ def _build_card(start: StartModel, set_name: str, fitted: Fitted, is_plain: bool
     header = {
         "library_name": "transformers",
         "base_model": start.name,
+        **start.terms.header,
         "tags": ["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],
     }
     trust = "" if is_plain else ", trust_remote_code=True"
@@ -125,8 +136,9 @@ def _build_card(start: StartModel, set_name: str, fitted: Fitted, is_plain: bool
         f"{task.options.max_length} tokens.\n",
         "```python",
         f"from transformers import {auto_class}, AutoTokenizer\n",
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})',
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {auto_class}.from_pretrained("FOLDER"{trust})',
-        "```",
+        "```\n",
+        f"## Terms\n\n{start.terms.describe()}",
     ]
     return "\n".join(lines) + "\n"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from domext_ray.downstream.start_model import StartModel, build_encoder
+from domext_ray.model.modeling_domext import DomextModel
 
 BATCH_TEXTS = 64
 MAX_LENGTH = 64
@@ -25,9 +28,15 @@ class MeanEmbedding:
 
     start: StartModel
 
+    @cached_property
+    def _encoder(self) -> DomextModel:
+        return build_encoder(self.start, torch.device("cpu"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"start": self.start}  # whose tensors are the encoder's
+
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, d]."""
-        encoder = build_encoder(self.start, torch.device("cpu"))
         vectors = np.zeros((len(texts), self.start.config.hidden_size), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for first in range(0, len(order), BATCH_TEXTS):
@@ -40,7 +49,7 @@ class MeanEmbedding:
                 return_tensors="pt",
             )
             with torch.no_grad():
-                states = encoder(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+                states = self._encoder(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
             weights = batch["attention_mask"].float()[..., None]
             vectors[places] = ((states * weights).sum(dim=1) / weights.sum(dim=1)).numpy()
         return vectors

@@ -11,8 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from domext_ray.errors import TrainingError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.graft import choose_attention
-from domext_ray.training.engine import Engine, Objective
+from domext_ray.training.engine import Engine, Objective, move_batch
 
 PREDICTION_TOKENS = 8192
 """Tokens of a batch of predictions, padding counted."""
@@ -67,6 +66,23 @@ def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
     )
 
 
+class TaskLoss(Objective):
+    """A task's loss over the rows of a batch (`TaskBatch`), and in eval mode what decoding needs."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, task: Task) -> None:
+        super().__init__(model, device, bf16=bf16)
+        self.task = task
+
+    def forward(self, inputs: dict[str, Tensor | None], targets: dict[str, Tensor], num_targets: int) -> Any:
+        """Return the loss's sum and 0 in training; the outputs that decoding needs otherwise."""
+        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+            outputs = self.model(**inputs)
+        if not self.training:
+            return self.task.read_outputs(outputs)
+        loss_sum = self.task.compute_loss_sum(outputs, targets)
+        return loss_sum, torch.zeros_like(loss_sum)
+
+
 @dataclass
 class Fitted:
     """A trained model of one task.
@@ -74,7 +90,9 @@ class Fitted:
     Args:
         task: the task; its thresholds are tuned on dev.
         model: the model.
-        engine: the engine that trained it.
+        objective: model and loss as one module.
+        device: where the model is.
+        engine: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
         tensors: the trained tensors by the model's names, fp32 on the CPU.
         thresholds: what the task tuned on dev.
         dev_scores: dev's figure that is chosen by, after each epoch.
@@ -87,7 +105,9 @@ class Fitted:
 
     task: Task
     model: Any
-    engine: Engine
+    objective: TaskLoss
+    device: torch.device
+    engine: Engine | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
     dev_scores: list[float] = field(default_factory=list)
@@ -104,6 +124,14 @@ class Fitted:
             return batch
         return self.features.add(batch, rows, self.task.tokenizer.pad_token_id or 0)
 
+    def run(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+        """Return what the task's decoding needs of some rows, without dropout and gradients."""
+        batch = self.collate(rows)
+        if self.engine is not None:
+            return self.engine.predict(batch)
+        with torch.no_grad():
+            return cast("tuple[Tensor, ...]", self.objective.eval()(**move_batch(batch, self.device)))
+
     def predict(self, examples: Sequence[AnyExample]) -> list[Any]:
         """Return a prediction an example, with the thresholds as they are."""
         if examples is self.task.data.dev and self.dev_predictions is not None:
@@ -113,23 +141,6 @@ class Fitted:
 
 Report = Callable[[dict[str, Any]], None]
 """Takes figures of a training as it goes on: step, steps, loss, tokens_per_second, and dev after an epoch."""
-
-
-class TaskLoss(Objective):
-    """A task's loss over the rows of a batch (`TaskBatch`), and in eval mode what decoding needs."""
-
-    def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, task: Task) -> None:
-        super().__init__(model, device, bf16=bf16)
-        self.task = task
-
-    def forward(self, inputs: dict[str, Tensor | None], targets: dict[str, Tensor], num_targets: int) -> Any:
-        """Return the loss's sum and 0 in training; the outputs that decoding needs otherwise."""
-        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            outputs = self.model(**inputs)
-        if not self.training:
-            return self.task.read_outputs(outputs)
-        loss_sum = self.task.compute_loss_sum(outputs, targets)
-        return loss_sum, torch.zeros_like(loss_sum)
 
 
 def fit_task(
@@ -156,6 +167,7 @@ def fit_task(
         TrainingError: a loss or gradient is not finite.
     """
     rows = task.encode(task.data.train, is_training=True)
+    dev_rows = task.encode(task.data.dev, is_training=False)
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
     fitted = prepare_task(start, task, config, point, device, num_steps, features)
@@ -168,14 +180,28 @@ def fit_task(
         record: dict[str, Any] = {"step": step + 1, "steps": num_steps, "loss": loss}
         record["tokens_per_second"] = fitted.tokens / fitted.seconds
         if step + 1 == num_steps or (place + 1 == epoch_steps and config.grid.score_every_epoch):
-            fitted.dev_scores.append(_score_dev(fitted))
+            fitted.dev_scores.append(_score_dev(fitted, dev_rows))
             record |= {"epoch": (step + 1) / epoch_steps, "dev": fitted.dev_scores[-1]}
         if "dev" in record or time.perf_counter() - reported > REPORT_SECONDS:
             report(record)
             reported = time.perf_counter()
-    state = fitted.engine.gather_state()
-    assert state is not None, "a training has one process"
-    fitted.tensors = {name: each.param for name, each in state.tensors.items()}
+    return _release(fitted, start, config, point)
+
+
+def _release(fitted: Fitted, start: StartModel, config: FinetuneConfig, point: Point) -> Fitted:
+    """Take the trained tensors and let the engine go, with AdamW's moments: what was trained only predicts."""
+    assert fitted.engine is not None
+    fitted.tensors = fitted.engine.gather_parameters()
+    fitted.engine = None
+    if config.engine.zero_stage:  # the parameters are sharded, or refer to the engine
+        restored = restore_task(
+            start, fitted.task, config, point, fitted.device, fitted.tensors, fitted.thresholds, fitted.features
+        )
+        fitted.model, fitted.objective = restored.model, restored.objective
+    else:  # hooks of the engine's own module refer to it
+        objective = fitted.objective
+        fitted.objective = TaskLoss(fitted.model, fitted.device, bf16=objective.bf16, task=fitted.task)
+    fitted.model.zero_grad(set_to_none=True)
     return fitted
 
 
@@ -184,6 +210,7 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
     started = time.perf_counter()
     size = micro_batch_size or len(rows)
     batches = [fitted.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
+    assert fitted.engine is not None
     figures = fitted.engine.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
     if not figures.finite:
         raise TrainingError(
@@ -196,13 +223,14 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
     return figures.loss
 
 
-def _score_dev(fitted: Fitted) -> float:
-    """Tune the task's thresholds on dev and return dev's figure."""
+def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
+    """Tune the task's thresholds on dev and return dev's figure; the model reads dev's rows once."""
     task, dev = fitted.task, fitted.task.data.dev
-    predictions = fitted.predict(dev)
+    outputs = run_rows(fitted, rows)
+    predictions = task.decode(dev, rows, outputs)
     fitted.thresholds = task.tune(dev, predictions)
     if fitted.thresholds:
-        predictions = predict_examples(fitted, dev)
+        predictions = task.decode(dev, rows, outputs)
     fitted.dev_predictions = predictions
     return task.score(dev, predictions).get(task.metric)
 
@@ -240,11 +268,9 @@ def prepare_task(
         num_steps: the schedule's horizon.
         features: those of the task's rows, with `config.features`.
     """
-    assert (features is not None) == bool(config.features.layers)
-    model = make_model(start, task, config, point.seed)
-    choose_attention(model, device, bf16=config.engine.precision == "bf16")
-    engine = Engine(
-        model.to(device),
+    fitted = _place_task(start, task, config, point, device, features)
+    fitted.engine = Engine(
+        fitted.model,
         engine=config.engine,
         optim=_make_optim(config, point, num_steps),
         warmup_steps=round(config.optim.warmup_frac * num_steps),
@@ -252,10 +278,27 @@ def prepare_task(
         accumulation_steps=1,
         seed=point.seed,
         device=device,
-        objective=partial(TaskLoss, task=task),
-        rate_scales=scale_rates(model, config.optim, point.lr),
+        objective=lambda model, device, bf16: fitted.objective,
+        rate_scales=scale_rates(fitted.model, config.optim, point.lr),
     )
-    return Fitted(task, model, engine, features=features)
+    return fitted
+
+
+def _place_task(
+    start: StartModel,
+    task: Task,
+    config: FinetuneConfig,
+    point: Point,
+    device: torch.device,
+    features: FeatureStore | None,
+) -> Fitted:
+    """Make a task's model on a device, without an engine."""
+    assert (features is not None) == bool(config.features.layers)
+    uses_bf16 = config.engine.precision == "bf16"
+    model = make_model(start, task, config, point.seed)
+    choose_attention(model, device, bf16=uses_bf16)
+    model = model.to(device)
+    return Fitted(task, model, TaskLoss(model, device, bf16=uses_bf16, task=task), device, features=features)
 
 
 def restore_task(
@@ -269,8 +312,8 @@ def restore_task(
     features: FeatureStore | None = None,
 ) -> Fitted:
     """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it."""
-    fitted = prepare_task(start, task, config, point, device, num_steps=1, features=features)
-    missing, unexpected = fitted.model.load_state_dict(tensors, strict=False)
+    fitted = _place_task(start, task, config, point, device, features)
+    _, unexpected = fitted.model.load_state_dict(tensors, strict=False)
     assert not unexpected, unexpected
     task.apply(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
@@ -284,14 +327,18 @@ def predict_examples(fitted: Fitted, examples: Sequence[AnyExample]) -> list[Any
 
 def predict_rows(fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[Row]) -> list[Any]:
     """Return a prediction an example, from the rows that the task has made of them."""
+    return fitted.task.decode(examples, rows, run_rows(fitted, rows))
+
+
+def run_rows(fitted: Fitted, rows: Sequence[Row]) -> list[tuple[np.ndarray, ...]]:
+    """Return for each row what the task's decoding needs (`Task.decode`)."""
     outputs: list[tuple[np.ndarray, ...]] = [()] * len(rows)
     for places in plan_prediction(rows, PREDICTION_TOKENS):
-        batch = fitted.collate([rows[i] for i in places])
-        tensors = [each.float().cpu().numpy() for each in fitted.engine.predict(batch)]
+        tensors = [each.float().cpu().numpy() for each in fitted.run([rows[i] for i in places])]
         for i, place in enumerate(places):
             size = rows[place].length if fitted.task.has_token_outputs else None
             outputs[place] = tuple(each[i][:size] if size else each[i] for each in tensors)
-    return fitted.task.decode(examples, rows, outputs)
+    return outputs
 
 
 def _make_optim(config: FinetuneConfig, point: Point, num_steps: int) -> OptimConfig:

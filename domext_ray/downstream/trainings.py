@@ -23,15 +23,22 @@ import torch
 from safetensors.torch import save_file
 
 from domext_ray.downstream.feature_store import FeatureStore
-from domext_ray.downstream.finetuned import restore_stages, result_path
+from domext_ray.downstream.finetuned import read_result, restore_stages, result_path
 from domext_ray.downstream.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.downstream.start_model import TRAININGS, StartModel
 from domext_ray.downstream.task_export import export_stages
 from domext_ray.downstream.training import Point, Report, at_stage, fit_task
+from domext_ray.errors import TrainingError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.scores import RESAMPLING_SEED
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
+
+MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
+
+
+class TooLargeError(TrainingError):
+    """A training needs more memory than there is; with more, the same one may end."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +66,29 @@ class FinetuneWork:
         """The run's folder of trainings."""
         return self.folder / TRAININGS
 
+    def has_model(self, point: Point) -> bool:
+        """Whether a training's tensors, and what it wrote about dev beside them, are still there."""
+        names = [*(f"{name}.safetensors" for name in self.task.stages), "dev.json", "dev.npy", "dev.predictions.jsonl"]
+        return all((self.trainings / point.key / each).is_file() for each in names)
+
     def open_features(self) -> FeatureStore | None:
         """Open the features in this process; None where the models have an encoder."""
         return None if self.features is None else FeatureStore(self.features)
 
 
 def train_point(work: FinetuneWork, point: Point) -> None:
-    """Train all stages at one point of the grid, and write what came out on dev."""
+    """Train all stages at one point of the grid, and write what came out on dev.
+
+    Raises:
+        TrainingError: a loss is not finite, or the memory is too small.
+    """
+    try:
+        _train_point(work, point)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise TooLargeError(f"{point.key} needs more memory than there is; {MORE_MEMORY}.") from error
+
+
+def _train_point(work: FinetuneWork, point: Point) -> None:
     device = _prepare_process(work)
     features = work.open_features()
     with (work.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
@@ -110,10 +133,13 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
         point: the training; its tensors are kept.
         export: folder of the export; None: no export.
     """
+    has_test = not work.task.data.test or (work.trainings / point.key / "test.json").exists()
+    if has_test and export is None:
+        return
     device = _prepare_process(work)
     fitted = restore_stages(work.start, work.task, work.config, work.trainings, point, device, work.open_features())
-    if work.task.data.test and not (work.trainings / point.key / "test.json").exists():
-        thresholds = json.loads(result_path(work.trainings, point).read_text(encoding="utf-8"))["task_thresholds"]
+    if not has_test:
+        thresholds = read_result(work.trainings, point)["task_thresholds"]
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(work, point, evaluate_stages(work.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
@@ -122,7 +148,7 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
 
 def _prepare_process(work: FinetuneWork) -> torch.device:
     join_alone()
-    if work.config.scale.use_gpu:
+    if work.config.scale.uses_gpu:
         return torch.device("cuda", 0)
     torch.set_num_threads(max(1, int(work.cpus)))
     return torch.device("cpu")

@@ -7,8 +7,9 @@ Enters: a file, plain or .gz, UTF-8 with or without byte-order mark. Leaves: its
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from domext_ray.errors import CorpusError
 
 _NAMED_PLACES = 3
+_EXACT = 2**53  # above it, neighbouring whole numbers are one float
+_WHOLE_FLOAT = re.compile(r"-?[0-9]{1,15}\.0+")
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,11 @@ class Dirt:
 
     Args:
         is_strict: refuse the first instead.
+        mends: what a reader can put right is put right and counted, instead of refused.
     """
 
-    def __init__(self, is_strict: bool) -> None:
-        self.is_strict = is_strict
+    def __init__(self, is_strict: bool, *, mends: bool = False) -> None:
+        self.is_strict, self.mends = is_strict, mends
         self._places: dict[tuple[str, str], list[str]] = {}
 
     def add(self, source: str, what: str, fault: str, detail: object = "", *, outcome: str = "left out") -> None:
@@ -162,18 +166,33 @@ def check_text(record: Record, role: str, dirt: Dirt, *, is_stripped: bool = Tru
     return None
 
 
-def check_label(record: Record, dirt: Dirt, role: str = "label") -> str | None:
+def check_label(record: Record, dirt: Dirt, declared: Collection[str] = ()) -> str | None:
     """Return a record's label as text; None, and one more in `dirt`, if it has none.
 
     Args:
         record: after `select_columns`; whole numbers and truth values count as labels.
         dirt: counts the others.
-        role: which column.
+        declared: the description's labels, which are taken as they are spelled.
     """
-    value = record.values[role]
+    value = record.values["label"]
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str) and value.strip() in declared:
+        return value.strip()
+    value = as_whole(value)
     if isinstance(value, int) or (isinstance(value, str) and value.strip()):
         return str(value).strip()
-    dirt.add(record.source, "row", f"has no {role}", "" if value in (None, "") else value)
+    dirt.add(record.source, "row", "has no label", "" if value in (None, "") else value)
     return None
+
+
+def as_whole(value: Any) -> Any:
+    """Return a whole number that was written as a float ("1.0", or 1.0 in JSON) as an int; else the value itself.
+
+    A column of whole numbers with a gap in it is a column of floats to pandas, and so in the files that it writes.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, str) and _WHOLE_FLOAT.fullmatch(value.strip()):
+        return int(value.strip().split(".")[0])
+    return value

@@ -52,6 +52,8 @@ class JsonCursor:
             raise CorpusError(f"{self._path}:{error.lineno} is no JSON ({error.msg}); mend the file.") from None
         except RecursionError:
             raise CorpusError(f"{self._path}:{self.line} is JSON nested too deeply; mend the file.") from None
+        except ValueError:
+            raise CorpusError(f"{self._path}:{self.line} has a number of too many digits; mend the file.") from None
         return value
 
     def iterate_list(self, what: str = "the file") -> Iterator[int]:

@@ -6,14 +6,12 @@ import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from domext_ray.errors import ConfigError
+from domext_ray.errors import CorpusError
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.code_entities import load_code_entities
-from domext_ray.labelled.examples import SPLITS, LabelledSet
-from domext_ray.labelled.set_description import find_description
+from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, TaggedSentence
+from domext_ray.labelled.set_description import SHIPPED_SET, check_set, find_description
 from domext_ray.labelled.sets import load_set
-
-SHIPPED_SET = "code_entities"
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,14 @@ def load_labelled(config: FinetuneConfig, cache: Path) -> LoadedSet:
         ConfigError: a task without the data that it needs.
         CorpusError: the files are missing, empty or of another layout.
     """
+    check_set(config.task, config.data)
     if config.task == SHIPPED_SET:
-        if config.data:
-            raise ConfigError(f"--data is {config.data!r}; it must be empty with --task {SHIPPED_SET}, which ships.")
         return _wrap("ner", load_code_entities(cache, seed=0), "")
-    if not config.data:
-        raise ConfigError(f"--data is empty; --task {config.task} needs a folder, or a name on the hub.")
     description = find_description(config.task, config.data)
-    data = load_set(description, config.data, strict=config.labelled.strict)  # where it cuts depends on no run's seed
+    labelled = config.labelled  # where a set is cut depends on no run's seed
+    data = load_set(description, config.data, strict=labelled.strict, repair=labelled.repair)
+    if not data.labels and isinstance(data.train[0], TaggedSentence | AnnotatedText):
+        raise CorpusError(f"no example of {config.data} has a label ({data.train[0].source} is the first); label some.")
     return _wrap(description.task, data, description.metric)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice
-from domext_ray.labelled.files import Dirt, Ids, Record, check_text
+from domext_ray.labelled.files import Dirt, Ids, Record, as_whole, check_text
 from domext_ray.labelled.set_description import SetDescription
 
 
@@ -59,6 +59,7 @@ def make_choices(records: Iterable[Record], description: SetDescription, dirt: D
 
 
 def _to_place(value: object, num_options: int) -> int | None:
+    value = as_whole(value)
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     is_place = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < num_options

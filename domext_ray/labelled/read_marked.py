@@ -29,7 +29,7 @@ def make_marked(records: Iterable[Record], description: SetDescription, dirt: Di
     made = []
     for record in records:
         text = check_text(record, "text", dirt)
-        label = check_label(record, dirt) if text is not None else None
+        label = check_label(record, dirt, description.labels) if text is not None else None
         if text is None or label is None:
             continue
         marked = [each for mark in description.marks if (each := find_marked(text, mark)) is not None]

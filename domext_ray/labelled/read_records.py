@@ -21,6 +21,8 @@ from domext_ray.labelled.set_families import Column
 
 _NAMED_COLUMNS = 12
 _LINES = (".jsonl", ".ndjson")
+LONGEST_CELL = 2**31 - 1
+"""Characters of a CSV cell; the csv module's own limit is 131,072."""
 
 
 def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterator[Record]:
@@ -81,7 +83,7 @@ def _is_json_lines(text: str) -> bool:
     first = text.lstrip().split("\n", 1)[0]
     try:
         value = json.loads(first)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return not (value and all(isinstance(each, dict) for each in value.values()))
 
@@ -96,6 +98,8 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
             raise CorpusError(f"{path}:{number} is no JSON ({error.msg}); mend the line.") from None
         except RecursionError:
             raise CorpusError(f"{path}:{number} is JSON nested too deeply; mend the line.") from None
+        except ValueError:
+            raise CorpusError(f"{path}:{number} has a number of too many digits; mend the line.") from None
         yield Record(_require_object(value, path, number), str(path), number)
 
 
@@ -124,6 +128,7 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LONGEST_CELL)
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     line = 1
     while True:

@@ -36,11 +36,12 @@ class BadTagError(ValueError):
     Args:
         place: its place in the sentence, from 0.
         reason: the rule.
+        can_mend: whether `to_iob2` knows what to make of it.
     """
 
-    def __init__(self, place: int, reason: str) -> None:
+    def __init__(self, place: int, reason: str, *, can_mend: bool = True) -> None:
         super().__init__(reason)
-        self.place = place
+        self.place, self.can_mend = place, can_mend
 
 
 def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
@@ -91,7 +92,7 @@ def make_tagged(records: Iterable[Record], description: SetDescription, dirt: Di
     Args:
         records: of one file; their values by role.
         description: its `scheme`; "auto": found out from all tags of the file.
-        dirt: counts rows without words.
+        dirt: counts rows without words, and tags that it lets be mended.
 
     Raises:
         CorpusError: lists of different lengths, tags that are no text, or that the scheme forbids.
@@ -103,17 +104,18 @@ def make_tagged(records: Iterable[Record], description: SetDescription, dirt: Di
     ids = Ids()
     made = []
     for row in rows:
+        mended: list[int] | None = [] if dirt.mends else None
         try:
-            tags = to_iob2(row.values["tags"], scheme, untyped)
+            tags = to_iob2(row.values["tags"], scheme, untyped, mended)
         except BadTagError as error:
-            is_word_a_line = row.values.get("is_word_a_line", False)
-            place = (
-                f"{row.path}:{row.line + error.place}" if is_word_a_line else f"{row.source}, tag {error.place + 1},"
-            )
             tag = row.values["tags"][error.place]
+            hint = ", or mend all such tags with --labelled.repair true" if error.can_mend else ""
             raise CorpusError(
-                f"{place} has the tag {tag!r}: {error}; mend it, or set scheme ({scheme} here)."
+                f"{_name_place(row, error.place)} has the tag {tag!r}: {error}; mend it, or set scheme ({scheme} "
+                f"here){hint}."
             ) from None
+        for place in mended or ():
+            dirt.add(_name_place(row, place).rstrip(","), "tag", f"breaks a rule of {scheme}", outcome="mended")
         document = row.values.get("document")
         made.append(
             TaggedSentence(
@@ -125,6 +127,11 @@ def make_tagged(records: Iterable[Record], description: SetDescription, dirt: Di
             )
         )
     return made
+
+
+def _name_place(row: Record, place: int) -> str:
+    is_word_a_line = row.values.get("is_word_a_line", False)
+    return f"{row.path}:{row.line + place}" if is_word_a_line else f"{row.source}, tag {place + 1},"
 
 
 def _check_row(row: Record, dirt: Dirt) -> bool:
@@ -174,13 +181,19 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> str:
     return "iob1" if has_opening_inner else "iob2"
 
 
-def to_iob2(tags: Sequence[str], scheme: str, untyped: str = UNTYPED) -> tuple[str, ...]:
+def to_iob2(
+    tags: Sequence[str], scheme: str, untyped: str = UNTYPED, mended: list[int] | None = None
+) -> tuple[str, ...]:
     """Convert the tags of a sentence.
+
+    Where tags may be mended, an entity begins where one is continued that is not there, and ends where it has no last
+    word, as in the evaluation of CoNLL-2000.
 
     Args:
         tags: "O" or PREFIX-TYPE; a prefix alone has the type `untyped`.
         scheme: "iob1", "iob2", "iobes" or "bilou".
         untyped: see `tags`.
+        mended: gets the places of tags that were mended; None: none is.
 
     Returns:
         As many tags, valid IOB2.
@@ -188,6 +201,13 @@ def to_iob2(tags: Sequence[str], scheme: str, untyped: str = UNTYPED) -> tuple[s
     Raises:
         BadTagError: a tag that the scheme forbids there.
     """
+
+    def mend(place: int, reason: str) -> None:
+        if mended is None:
+            raise BadTagError(place, reason)
+        if place not in mended[-1:]:
+            mended.append(place)
+
     made = []
     before = ""  # type of the entity that the tag before is in
     is_open = False  # that entity must go on (IOBES, BILOU)
@@ -196,20 +216,21 @@ def to_iob2(tags: Sequence[str], scheme: str, untyped: str = UNTYPED) -> tuple[s
         role = "outside" if tag == "O" else _ROLES[scheme].get(prefix, "")
         if not role or (role != "outside" and not kind):
             allowed = ", ".join(f"{each}-TYPE" for each in _ROLES[scheme])
-            raise BadTagError(i, f"tags of the scheme {scheme} are O, {allowed}")
+            raise BadTagError(i, f"tags of the scheme {scheme} are O, {allowed}", can_mend=False)
         if is_open and role in ("outside", "first", "only"):
-            raise BadTagError(i, f"the entity of type {before!r} before it has no last word")
+            mend(i, f"the entity of type {before!r} before it has no last word")
         starts = role in ("first", "only")
         if scheme == "iob1":
             if role == "first" and before != kind:
-                raise BadTagError(i, "B- stands behind another entity of the same type only")
+                mend(i, "B- stands behind another entity of the same type only")
             starts = starts or before != kind
         elif role in ("inner", "last") and before != kind:
-            raise BadTagError(i, "it continues no entity of its type")
+            mend(i, "it continues no entity of its type")
+            starts = True
         made.append("O" if role == "outside" else f"{'B' if starts else 'I'}-{kind}")
         can_continue = scheme in ("iob1", "iob2") or role in ("first", "inner")
         before = kind if role != "outside" and can_continue else ""
         is_open = bool(before) and scheme in ("iobes", "bilou")
     if is_open:
-        raise BadTagError(len(tags) - 1, f"the entity of type {before!r} has no last word")
+        mend(len(tags) - 1, f"the entity of type {before!r} has no last word")
     return tuple(made)

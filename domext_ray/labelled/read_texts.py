@@ -25,7 +25,7 @@ def make_classified(records: Iterable[Record], description: SetDescription, dirt
     made = []
     for record in records:
         texts = _check_texts(record, description, dirt)
-        label = check_label(record, dirt) if texts is not None else None
+        label = check_label(record, dirt, description.labels) if texts is not None else None
         if texts is not None and label is not None:
             made.append(LabelledText(ids.make(record.values["id"]), record.source, *texts, label))
     return made

@@ -157,6 +157,7 @@ def _open_dataset(data: str, description: SetDescription) -> dict[str, Iterator[
     try:
         if Path(data).is_dir():
             loaded = datasets.load_from_disk(data)
+            _require_own_files(loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded], data)
         else:
             match = _HUB_NAME.fullmatch(data)
             if match is None:
@@ -179,6 +180,17 @@ def _open_dataset(data: str, description: SetDescription) -> dict[str, Iterator[
         if name is not None:
             found[split] = _read_dataset(splits[name], f"{data}/{name}", description)
     return found
+
+
+def _require_own_files(splits: Iterable[Any], folder: str) -> None:
+    """Refuse a saved dataset whose description names files elsewhere: they would become examples without a word."""
+    own = os.path.realpath(folder) + os.sep
+    for path in (file["filename"] for split in splits for file in split.cache_files):
+        if not os.path.realpath(path).startswith(own):
+            raise CorpusError(
+                f"the dataset in {folder} names {path}, which is outside of it; a saved dataset has its data files in "
+                "its own folder."
+            )
 
 
 def _read_dataset(dataset: Any, path: str, description: SetDescription) -> Iterator[Record]:

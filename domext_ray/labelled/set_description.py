@@ -6,6 +6,7 @@ Enters: a family's name, the name of a description that ships with the package, 
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
@@ -15,12 +16,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
+from domext_ray.yaml_file import parse_yaml
 
+SHIPPED_SET = "code_entities"
+"""Task whose set is made from what is installed."""
 SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""
 
@@ -151,6 +153,27 @@ def list_shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
+def check_set(task: str, data: str) -> None:
+    """Refuse a task or a place that there is not, without reading the set.
+
+    Args:
+        task: as for `find_description`, or the set that ships.
+        data: folder, or hub name, of the set.
+
+    Raises:
+        ConfigError: there is no such task or path, or the two do not go together.
+    """
+    if task == SHIPPED_SET:
+        if data:
+            raise ConfigError(f"--data is {data!r}; it must be empty with --task {SHIPPED_SET}, which ships.")
+        return
+    if not data:
+        raise ConfigError(f"--data is empty; --task {task} needs a folder, or a name on the hub.")
+    find_description(task, data)
+    if (data[0] in "/.~" or data.count("/") > 1) and not Path(data).exists():
+        raise ConfigError(f"--data is {data!r}, which does not exist; give a folder of labelled files, or a hub name.")
+
+
 def find_description(task: str, data: str) -> SetDescription:
     """Find what describes a labelled set.
 
@@ -175,9 +198,11 @@ def find_description(task: str, data: str) -> SetDescription:
         return read_description(shipped[task])
     if Path(task).suffix in (".yaml", ".yml") or Path(task).is_file():
         return read_description(Path(task))
+    near = difflib.get_close_matches(task.lower(), [*FAMILIES, *shipped, SHIPPED_SET], n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(
         f"--task is {task!r}; it must be a family ({', '.join(FAMILIES)}), a described set ({', '.join(shipped)}) or a "
-        "YAML file that describes one."
+        f"YAML file that describes one{hint}."
     )
 
 
@@ -191,17 +216,20 @@ def read_description(path: Path) -> SetDescription:
         ConfigError: a file that is missing or no YAML, an unknown key, or a value outside its rule.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); name a YAML file that describes a set.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML ({' '.join(str(error).split())[:200]}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no YAML: it is not in UTF-8.") from None
+    values = parse_yaml(text, str(path)).value
     if not isinstance(values, dict) or "task" not in values:
         raise ConfigError(f"{path} must be a mapping with a key 'task', one of {', '.join(FAMILIES)}.")
     checked = {}
     for key, value in values.items():
         if key not in _KEYS:
-            raise ConfigError(f"{path}: {key!r} is no key of a description; use {', '.join(_KEYS)}.")
+            near = difflib.get_close_matches(str(key), _KEYS, n=1)
+            hint = f"did you mean {near[0]}? The keys are" if near else "use"
+            raise ConfigError(f"{path}: {key!r} is no key of a description; {hint} {', '.join(_KEYS)}.")
         convert, rule = _KEYS[key]
         try:
             checked[key] = convert(value)

@@ -28,26 +28,29 @@ from domext_ray.labelled.examples import (
 from domext_ray.labelled.files import Dirt, list_places
 from domext_ray.labelled.read_spans import Schema, name_relation, read_schema
 from domext_ray.labelled.read_terms import read_catalogue
-from domext_ray.labelled.readers import find_file, read_splits
+from domext_ray.labelled.readers import find_file, find_split_files, read_splits
 from domext_ray.labelled.set_description import SetDescription
 
 Splits = Mapping[str, tuple[AnyExample, ...]]
 
 
-def load_set(description: SetDescription, data: str, *, strict: bool = False, seed: int = 0) -> LabelledSet:
+def load_set(
+    description: SetDescription, data: str, *, strict: bool = False, repair: bool = False, seed: int = 0
+) -> LabelledSet:
     """Read a labelled set.
 
     Args:
         description: what it is like, from `find_description`.
         data: a folder of files, a folder of `datasets.save_to_disk`, or a hub name.
         strict: the first row that breaks a rule is an error.
+        repair: tags that their scheme forbids are mended and counted.
         seed: another cut where splits are cut.
 
     Raises:
         CorpusError: a file or split that is missing, empty or of another layout, a label that the description has not,
             and with `strict` any row that breaks a rule.
     """
-    dirt = Dirt(strict)
+    dirt = Dirt(strict, mends=repair)
     schema = _read_schema(description, data)
     read = read_splits(description, data, dirt, schema)
     splits, notes = cut_splits(read, description, data, seed, dirt)
@@ -133,7 +136,9 @@ def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int)
 def _lacks_split(split: str, splits: Splits, description: SetDescription, data: str, dirt: Dirt) -> CorpusError:
     if split in splits:
         reason = f"; {dirt.notes[0]}" if dirt.notes else "."
-        return CorpusError(f"The {split} of {data} has no example{reason}")
+        files = find_split_files(Path(data), description) if Path(data).is_dir() else {}
+        name = f" ({files[split].name})" if split in files else ""
+        return CorpusError(f"The {split} of {data}{name} has no example{reason}")
     patterns = ", ".join(description.files[split]) or "none"
     return CorpusError(
         f"{data} has no {split} (looked for {patterns}); name its file as files.{split}, or give shares as fractions, "

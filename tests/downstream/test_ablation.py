@@ -29,8 +29,9 @@ from domext_ray.downstream.ablation import (
 )
 from domext_ray.downstream.ablation_report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation_sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
-from domext_ray.downstream.finetune import count_parameters, gather_scores, list_points
+from domext_ray.downstream.finetune import count_parameters, gather_scores
 from domext_ray.downstream.finetune_comparison import read_finetuned
+from domext_ray.downstream.finetune_grid import GridResults, list_points
 from domext_ray.downstream.finetune_output import build_summary
 from domext_ray.downstream.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
 from domext_ray.downstream.start_model import TRAININGS, load_start_model
@@ -46,6 +47,7 @@ from domext_ray.finetune_config import (
     GridConfig,
     LabelledConfig,
     PlaceConfig,
+    TrainingScaleConfig,
 )
 from domext_ray.labelled.loading import load_labelled
 from domext_ray.model.configuration_domext import DomextConfig
@@ -169,6 +171,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def finetune_here(config: FinetuneConfig) -> Path:
     """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
+    config = replace(config, scale=TrainingScaleConfig(use_gpu=False))
     folder = Path(config.run.dir, config.run.name)
     loaded, start = load_labelled(config, folder.parent / SETS), load_start_model(config.model)
     task = make_set_task(config, start, loaded)
@@ -184,7 +187,9 @@ def finetune_here(config: FinetuneConfig) -> Path:
     results = [json.loads(result_path(folder / TRAININGS, point).read_text(encoding="utf-8")) for point in points]
     final = gather_scores(work, points, points[0])
     counts = count_parameters(config, start, task)
-    summary = build_summary(config, start, loaded, task, counts, results, results[0], results, final, 1.0)
+    summary = build_summary(
+        config, start, loaded, task, counts, GridResults(results, []), results[0], results, final, 1.0
+    )
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
 

@@ -44,7 +44,7 @@ CONFIG = FinetuneConfig(
     engine=EngineConfig(precision="fp32"),
     features=FeaturesConfig(layers="1-2", hidden_size=64),
     labelled=LabelledConfig(max_length=32, stride=8),
-    scale=TrainingScaleConfig(parallel=1),
+    scale=TrainingScaleConfig(parallel=1, use_gpu=False),
 )
 ANIMALS = ("cat", "dog", "bird", "horse")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,19 @@ from labelled_fixtures import write_ner
 from domext_ray.config import EngineConfig, MethodConfig
 from domext_ray.downstream.finetune import run_finetuning
 from domext_ray.downstream.finetune_comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.downstream.finetune_grid import (
+    GridResults,
+    choose_point,
+    forget_failures,
+    has_ended,
+    list_overtaken,
+    record_failure,
+)
 from domext_ray.downstream.finetune_output import FinetuneProgress
 from domext_ray.downstream.training import Point, at_stage
-from domext_ray.errors import ConfigError, CorpusError, RunError
+from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
 from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
+from domext_ray.run_directory import hold_run
 from domext_ray.status_line import StatusLine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -110,8 +120,105 @@ def test_trainings_that_have_ended_are_kept(run_dir: Path, config: FinetuneConfi
 
 
 def test_another_identity_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
-    with pytest.raises(RunError, match=r"grid\.epochs: '6' -> '5'"):
-        run_finetuning(replace(config, grid=replace(config.grid, epochs="5")))
+    with pytest.raises(RunError, match=r"optim\.weight_decay: 0\.01 -> 0\.1"):
+        run_finetuning(replace(config, optim=replace(config.optim, weight_decay=0.1)))
+
+
+def with_grid(config: FinetuneConfig, **grid: Any) -> FinetuneConfig:
+    return replace(config, grid=replace(config.grid, **grid))
+
+
+def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
+    run_dir: Path, config: FinetuneConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rate that diverges ends no other training; one that is left out, or comes back, is no other run."""
+    folder = Path(shutil.copytree(run_dir, tmp_path / "made"))
+    config = replace(config, run=replace(config.run, dir=str(tmp_path)))
+    kept = sorted((folder / "trainings").glob("lr0.006*.json"))
+    times = {path: path.stat().st_mtime_ns for path in kept}
+    grown = with_grid(config, lr="1e30,6e-3")
+    assert run_finetuning(grown) == folder
+    shown, summary = capsys.readouterr(), read_json(folder / "summary.json")
+    assert len(times) == 2 and {path: path.stat().st_mtime_ns for path in times} == times, "they are kept"
+    assert [(each["lr"], each["seed"]) for each in summary["trainings"]] == [(6e-3, 0), (6e-3, 1)]
+    assert [(each["lr"], each["seed"]) for each in summary["failed"]] == [(1e30, 0), (1e30, 1)]
+    reason = "of fine-tuning (lr1e+30-batch8-epochs6-seed0) has a loss of"
+    assert reason in summary["failed"][0]["reason"] and "lower --grid.lr" in summary["failed"][0]["reason"]
+    assert "failed: rate 1e+30, batch 8, 6 epochs, seed 0: step" in shown.out and reason in shown.err
+    assert reason in (folder / "report.html").read_text(encoding="utf-8")
+    assert summary["best"]["point"]["lr"] == 6e-3 and summary["restarts"]["seeds"] == [0, 1]
+    run_finetuning(grown)
+    assert "nothing is left to do" in capsys.readouterr().out, "a diverging training diverges again"
+    with pytest.raises(TrainingError, match=r"^all 2 trainings failed; of the first: step .*lower --grid\.lr\.$"):
+        run_finetuning(with_grid(config, lr="1e30"))
+    run_finetuning(with_grid(config, lr="1e-6", restarts=1))
+    assert "1 of the chosen trainings were overtaken in an earlier grid" in capsys.readouterr().out
+    summary = read_json(folder / "summary.json")
+    assert summary["best"]["point"]["lr"] == 1e-6 and summary["failed"] == [] and len(summary["trainings"]) == 1
+
+
+def test_a_damaged_record_is_named(run_dir: Path, config: FinetuneConfig, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run_dir, tmp_path / "made"))
+    config = replace(config, run=replace(config.run, dir=str(tmp_path)))
+    path = folder / "trainings" / "lr1e-06-batch8-epochs6-seed1.json"
+    path.write_text(path.read_text(encoding="utf-8")[:40], encoding="utf-8")
+    (folder / "report.html").unlink()
+    with pytest.raises(RunError, match=r"lr1e-06-batch8-epochs6-seed1\.json .*; delete it: the same command trains"):
+        run_finetuning(config)
+    (folder / "report.html").touch()
+    (folder / "summary.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunError, match=r"summary\.json .*; delete it and run the job again"):
+        run_finetuning(config)
+
+
+def test_a_second_job_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
+    with hold_run(run_dir), pytest.raises(RunError, match="another job is working in"):
+        run_finetuning(with_grid(config, restarts=3))
+
+
+def make_records(dev: dict[tuple[float, int], float]) -> list[dict[str, Any]]:
+    return [{"point": asdict(Point(lr, 8, 1.0, seed)), "dev": value} for (lr, seed), value in dev.items()]
+
+
+def test_the_point_with_the_best_mean_is_chosen_and_its_best_restart_exported() -> None:
+    """Not the one with the luckiest seed."""
+    dev = {(1e-3, 0): 0.9, (1e-3, 1): 0.1, (2e-3, 0): 0.6, (2e-3, 1): 0.7, (3e-3, 0): 0.7, (3e-3, 1): 0.6}
+    best, chosen = choose_point(GridResults(make_records(dev), []))
+    assert [each["point"]["lr"] for each in chosen] == [2e-3, 2e-3] and best["dev"] == 0.7
+    failed = make_records({(2e-3, 2): 0.0, (3e-3, 2): 0.0})
+    best, chosen = choose_point(GridResults(make_records(dev), failed))
+    assert best["point"]["lr"] == 1e-3 and len(chosen) == 2, "a point that fails for a seed is not the best"
+    best, _ = choose_point(GridResults(make_records(dev), [*failed, *make_records({(1e-3, 2): 0.0})]))
+    assert best["point"]["lr"] == 2e-3, "unless all do"
+
+
+def test_tensors_are_dropped_only_where_a_whole_point_is_better(tmp_path: Path) -> None:
+    points = [Point(lr, 8, 1.0, seed) for lr in (1e-3, 2e-3, 3e-3) for seed in (0, 1)]
+
+    def end(point: Point, dev: float) -> None:
+        record = {"point": asdict(point), "dev": dev, "steps": 1, "tokens": 1, "train_seconds": 1.0}
+        text = json.dumps({**record, "thresholds": {}, "task_thresholds": {}})
+        (tmp_path / f"{point.key}.json").write_text(text, encoding="utf-8")
+
+    end(points[0], 0.5)
+    end(points[2], 0.9)
+    assert list_overtaken(tmp_path, points) == [], "another seed may still turn it round"
+    end(points[1], 0.5)
+    assert list_overtaken(tmp_path, points) == []
+    end(points[3], 0.2)
+    assert list_overtaken(tmp_path, points) == [points[0], points[1]]
+    record_failure(tmp_path, points[4], "step 1 has a loss of nan.", may_try_again=False)
+    record_failure(tmp_path, points[5], "it needs more memory.", may_try_again=True)
+    forget_failures(tmp_path, points)
+    assert has_ended(tmp_path, points[4]) and not has_ended(tmp_path, points[5])
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("lr", "1e-4,0.0001"), ("batch_size", "8, 16,8"), ("epochs", "3,3.0"), ("lr", "1e-4,1e-4")]
+)
+def test_a_point_given_twice_is_no_restart(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--grid\.{option} is {text!r}; it must be different numbers"):
+        GridConfig(**{option: text})
 
 
 def test_an_equal_set_elsewhere_is_the_same_set(run_dir: Path, config: FinetuneConfig, tmp_path: Path) -> None:
@@ -145,6 +252,15 @@ def test_a_dry_run_writes_nothing(config: FinetuneConfig, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert not folder.exists()
     assert "80 / 30 / 30 examples" in shown and "trainings: 4" in shown and "parameters train" in shown
+
+
+def test_names_of_the_hub_make_one_folder(config: FinetuneConfig, ner: Path, tmp_path: Path) -> None:
+    """A description's name may be a hub's, as a model's is."""
+    described = tmp_path / "set.yaml"
+    described.write_text("task: ner\nname: owner/made\n", encoding="utf-8")
+    root = tmp_path / "runs"
+    run = replace(config, task=str(described), dry_run=True, run=PlaceConfig(dir=str(root)))
+    assert run_finetuning(run).parent == root and run_finetuning(run).name == "owner-made-tiny-bert"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +297,7 @@ def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest
     point = Point(1e-3, 8, 3.0, 0)
     record = {"stage": "relations", "step": 1, "steps": 2, "loss": 1.0, "tokens_per_second": 10.0}
     (tmp_path / f"{point.key}.progress.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    progress = FinetuneProgress(tmp_path, ("entities", "relations"), 1, 0)
+    progress = FinetuneProgress(tmp_path, ("entities", "relations"), [point])
     progress.line = StatusLine()
     progress.line.started -= 99  # three quarters of the work took 99 seconds
     progress.show([point])
@@ -193,7 +309,7 @@ def test_a_step_that_a_task_does_not_have_is_refused(config: FinetuneConfig, opt
     wrong = replace(config.grid, **{option: "entities=1"})
     with pytest.raises(ConfigError, match=rf"--grid\.{option} is .*; the steps of --task ner are model\."):
         run_finetuning(replace(config, grid=wrong, run=replace(config.run, name="steps")))
-    for text in ("entities", "entities=0", "entities=many"):
+    for text in ("entities", "entities=0", "entities=many", "entities=1,entities=2"):
         with pytest.raises(ConfigError, match=rf"--grid\.{option} is"):
             replace(config.grid, **{option: text})
 

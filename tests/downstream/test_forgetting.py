@@ -308,7 +308,7 @@ def test_models_without_a_head_are_refused(tiny_base_folder: Path, tmp_path: Pat
     (tmp_path / "tuned" / "trainings").mkdir(parents=True)
     with pytest.raises(BaseModelError, match="is a fine-tuned run"):
         load_masked_lm(str(tmp_path / "tuned"))
-    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / "config.yaml").write_text("{}\n")
     with pytest.raises(RunError, match="no (usable )?checkpoint"):
         load_masked_lm(str(tmp_path))
 

@@ -22,7 +22,7 @@ from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_pla
 from domext_ray.downstream.task_list import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks import Task, TaskOptions
 from domext_ray.downstream.training import Fitted, Point, prepare_task
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.export import HEAD_AUTO_CLASSES
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.examples import (
@@ -158,8 +158,29 @@ def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_p
     assert config.id2label == {0: "O", 1: "B-Disease", 2: "I-Disease"} and config.label2id["I-Disease"] == 2
     assert config.task_thresholds == {"threshold": 0.25} and config.architectures == ["BertForTokenClassification"]
     card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    assert "No licence is known for the weights." in card
     assert "AutoModelForTokenClassification" in card and "trust_remote_code" not in card
-    assert str(tmp_path) not in card
+    for path in (tmp_path / "export").iterdir():
+        content = path.read_bytes()
+        assert str(tmp_path).encode() not in content and str(Path(start.id).parent).encode() not in content, path.name
+
+
+def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartModel, tmp_path: Path) -> None:
+    fitted = make_fitted(start, "ner", FULL)
+    export_fitted(start, "made", fitted, tmp_path / "export")
+    export_fitted(start, "again", fitted, tmp_path / "export")
+    card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    assert "fine-tuned on again" in card
+    (tmp_path / "export" / ".git").mkdir()
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    for place, reason in (("export", "/.git: "), ("bert", "no export of this project")):
+        with pytest.raises(RunError, match=reason):
+            export_fitted(start, "third", fitted, tmp_path / place)
+    with pytest.raises(RunError, match="what the export is made from"):
+        export_fitted(start, "third", fitted, Path(start.id))
+    assert (tmp_path / "export" / "README.md").read_text(encoding="utf-8") == card
+    assert [each.name for each in (tmp_path / "bert").iterdir()] == ["config.json"]
 
 
 def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> None:

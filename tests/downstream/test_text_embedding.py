@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from domext_ray.downstream import text_embedding
 from domext_ray.downstream.start_model import load_start_model
 from domext_ray.downstream.text_embedding import MeanEmbedding
 
@@ -20,3 +23,14 @@ def test_an_embedding_is_the_mean_of_transformers_states(tiny_base_folder: Path)
         with torch.no_grad():
             states = model.eval()(**tokenizer(text, return_tensors="pt")).last_hidden_state
         np.testing.assert_allclose(vector, states[0].mean(dim=0), atol=1e-5)
+
+
+def test_the_encoder_is_made_once(tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    build = text_embedding.build_encoder
+    monkeypatch.setattr(text_embedding, "build_encoder", lambda *args: made.append(args) or build(*args))
+    embed = MeanEmbedding(load_start_model(str(tiny_base_folder)))
+    size = len(pickle.dumps(embed))
+    first, again = (embed(["heart disease"]) for _ in range(2))
+    assert len(made) == 1 and np.array_equal(first, again)
+    assert len(pickle.dumps(embed)) < 1.1 * size, "what Ray carries to the trainings is the tensors alone"

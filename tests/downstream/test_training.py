@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,52 @@ def test_it_learns_and_is_restored(start: StartModel, task: ClassificationTask) 
     assert records[-1]["step"] == records[-1]["steps"] == 64
     restored = restore_task(start, task, CONFIG, point, CPU, fitted.tensors, fitted.thresholds)
     assert restored.predict(task.data.test) == fitted.predict(task.data.test)
+
+
+def count_optimizers() -> int:
+    gc.collect()
+    return sum(isinstance(each, torch.optim.Optimizer) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_what_only_predicts_has_no_optimizer(start: StartModel, task: ClassificationTask, zero_stage: int) -> None:
+    """AdamW's moments are twice a model's size. A model that ZeRO-3 has trained is whole again."""
+    config = replace(CONFIG, engine=replace(CONFIG.engine, zero_stage=zero_stage))
+    before = count_optimizers()
+    fitted = fit_task(start, task, config, POINT, CPU, ignore)
+    trained = count_optimizers()
+    if zero_stage == 0:  # ZeRO-3's gradient hooks keep its own
+        assert trained == before, "one that has been trained needs none either"
+    restored = restore_task(start, task, config, POINT, CPU, fitted.tensors, fitted.thresholds)
+    assert count_optimizers() == trained
+    assert restored.predict(task.data.test) == fitted.predict(task.data.test)
+    for name, each in restored.model.named_parameters():
+        assert torch.equal(each, dict(fitted.model.named_parameters())[name]), name
+
+
+class ThresholdTask(ClassificationTask):
+    """Counts its passes over dev, and shows in its predictions whether the threshold was tuned."""
+
+    num_batches = 0
+    threshold = 0.0
+
+    def read_outputs(self, outputs: Any) -> tuple[torch.Tensor, ...]:
+        self.num_batches += 1
+        return super().read_outputs(outputs)
+
+    def decode(self, *args: Any) -> list[Any]:
+        return ["weather"] * len(super().decode(*args)) if self.threshold else super().decode(*args)
+
+    def tune(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        self.threshold = 1.0
+        return {"threshold": self.threshold}
+
+
+def test_dev_is_run_once_an_epoch_where_a_threshold_is_tuned(start: StartModel, task: ClassificationTask) -> None:
+    tuned = ThresholdTask(task.data, start.tokenizer, task.options)
+    fitted = fit_task(start, tuned, CONFIG, replace(POINT, epochs=2.0), CPU, ignore)
+    assert len(fitted.dev_scores) == 2 and tuned.num_batches == 2
+    assert fitted.predict(task.data.dev) == ["weather"] * len(task.data.dev), "as the tuned threshold has it"
 
 
 def test_the_seed_decides_everything(start: StartModel, task: ClassificationTask) -> None:

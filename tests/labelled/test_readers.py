@@ -92,6 +92,15 @@ def test_a_saved_dataset_of_one_split(tmp_path: Path) -> None:
         assert each.answer_texts == (f"19{int(each.id):02}",)
 
 
+def test_a_saved_dataset_has_its_files_in_its_own_folder(tmp_path: Path) -> None:
+    for name in ("saved", "other"):
+        datasets.Dataset.from_dict({"words": [["a"]], "tags": [["O"]]}).save_to_disk(tmp_path / name)
+    state = tmp_path / "saved" / "state.json"
+    state.write_text(state.read_text().replace('"data-', '"../other/data-'))
+    with pytest.raises(CorpusError, match=r"other/data-.* outside of it; a saved dataset has its data files"):
+        load_set(make_description("ner", "made"), str(tmp_path / "saved"))
+
+
 def test_what_is_no_data_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     description = make_description("ner", "made")

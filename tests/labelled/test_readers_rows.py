@@ -57,6 +57,27 @@ def test_ids_and_kinds_of_labels(tmp_path: Path) -> None:
     assert [(each.id, each.label) for each in made.train] == [("5", "1"), ("5#2", "true"), ("3", "x")]
 
 
+def test_whole_numbers_written_as_floats_are_the_same_labels_in_every_split(tmp_path: Path) -> None:
+    """What pandas writes of a column of whole numbers with a gap in it."""
+    contents: dict[str, str | bytes] = {
+        "train.csv": "text,label\na,1.0\nb,0.0\nc,-2.00\nd,1\ne,v1.0\n",
+        "dev.jsonl": dump_lines(
+            [{"text": "a", "label": 1.0}, {"text": "b", "label": 0}, {"text": "c", "label": 1e300}]
+        ),
+    }
+    made = load(tmp_path, "classification", contents)
+    assert [each.label for each in made.train] == ["1", "0", "-2", "1", "v1.0"]
+    assert [each.label for each in made.dev] == ["1", "0"] and "1 x row left out: it has no label" in made.notes[0]
+    declared = load(tmp_path, "classification", {"train.csv": "text,label\na,1.0\nb,0.0\n"}, labels=("0.0", "1.0"))
+    assert [each.label for each in declared.train] == ["1.0", "0.0"], "as the description spells them"
+
+
+def test_a_long_cell_is_a_text(tmp_path: Path) -> None:
+    text = "word " * 60_000
+    made = load(tmp_path, "classification", {"train.csv": f'text,label\n"{text}",a\nshort,b\n'})
+    assert made.train[0].text == text.strip() and len(made.train) == 2
+
+
 DIRTY = [
     ({"text": " ", "label": "a"}, "it has an empty 'text'"),
     ({"text": 3, "label": "a"}, "it has no text as 'text'"),

@@ -70,6 +70,32 @@ def test_what_a_scheme_forbids_is_refused_with_its_line(tmp_path: Path, scheme: 
     assert message.startswith(f"train.txt:{4 + place} has the tag {tags.split()[place]!r}: ")
 
 
+MENDED = [
+    ("iob2", "O I-A I-A B-A", "O B-A I-A B-A", 1),
+    ("iob2", "B-A I-B I-B", "B-A B-B I-B", 1),
+    ("iob1", "O B-A I-A", "O B-A I-A", 1),
+    ("iobes", "B-A O E-B", "B-A O B-B", 2),
+    ("iobes", "B-A I-A", "B-A I-A", 1),
+    ("bilou", "B-A U-A L-A", "B-A B-A B-A", 2),
+]
+
+
+@pytest.mark.parametrize(("scheme", "tags", "expected", "count"), MENDED)
+def test_tags_are_mended_and_counted_on_request(
+    tmp_path: Path, scheme: str, tags: str, expected: str, count: int
+) -> None:
+    contents: dict[str, str | bytes] = {"train.txt": as_conll(tags), "dev.txt": as_conll(LONG[scheme])}
+    assert "--labelled.repair true" in refuse(tmp_path, "ner", contents, scheme=scheme)
+    made = load(tmp_path, "ner", contents, scheme=scheme, repair=True)
+    assert made.train[0].tags == tuple(expected.split())
+    assert made.notes[0].startswith(f"{count} x tag mended: it breaks a rule of {scheme} ({tmp_path}/train.txt:")
+
+
+def test_a_tag_of_no_scheme_is_not_mended(tmp_path: Path) -> None:
+    message = refuse(tmp_path, "ner", {"train.txt": as_conll("B-A X-A")}, scheme="iob2", repair=True)
+    assert message.startswith("train.txt:2 has the tag 'X-A'") and "--labelled.repair" not in message
+
+
 def test_layouts_of_conll(tmp_path: Path) -> None:
     """Documents, further columns, white space, Windows line ends, a word that is a space or a line separator."""
     text = (

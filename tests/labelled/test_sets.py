@@ -10,7 +10,9 @@ import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.examples import LabelledText, TaggedSentence
+from domext_ray.labelled.loading import load_labelled
 from domext_ray.labelled.set_description import find_description, list_shipped, make_description, read_description
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.labelled.sets import load_set
@@ -34,6 +36,14 @@ def test_shipped_descriptions() -> None:
     assert find_description("mrpc", "").metric == "f1.positive"
     assert find_description("gad", "").metric == "f1.micro"
     assert find_description("bc5cdr", "").metric == "entity_f1.micro"
+
+
+def test_a_near_name_is_offered(tmp_path: Path) -> None:
+    for wrong, near in (("NER", "ner"), ("bc5-cdr", "bc5cdr"), ("code_entites", "code_entities")):
+        with pytest.raises(ConfigError, match=rf"^--task is {wrong!r}; .* \(did you mean {near}\?\)\.$"):
+            find_description(wrong, "anywhere")
+    with pytest.raises(ConfigError, match="did you mean columns\\?"):
+        read_description(write(tmp_path / "set.yaml", "task: ner\ncolums: {}\n"))
 
 
 CBLUE = {
@@ -94,7 +104,9 @@ BAD_YAML = [
     ("task: nre", "task is 'nre'; it must be one of ner, "),
     ("labels: [a]", "must be a mapping with a key 'task'"),
     ("- ner", "must be a mapping with a key 'task'"),
-    ("task: [", "is no YAML"),
+    ("task: [", "line 1: this is no YAML"),
+    ("task: ner\nmetric: a\nmetric: b", "line 3: 'metric' stands here a second time (line 2 has it)"),
+    ("task: !include other.yaml", "line 1: the tag '!include' is not allowed"),
     ("task: ner\nshuffle: 1", "'shuffle' is no key of a description; use name, task, "),
     (
         "task: classification\nlabels: [yes, no]",
@@ -210,9 +222,9 @@ def test_missing_and_empty_splits_are_refused(tmp_path: Path) -> None:
     message = refuse(tmp_path / "b", "classification", {"train.jsonl": row, "test.jsonl": row})
     assert "b has no dev (looked for devel.*, dev.*, validation.*, valid.*, val.*)" in message
     message = refuse(tmp_path / "c", "classification", {"train.jsonl": row, "dev.jsonl": ""})
-    assert message == f"The dev of {tmp_path}/c has no example."
+    assert message == f"The dev of {tmp_path}/c (dev.jsonl) has no example."
     message = refuse(tmp_path / "d", "classification", {"train.jsonl": '{"text": "", "label": 1}', "dev.jsonl": row})
-    assert "d has no example; 1 x row left out: it has an empty 'text' (train.jsonl:1)." in message
+    assert "d (train.jsonl) has no example; 1 x row left out: it has an empty 'text' (train.jsonl:1)." in message
     message = refuse(tmp_path / "e", "classification", {"train.jsonl": row}, files={"dev": ()}, fractions=THREE)
     assert "has only 1 examples in train, too few to cut" in message
     message = refuse(tmp_path / "f", "classification", {"test.jsonl": row}, fractions=THREE)
@@ -277,3 +289,32 @@ def test_a_class_that_labels_have_not_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "dev.tsv", "a\t1\t\tThe cat sat.\n")
     with pytest.raises(CorpusError, match=r"train.tsv:1 has the label '5'; labels in .*cola.yaml has 0, 1 only"):
         load_set(find_description("cola", ""), str(tmp_path))
+
+
+LONG_NUMBER = '{"text": "a", "label": ' + "1" * 5000 + "}"
+
+
+@pytest.mark.parametrize(
+    ("task", "contents", "message"),
+    [
+        (
+            "classification",
+            {"train.tsv": "", "dev.tsv": "text\tlabel\na\tx\n"},
+            r"The train of .* \(train\.tsv\) has no",
+        ),
+        ("classification", {"train.jsonl": f"{LONG_NUMBER}\n"}, r"train\.jsonl:1 has a number of too many digits"),
+        ("classification", {"train.json": f"[{LONG_NUMBER}]"}, r"train\.json:1 has a number of too many digits"),
+    ],
+    ids=lambda each: "" if isinstance(each, dict) else None,
+)
+def test_what_cannot_be_learned_from_is_one_sentence(
+    tmp_path: Path, task: str, contents: dict[str, str | bytes], message: str
+) -> None:
+    assert re.match(message, refuse(tmp_path, task, contents))
+
+
+def test_a_set_without_a_label_teaches_nothing(tmp_path: Path) -> None:
+    for name in ("train.tsv", "dev.tsv"):
+        write(tmp_path / name, "a\tO\n")
+    with pytest.raises(CorpusError, match=r"no example of .* has a label \(.*train\.tsv:1 is the first\); label some"):
+        load_labelled(FinetuneConfig(task="ner", data=str(tmp_path)), tmp_path)
