@@ -16,8 +16,9 @@ import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from domext_ray.files import read_json
 from domext_ray.search.space import Dimension, Point, Space
-from domext_ray.search.trial import FAILURE, read_rungs
+from domext_ray.search.trial import FAILURE, TRIAL_REMEDY, read_rungs
 from domext_ray.search_config import OBJECTIVES
 
 MIN_FOR_IMPORTANCE = 4
@@ -64,7 +65,7 @@ def read_trials(folder: Path, num_rungs: int) -> list[TrialResult]:
         results.append(
             TrialResult(
                 path.parent.name,
-                json.loads(path.read_text(encoding="utf-8")),
+                read_json(path, TRIAL_REMEDY),
                 tuple(read_rungs(path.parent)),
                 num_rungs,
                 failure.read_text(encoding="utf-8") if failure.exists() else "",

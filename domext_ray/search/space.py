@@ -230,6 +230,9 @@ def _read_dimension(name: str, values: Any, earlier: set[str]) -> Dimension:
 
 def _read_choices(name: str, given: Any) -> tuple[tuple[Any, ...], dict[str, dict[str, Any]] | None]:
     if isinstance(given, list) and given:
+        twice = [each for i, each in enumerate(given) if each in given[:i]]
+        if twice:
+            raise ConfigError(f"space.{name}.choice has {twice[0]!r} twice; its values must be different.")
         return tuple(given), None
     if isinstance(given, dict) and given and all(isinstance(each, dict) for each in given.values()):
         bundles = {str(bundle): dict(options) for bundle, options in given.items()}

@@ -36,8 +36,8 @@ class SweepTrial(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self.point = config.get("point", config)
-        self.folder = self.work.folder / TRIALS / self.trial_id
+        self.point = config["point"]
+        self.folder = self.work.folder / TRIALS / config["name"]
         self.trial: Trial | None = None
         self.rung = 0
 
@@ -61,7 +61,7 @@ class SweepTrial(tune.Trainable):
 
     def _run_rung(self) -> dict[str, Any]:
         join_alone()
-        use_gpu = self.work.config.scale.use_gpu
+        use_gpu = self.work.config.scale.uses_gpu
         if not use_gpu:
             torch.set_num_threads(max(1, round(self.work.cpus)))
         device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")

@@ -22,25 +22,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from domext_ray.config import PretrainConfig, dump_yaml, identity_of
+from domext_ray.config import PretrainConfig, hashed_options
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.downstream.finetuned import make_set_task
 from domext_ray.downstream.stages import evaluate_stages
 from domext_ray.downstream.start_model import StartModel, load_start_model
 from domext_ray.downstream.training import Point as FinetunePoint
 from domext_ray.downstream.training import at_stage, fit_task
+from domext_ray.errors import TrainingError
+from domext_ray.files import read_json, write_text
 from domext_ray.finetune_config import FinetuneConfig
 from domext_ray.labelled.loading import LoadedSet
 from domext_ray.labelled.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.model.base import Base, load_base
 from domext_ray.pipeline import count_planned_words, size_method
+from domext_ray.run_directory import write_config
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.search_config import SweepConfig
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import read_metrics, write_text
+from domext_ray.training.metrics import read_metrics, write_attempt
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
-RUNGS, FAILURE = "rungs.jsonl", "failure.txt"
+RUNGS, FAILURE, DEATHS = "rungs.jsonl", "failure.txt", "deaths.txt"
+TRIAL_REMEDY = "delete the trial's folder: the same command trains it anew"
 PILOT_STEPS = 10
 """Timed steps of a budget in seconds; the first ones are left out."""
 
@@ -92,7 +96,7 @@ def load_trial_base(config: PretrainConfig) -> Base | None:
 
 def name_preparation(config: PretrainConfig) -> str:
     """Return a name for everything that a tokenizer and a corpus are made from."""
-    identity = identity_of(config)
+    identity = hashed_options(config)
     parts = {name: identity[name.rstrip(".").split(".")[0]] for name in PREPARATION if name.endswith(".")}
     parts |= {"base": config.base, "corpus": config.corpus, "length": config.train.seq_length}
     parts |= {"pairs": config.objective.next_sentence}
@@ -137,7 +141,7 @@ class Trial:
         )
         self._lay_out(point)
         self.config = self._plan(pretrain)
-        write_text(folder / "config.yaml", dump_yaml(self.config))
+        write_config(folder, self.config)
         self.worker = self._make_worker(self.config, folder)
 
     def _lay_out(self, point: Point) -> None:
@@ -150,7 +154,7 @@ class Trial:
 
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
         attempt = uuid.uuid4().hex
-        write_text(folder / "attempt.json", json.dumps({"attempt": attempt}))
+        write_attempt(folder, attempt)
         task = PretrainTask(
             config, folder, (self.prepared.corpus,), folder / "tokenizer", self.prepared.base_sha256, attempt=attempt
         )
@@ -160,7 +164,7 @@ class Trial:
         """Turn the budget into steps, once: a trial that goes on keeps its horizon."""
         path = self.folder / "plan.json"
         if path.exists():
-            steps = int(json.loads(path.read_text(encoding="utf-8"))["steps"])
+            steps = read_json(path, TRIAL_REMEDY, {"steps": int})["steps"]
         else:
             steps = self._count_steps(config)
             write_text(path, json.dumps({"steps": steps}))
@@ -259,7 +263,7 @@ def score_sets(start: StartModel, work: SweepWork, config: FinetuneConfig, devic
     return {
         "f1": float(np.mean(figures)),
         "f1_interval": find_bounds(np.mean(resamples, axis=0)[None])[0].tolist(),
-        "by_task": dict(zip(work.config.task_names, figures, strict=True)),
+        "by_task": dict(zip(work.config.set_names, figures, strict=True)),
     }
 
 
@@ -279,7 +283,14 @@ def _score_set(
         return evaluate_stages(task, predictors, splits=("dev",)).scores["dev"]
 
     grid = config.grid
-    scores = [[fit(*each, restart) for restart in range(grid.restarts)] for each in grid.points]
+    scores, failures = [], []
+    for each in grid.points:
+        try:
+            scores.append([fit(*each, restart) for restart in range(grid.restarts)])
+        except TrainingError as error:  # a rate that diverges ends no other
+            failures.append(error)
+    if not scores:
+        raise failures[0]
     figures = [float(np.mean([each.get(task.metric) for each in own])) for own in scores]
     best = int(np.argmax(figures))
     drawn = [each.resample(config.num_resamples, RESAMPLING_SEED)[task.metric] for each in scores[best]]
@@ -289,7 +300,7 @@ def _score_set(
 def score_base(work: SweepWork) -> dict[str, Any]:
     """Return what the base scores without any pre-training of the sweep's, as a trial is scored: see `score_sets`."""
     join_alone()
-    use_gpu = work.config.scale.use_gpu
+    use_gpu = work.config.scale.uses_gpu
     if not use_gpu:
         torch.set_num_threads(max(1, round(work.cpus)))
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")

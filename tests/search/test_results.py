@@ -71,7 +71,7 @@ def test_trials_are_read_from_their_folders(tmp_path: Path) -> None:
         folder = tmp_path / f"t{i}"
         folder.mkdir()
         (folder / "point.json").write_text(json.dumps({"method.heads": i}))
-    (tmp_path / "t0" / "rungs.jsonl").write_text(json.dumps({"f1": 0.25}) + "\n" + '{"f1": 0.')
+    (tmp_path / "t0" / "rungs.jsonl").write_text(json.dumps({"step": 2, "f1": 0.25}) + "\n" + '{"f1": 0.')
     (tmp_path / "t1" / "failure.txt").write_text("too large")
     first, second = read_trials(tmp_path, 2)
     assert first.status == "stopped" and first.get("f1") == 0.25, "a line that a crash cut short is left out"

@@ -40,7 +40,7 @@ from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, Grid
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.results import read_trials
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep import TUNE, choose_points, make_scheduler, plan_resources, run_sweep
+from domext_ray.search.sweep import TUNE, choose_points, estimate_trial_bytes, make_scheduler, plan_resources, run_sweep
 from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import RUNGS, SweepWork
 from domext_ray.search_config import BudgetConfig, SearchConfig, SweepConfig
@@ -64,7 +64,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         corpus=str(write_corpus(folder / "corpus.txt", 3000)),
         tasks="ner",
         data=str(write_ner(folder / "ner")),
-        space={**SPACE, "train.global_batch_size": {"choice": [8, 8, 8, TOO_LARGE]}},
+        space={**SPACE, "train.global_batch_size": {"choice": [8, 12, 16, TOO_LARGE]}},
         budget=BudgetConfig(steps=18),
         search=SearchConfig(trials=6, rungs=3, reduction=3, scheduler="asha"),
         run=RunConfig(name="tiny", dir=str(folder / "runs"), tensorboard=False, keep_checkpoints=1),
@@ -166,7 +166,7 @@ class StubTrial(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Begin another trial."""
-        self.point = new_config.get("point", new_config)
+        self.point, self.name = new_config["point"], new_config["name"]
         self.records: list[dict[str, Any]] = []
         return True
 
@@ -183,11 +183,11 @@ class StubTrial(tune.Trainable):
         }
         record |= {"seconds": {"train": 0.0, "evaluate": 0.0, "finetune": 0.0}}
         self.records.append(record)
-        folder = self.work.folder / "trials" / self.trial_id
+        folder = self.work.folder / "trials" / self.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "point.json").write_text(json.dumps(self.point))
         (folder / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in self.records))
-        (folder / "config.yaml").write_text("{}")
+        (folder / "config.yaml").write_text("{}\n")
         figures = {name: record[name] for name in self.work.config.search.objective_names}
         return {**figures, "resource": self.work.config.search.reduction**rung, "done": rung + 1 == rungs}
 
@@ -234,6 +234,10 @@ def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -
     status = {each["point"]["method.heads"]: each for each in read_json(folder / "summary.json")["trials"]}
     assert status[1]["status"] == "complete" and status[0]["status"] == "failed"
     assert "its process died 2 times" in status[0]["failure"]
+    (folder / "summary.json").unlink()
+    run_sweep(make_stub(config, "dying", searcher="grid", max_failures=2), StubTrial)
+    trials = read_json(folder / "summary.json")["trials"]
+    assert len(trials) == 2 and all(each["status"] == "complete" for each in trials), "more deaths are allowed now"
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -255,16 +259,47 @@ def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
 def test_asha_remembers_what_was_scored_before_the_driver_died(config: SweepConfig, tmp_path: Path) -> None:
     """A trial that is the second of two at a rung is stopped, whether the first was scored by this driver or before."""
     work = SweepWork(config, read_space(config.space), tmp_path, (), {}, 1.0)
-    rungs = [json.dumps({"f1": f1}) + "\n" for f1 in (0.5, 0.6)]
+    rungs = [json.dumps({"step": 1, "f1": f1}) + "\n" for f1 in (0.5, 0.6)]
     (tmp_path / TRIALS / "earlier").mkdir(parents=True)
     (tmp_path / TRIALS / "earlier" / RUNGS).write_text("".join(rungs))
     for resource, f1, decision in ((1, 0.4, "STOP"), (1, 0.51, "CONTINUE"), (3, 0.59, "STOP"), (3, 0.61, "CONTINUE")):
         scheduler = make_scheduler(work)
         assert scheduler is not None
         for name in ("earlier", "later"):
-            scheduler.on_trial_add(None, SimpleNamespace(trial_id=name))
+            scheduler.on_trial_add(None, SimpleNamespace(trial_id=name, config={"name": name}))
         later = SimpleNamespace(trial_id="later")
         assert scheduler.on_trial_result(None, later, {"resource": resource, "f1": f1}) == decision
+
+
+def read_points(folder: Path) -> dict[str, dict[str, Any]]:
+    return {each.parent.name: read_json(each) for each in folder.glob("trials/*/point.json")}
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("searcher", ["random", "optuna"])
+def test_a_sweep_grows_shrinks_and_moves(
+    config: SweepConfig, searcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has been scored is kept; what was begun goes on; --search.parallel and --mlflow are those of now."""
+    folder = run_sweep(make_stub(config, f"grown-{searcher}", searcher=searcher, trials=3, seed=1), StubTrial)
+    before = read_points(folder)
+    times = {path: path.stat().st_mtime_ns for path in folder.glob(f"trials/*/{RUNGS}")}
+    moved = folder.rename(folder.with_name(f"moved-{searcher}"))
+    begun = sorted(before)[1]
+    (moved / "trials" / begun / RUNGS).unlink()
+    larger = make_stub(config, moved.name, searcher=searcher, trials=5, seed=1, parallel=1, max_failures=0)
+    assert run_sweep(larger, StubTrial) == moved
+    after = read_points(moved)
+    assert len(after) == 5 and before.items() <= after.items()
+    assert len({json.dumps(each) for each in after.values()}) == 5
+    for path, time_ns in times.items():
+        is_kept = (moved / path.relative_to(folder)).stat().st_mtime_ns == time_ns
+        assert is_kept == (path.parent.name != begun), path
+    summary = read_json(moved / "summary.json")
+    assert {each["id"]: each["status"] for each in summary["trials"]} == dict.fromkeys(after, "complete")
+    run_sweep(larger, StubTrial)
+    run_sweep(replace(larger, search=replace(larger.search, trials=2)), StubTrial)
+    assert capsys.readouterr().out.count("nothing is left to do") == 2
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -298,17 +333,46 @@ def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"scale": ScaleConfig(cpus_per_worker=4096.0)}, "need 4096 CPUs .* the cluster has"),
-        ({"scale": ScaleConfig(use_gpu=True)}, "need 1 GPUs, and the cluster has 0"),
         (
-            {"search": SearchConfig(parallel=3000), "scale": ScaleConfig(cpus_per_worker=1.0)},
-            "3000 trials at once need",
+            {"scale": ScaleConfig(cpus_per_worker=4096.0, use_gpu=False)},
+            "1 trial at once would take 4096 CPUs .* there is room for 0",
+        ),
+        (
+            {"search": SearchConfig(parallel=3000), "scale": ScaleConfig(cpus_per_worker=1.0, use_gpu=False)},
+            "3000 trials at once would take 1 CPUs .* there is room for",
         ),
     ],
 )
 def test_more_than_the_cluster_has_is_refused(config: SweepConfig, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         plan_resources(replace(config, **options))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_no_more_trials_at_once_than_there_is_memory_for(
+    config: SweepConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial_bytes = estimate_trial_bytes(config, read_space(config.space))
+    assert 2**30 < trial_bytes < 1.1 * 2**30, "a tiny model is nothing beside its libraries"
+    memory = sum(node["Resources"]["memory"] for node in ray.nodes() if node["Alive"])
+    config = replace(config, scale=replace(config.scale, cpus_per_worker=0.1, use_gpu=False))
+    assert plan_resources(config)[1] > 1
+    assert plan_resources(config, trial_bytes=int(memory / 1.5))[1] == 1
+    assert "there is room for 1 at once, not" in capsys.readouterr().out
+    assert plan_resources(config, trial_bytes=int(2 * memory))[1] == 1, "one is always tried"
+    asked = replace(config, search=replace(config.search, parallel=3))
+    assert plan_resources(asked, trial_bytes=int(memory / 2.5))[1] == 3, "what is asked for is done"
+    assert "warning: a trial takes about" in capsys.readouterr().out
+
+
+def test_a_value_given_twice_is_refused_or_one_point(config: SweepConfig) -> None:
+    with pytest.raises(ConfigError, match=r"space\.method\.heads\.choice has 1 twice; its values must be different"):
+        read_space({"method.heads": {"choice": [1, 2, 1]}})
+    points, _ = choose_points(config, read_space({"optim.lr": {"choice": [1e-3, "1e-3"]}}))
+    assert points == [{"optim.lr": 1e-3}] or points == [{"optim.lr": "1e-3"}]
+    with pytest.raises(ConfigError, match=r"--tasks is 'ner,ner'; it must be different tasks"):
+        replace(config, tasks="ner,ner", data="a,a")
+    assert replace(config, tasks="ner,ner,qa", data="a,b,c").set_names == ("ner a", "ner b", "qa")
 
 
 def test_a_space_without_a_valid_trial_is_refused(config: SweepConfig) -> None:

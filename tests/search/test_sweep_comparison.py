@@ -25,8 +25,8 @@ def make_sweep(folder: Path, rungs: dict[str, list[tuple[float, float, float]]],
         trial.mkdir(parents=True)
         (trial / "point.json").write_text("{}")
         records = [
-            {"ended": ended, "f1": f1, "trainable": 1, "seconds": {"train": seconds - 1.0, "finetune": 1.0}}
-            for ended, seconds, f1 in own
+            {"step": i, "ended": ended, "f1": f1, "trainable": 1, "seconds": {"train": seconds - 1.0, "finetune": 1.0}}
+            for i, (ended, seconds, f1) in enumerate(own, start=1)
         ]
         (trial / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in records))
     (folder / "identity.json").write_text(json.dumps(identity))
