@@ -16,8 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from domext_ray.errors import RunError
-from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, read_summary, save_picture
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.files import split_paths
+from domext_ray.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, save_picture
+from domext_ray.summary import read_summary
 from domext_ray.training.metrics import read_metrics
 
 BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
@@ -37,6 +39,20 @@ class ComparedRun:
     name: str
     summary: dict[str, Any]
     evaluations: tuple[dict[str, Any], ...]
+
+
+def choose_runs(runs: str) -> list[Path]:
+    """Return the folders of --runs, each one once.
+
+    Raises:
+        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
+    """
+    folders = [Path(each).expanduser() for each in split_paths(runs)]
+    places = [each.resolve() for each in folders]
+    twice = [folder for i, folder in enumerate(folders) if places[i] in places[:i]]
+    if twice:
+        raise ConfigError(f"--runs is {runs!r}; it must be different runs, and {str(twice[0])!r} is given twice.")
+    return folders
 
 
 def read_run(run_dir: Path) -> ComparedRun:

@@ -1,14 +1,26 @@
 """User-facing exceptions: what was wrong, by which rule, and which option or file to change.
 
-A job turns any of them into one sentence on standard error and exit code 2 (`exit_on_user_error`). Everything
-else is a defect of this library and keeps its traceback.
+A job turns any of them into one sentence on standard error and exit code 2 (`exit_on_user_error`). A job that was
+stopped says so (`domext_ray.stopping`). Everything else is a defect of this library and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import errno
+import os
+import re
 from collections.abc import Iterator
+
+from domext_ray.stopping import Stopped, catch_signals, describe_end, exit_code, exit_saying, is_stopped
+
+_STORAGE_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "mend its permissions, or give another place"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO), "look after that storage"),
+    errno.EFBIG: "lift the limit on the size of files",
+}
+"""What to do about an error of the operating system that is no defect of this library."""
 
 
 class DomextError(ValueError):
@@ -17,6 +29,34 @@ class DomextError(ValueError):
 
 class ConfigError(DomextError):
     """An option has a value outside its rule, or two options contradict each other."""
+
+
+class OptionError(ConfigError):
+    """One option has a value outside its rule.
+
+    Args:
+        option: its name, such as train.max_steps.
+        value: what was given.
+        rule: what it must be, as it ends a sentence.
+        place: the file and line that it was given in; empty: it is a flag's, or a default.
+    """
+
+    def __init__(self, option: str, value: object, rule: str, place: str = "") -> None:
+        super().__init__(option, value, rule, place)  # all of them: an exception travels between processes as its args
+        self.option, self.value, self.rule, self.place = option, value, rule, place
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        shown = shown if len(shown) <= 200 else f"{shown[:150]} … {shown[-10:]}"
+        return f"--{self.option} is {shown}{f' ({self.place})' if self.place else ''}; it must be {self.rule}."
+
+    def under(self, prefix: str) -> OptionError:
+        """Return the same error of an option whose name has further sections before it."""
+        return OptionError(f"{prefix}{self.option}", self.value, self.rule, self.place)
+
+    def at(self, place: str) -> OptionError:
+        """Return the same error with the place that the value was given in."""
+        return OptionError(self.option, self.value, self.rule, place)
 
 
 class CorpusError(DomextError):
@@ -31,6 +71,10 @@ class RunError(DomextError):
     """A run directory belongs to another configuration, is in use, or holds no usable checkpoint."""
 
 
+class StorageError(RunError):
+    """A disk is full, may not be written or fails: the work is not to blame, and goes on once that is mended."""
+
+
 class TrainingError(DomextError):
     """Training cannot go on, for example because a loss is not finite."""
 
@@ -38,33 +82,76 @@ class TrainingError(DomextError):
 def find_user_error(error: BaseException) -> DomextError | None:
     """Return the `DomextError` that caused `error`, looking through the wrappers that Ray puts around it.
 
-    Ray hands a worker's exception to the driver as `cause` (task errors), `worker_failures` (Train) or
-    `__cause__`; the first `DomextError` found in that order is the one to show.
+    Ray hands a worker's exception to the driver as `cause` (task errors), `worker_failures` or `controller_failure`
+    (Train) or `__cause__`; the first `DomextError` found is the one to show. The error of a Ray task is of its cause's
+    class too, but its text is the traceback from the other process: what counts is the cause. Where there is none, a
+    disk that is full, may not be written or fails is the user's to mend, too.
     """
     seen: set[int] = set()
     queue: list[BaseException] = [error]
+    storage: DomextError | None = None
     while queue:
         current = queue.pop(0)
         if id(current) in seen:
             continue
         seen.add(id(current))
-        if isinstance(current, DomextError):
+        cause = getattr(current, "cause", None)
+        if isinstance(current, DomextError) and not isinstance(cause, BaseException):
             return current
+        storage = storage or find_storage_error(current)
         failures = getattr(current, "worker_failures", None) or {}
-        linked = [getattr(current, "cause", None), *failures.values(), current.__cause__, current.__context__]
+        linked = [cause, getattr(current, "controller_failure", None), *failures.values()]
+        linked += [current.__cause__, current.__context__]
         queue.extend(each for each in linked if isinstance(each, BaseException))
-    return None
+    return storage
+
+
+def find_storage_error(error: BaseException, path: object = "") -> StorageError | None:
+    """Return the sentence about a disk that is full, may not be written or fails; None for any other error.
+
+    Args:
+        error: the operating system's, or a library's that quotes it.
+        path: the file; empty: what the error names.
+    """
+    number = getattr(error, "errno", None)
+    if number is None:  # safetensors and Arrow write the number into their text
+        quoted = re.search(r"\b(?:os error|errno:?) (\d+)", str(error))
+        number = int(quoted[1]) if quoted else None
+    if isinstance(getattr(error, "cause", None), BaseException) or number not in _STORAGE_ADVICE:
+        return None
+    place = path or getattr(error, "filename", None) or "a file of this job"
+    return StorageError(
+        f"{place} cannot be read or written ({os.strerror(number)}): {_STORAGE_ADVICE[number]}, and the same command "
+        "goes on."
+    )
+
+
+@contextlib.contextmanager
+def name_file(path: object) -> Iterator[None]:
+    """Name the file where writing to one that is open fails: the operating system's error does not.
+
+    Raises:
+        StorageError: the disk is full, may not be written or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise find_storage_error(error, path) or error from error
 
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Print a user's mistake as one sentence and exit with code 2; let every other exception pass."""
-    try:
-        yield
-    except Exception as error:
-        user_error = find_user_error(error)
-        if user_error is None:
-            raise
-        sys.stdout.flush()
-        print(f"error: {user_error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+    """Print a user's mistake, or that the job was stopped, as one sentence and exit; other exceptions pass.
+
+    The exit code is 2 for a mistake and 128 + the signal's number for a job that was stopped (130 for Ctrl-C).
+    """
+    with catch_signals():
+        try:
+            yield
+        except BaseException as error:
+            if is_stopped() and not isinstance(error, DomextError):  # other errors are what ending brings with it
+                raise exit_saying(str(error) if isinstance(error, Stopped) else describe_end(), exit_code()) from None
+            user_error = find_user_error(error) if isinstance(error, Exception) else None
+            if user_error is None:
+                raise
+            raise exit_saying(f"error: {user_error}", 2) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import math
 import os
 import string
@@ -19,16 +18,21 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from domext_ray.errors import RunError
+from domext_ray.places import hide_places
+from domext_ray.summary import read_summary
 from domext_ray.training.metrics import read_metrics, write_text
 
 PAGE = Path(__file__).parent / "assets" / "report.html"
 INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e8ec"
 BLUE, GREEN, ORANGE, VIOLET = "#1f6fb2", "#2b8a57", "#c2571a", "#6a51a3"
+_SOFTWARE = "domext_ray"
+"""Stands in a picture's metadata."""
 MAX_POINTS = 2000  # of a raw curve; a longer run is thinned, the smoothed curve is not
 MIN_ACCURACY_SPAN = 0.06  # shown range of an accuracy at least: noise shall not look like a trend
 STYLE: Any = {
@@ -163,31 +167,20 @@ def describe_result(summary: dict[str, Any]) -> str:
     """
     loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
     general = summary["general"]["mlm_accuracy"]
-    sentence = (
-        f"Held-out domain loss {_verb(loss)} from {loss['before']:.3f} to {loss['after']:.3f} "
-        f"({_relative_change(loss)}) and domain accuracy {_verb(accuracy)} from {accuracy['before']:.1%} to "
-        f"{accuracy['after']:.1%}"
-    )
+    learned = []
+    if None not in loss.values():
+        learned.append(
+            f"loss {_verb(loss)} from {loss['before']:.3f} to {loss['after']:.3f} ({_relative_change(loss)})"
+        )
+    if None not in accuracy.values():
+        learned.append(f"domain accuracy {_verb(accuracy)} from {accuracy['before']:.1%} to {accuracy['after']:.1%}")
+    sentence = f"Held-out domain {' and '.join(learned) or 'loss was not measured'}"
     if None not in general.values():
         sentence += (
             f", while accuracy on general sentences {_verb(general)} from {general['before']:.1%} to "
             f"{general['after']:.1%} ({_points(general)})"
         )
     return f"{sentence}; {_describe_parameters(summary)}."
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """Read a run's summary.json.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.") from error
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON; delete it and run the job again.") from error
 
 
 def _compare(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -388,8 +381,11 @@ def fill_page(
         comparison: an HTML table.
         figures: pictures with their captions.
         cost: an HTML table.
-        settings: the run's configuration.
+        settings: the run's configuration, YAML; of paths only the last part is shown.
     """
+    values = yaml.safe_load(settings)
+    if isinstance(values, dict):
+        settings = yaml.safe_dump(hide_places(values), sort_keys=False, allow_unicode=True)
     drawn = "\n".join(
         f"<figure>{_draw_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
         for figure, caption in figures
@@ -408,8 +404,25 @@ def fill_page(
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a figure as PNG under a temporary name, then rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", dpi=150)
+    figure.savefig(temporary, format="png", dpi=150, metadata={"Software": _SOFTWARE})
     os.replace(temporary, path)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse to draw over a file that `save_picture` did not write.
+
+    Raises:
+        RunError: `path` is such a file, or a folder.
+    """
+    if not path.absolute().parent.is_dir():
+        raise RunError(f"{path.parent} is no folder; give the picture (--output) one that exists.")
+    if not path.exists():
+        return
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; give the picture a file's name (--output comparison.png).")
+    with path.open("rb") as file:
+        if b"Software\0" + _SOFTWARE.encode() not in file.read(4096):
+            raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
 
 
 def _draw_svg(figure: Figure) -> str:

@@ -22,17 +22,20 @@ from typing import Any
 import yaml
 
 from domext_ray.config import (
+    KNOWN_METHODS,
     MethodConfig,
     PretrainConfig,
     RunConfig,
     from_dict,
     identity_of,
+    list_names,
     merge_options,
     require,
     to_dict,
 )
 from domext_ray.corpus.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
+from domext_ray.files import read_json, write_text
 from domext_ray.job_config import StudyConfig
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import ParameterCounts
@@ -43,11 +46,19 @@ from domext_ray.pipeline import (
     run_vocabulary,
     size_method,
 )
-from domext_ray.report import read_summary
-from domext_ray.run_directory import RunPaths, check_identity, hold_run, is_finished, read_identity, resolve_paths
+from domext_ray.places import hide_places
+from domext_ray.run_directory import (
+    RunPaths,
+    check_identity,
+    hold_run,
+    read_identity,
+    resolve_paths,
+    write_identity,
+)
+from domext_ray.summary import is_finished, read_summary
 from domext_ray.tradeoff import MethodRuns, draw_study, format_study, make_base_figures, make_study, to_results
 from domext_ray.training.evaluate import read_probe
-from domext_ray.training.metrics import read_metrics, write_text
+from domext_ray.training.metrics import read_metrics
 
 DEFAULT_NAME = "comparison"
 PILOT_STEPS = 200
@@ -59,6 +70,7 @@ MIN_PILOT_STEPS = 10
 PILOT_WARMUP_STEPS = 5
 """First steps of a pilot that are not timed, at most: memory is allocated and kernels are chosen in them."""
 
+_STEPS_REMEDY = "bring back a copy of it, or give another --run.name"
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "init_from")  # what a preset may say
 _PARTS = ("heads", "ffn_units", "bottleneck_size", "module_hidden_size", "module_ffn_size", "lora_rank", "top_layers")
 _BASE = {"method": {"trains": "biases", "heads": 0, "ffn_units": 0}}  # starts from the base as it is
@@ -153,6 +165,10 @@ def make_method_config(config: StudyConfig, name: str, preset: Mapping[str, Any]
     except Exception as error:  # of the decoder's many kinds
         cause = find_user_error(error) or error
         raise ConfigError(f"the preset {name!r} cannot be used: {' '.join(str(cause).split())}") from error
+    if name in KNOWN_METHODS and name not in list_names(made.method, made.vocab.extends_base):
+        raise ConfigError(
+            f"the preset {name!r} must have {KNOWN_METHODS[name]}, or another name than a known method's."
+        )
     if config.budget and made.method.is_sized:
         made = replace(made, method=replace(made.method, trainable_budget=config.budget))
     return made
@@ -223,7 +239,8 @@ def _describe_identity(
 
 def _check_study(folder: Path, identity: dict[str, Any]) -> None:
     stored = read_identity(folder) or {}
-    check_identity(folder, {name: each for name, each in identity.items() if name in stored or name[:8] != "presets."})
+    compared = {name: each for name, each in identity.items() if name in stored or name[:8] != "presets."}
+    check_identity(folder, compared, StudyConfig)
 
 
 def _run_all(
@@ -234,7 +251,7 @@ def _run_all(
     start = make_method_config(config, "base", _BASE)
     _train(config, start, paths, "base", config.seed, num_steps=1)
     stored = read_identity(folder) or {}
-    write_text(folder / "identity.json", json.dumps({**stored, **identity}, indent=2) + "\n")
+    write_identity(folder, {**stored, **identity})
     methods = {name: _provide_words(config, each, paths) for name, each in methods.items()}
     num_steps = _provide_steps(config, methods, paths)
     for i in range(config.seeds):
@@ -286,16 +303,16 @@ def _provide_words(config: StudyConfig, method: PretrainConfig, paths: RunPaths)
 def _provide_steps(config: StudyConfig, methods: Mapping[str, PretrainConfig], paths: RunPaths) -> dict[str, int]:
     """Return the steps of a run of each method, counted once and kept in steps.json."""
     path = paths.run / "steps.json"
-    try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is not valid JSON; give another --run.name.") from error
+    known = read_json(path, _STEPS_REMEDY) if path.exists() else {}
+    for name, each in known.items():
+        if not isinstance(each, dict) or not isinstance(each.get("steps"), int):
+            raise RunError(f"{path} has no number of steps for {name!r}; {_STEPS_REMEDY}.")
     for name, method in methods.items():
         if name not in known:
             known[name] = (_time_steps if config.seconds else _count_tokens)(config, method, paths)
             write_text(path, json.dumps(known, indent=2) + "\n")
             _drop_model(paths.run / f"pilot-{name}")
-    return {name: int(known[name]["steps"]) for name in methods}
+    return {name: known[name]["steps"] for name in methods}
 
 
 def _time_steps(config: StudyConfig, method: PretrainConfig, paths: RunPaths) -> dict[str, Any]:
@@ -381,4 +398,5 @@ def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     goal = f"{config.seconds:g} seconds of training" if config.seconds else f"{config.tokens:,} tokens"
     size = f"a trainable budget of {config.budget:.0%} where a method has a size" if config.budget else "sizes as given"
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds (mean ± standard deviation)"
-    return f"Base {config.base}, corpus {config.corpus}: {goal} a run, {size}, {seeds}."
+    base, corpus = hide_places(config.base), hide_places(config.corpus)
+    return f"Base {base}, corpus {corpus}: {goal} a run, {size}, {seeds}."

@@ -11,12 +11,27 @@ from domext_ray.config import PretrainConfig, dump_yaml, resolve_micro_batch_siz
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.sources import Sources
 from domext_ray.errors import RunError
+from domext_ray.export_folder import read_export_record
+from domext_ray.files import NUMBER, Kind, read_json, write_text
+from domext_ray.forecast import Forecast, describe_forecast
 from domext_ray.model.counts import ParameterCounts
-from domext_ray.run_directory import RunPaths
-from domext_ray.training.checkpoint import find_latest
-from domext_ray.training.metrics import read_metrics, write_text
+from domext_ray.places import hide_places
+from domext_ray.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
+from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
+from domext_ray.training.metrics import read_metrics
 
 LISTED_FILES = 20
+_MEASURED: Kind = (int, float, type(None))
+_EXPECTED: dict[str, Kind] = {
+    **{f"train.{name}": int for name in ("steps", "tokens")},
+    **{f"train.{name}": NUMBER for name in ("tokens_per_second", "data_wait_frac", "wall_seconds")},
+    **{f"parameters.{name}": NUMBER for name in ("trainable", "trainable_frac")},
+    **{
+        f"{name}.{when}": _MEASURED
+        for name in ("domain.mlm_loss", "domain.mlm_accuracy", "domain.bits_per_character", "general.mlm_accuracy")
+        for when in ("before", "after")
+    },
+}
 
 
 def describe_sources(sources: Sources, paths: RunPaths) -> str:
@@ -46,8 +61,8 @@ def describe_manifest(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
-def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts) -> str:
-    """Return what a dry run prints: the resolved configuration, parameter counts and memory per rank."""
+def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, forecast: Forecast) -> str:
+    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast."""
     memory = estimate_memory(config, counts)
     parts = "\n".join(f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items())
     return (
@@ -55,6 +70,7 @@ def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCoun
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension)\n"
         f"memory per rank, estimated:\n{parts}\n  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
+        f"{describe_forecast(forecast, config)}\n"
         "dry run: nothing was started"
     )
 
@@ -66,7 +82,9 @@ def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str
     and layer at two bytes (Korthikanti et al. 2022, without attention scores, which fused attention never keeps).
     """
     stage, world = config.engine.zero_stage, config.scale.num_workers
-    wide = config.engine.base_dtype == "fp32" or (config.engine.base_dtype == "auto" and not config.scale.use_gpu)
+    wide = config.engine.base_dtype == "fp32" or (
+        config.engine.base_dtype == "auto" and config.scale.use_gpu is not True
+    )
     frozen = (counts.total - counts.trainable) * (4 if wide else 2)
     weights = counts.trainable * 4
     tokens = resolve_micro_batch_size(config) * config.train.seq_length
@@ -125,7 +143,63 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
             "general_words": after["eval/general_words"],
         },
         "method": asdict(config.method),
-        "base": config.base,
+        "base": hide_places(config.base),
     }
     write_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read a run's summary.json.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    if not path.exists():
+        raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.")
+    return read_json(path, "delete it and run the job again, which writes it anew", _EXPECTED)
+
+
+def is_finished(run_dir: Path, config: PretrainConfig) -> bool:
+    """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
+
+    Raises:
+        RunError: its summary.json is damaged.
+    """
+    summary = run_dir / "summary.json"
+    if not (summary.exists() and (run_dir / "report.html").exists() and (run_dir / "export").exists()):
+        return False
+    try:
+        read_config(run_dir, PretrainConfig)
+    except RunError:  # going on writes it anew
+        return False
+    done, limits = read_summary(summary)["train"], config.train
+    has_reached_limit = (
+        0 < limits.max_steps <= done["steps"]
+        or 0 < limits.max_tokens <= done["tokens"]
+        or 0 < limits.max_seconds <= done["wall_seconds"]
+    )
+    return has_reached_limit and _is_exported(run_dir, done["steps"])
+
+
+def _is_exported(run_dir: Path, step: int) -> bool:
+    """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
+    record = read_export_record(run_dir / "export")
+    if record is None:  # of a version that did not record it, if this one has not trained here since
+        return not (run_dir / MADE_WITH).exists()
+    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
+    return newest == record.step == step and record.checkpoint_sha256 == (
+        find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
+    )
+
+
+def describe_end(run_dir: Path, config: PretrainConfig) -> str:
+    """Return what to say when there is nothing left to do, and how it could go on."""
+    steps, horizon = read_summary(run_dir / "summary.json")["train"]["steps"], config.optim.decay_steps
+    if steps < horizon:
+        more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
+    else:
+        more = describe_continuation(config, run_dir)
+    return (
+        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+    )

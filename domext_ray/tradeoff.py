@@ -206,10 +206,20 @@ def make_study(base: BaseFigures, methods: Sequence[MethodRuns], setting: str, s
     results = []
     for runs in methods:
         summaries = runs.summaries.values()
+        _check_scored(runs)
         gained = Spread(tuple(base.bits - each["domain"]["bits_per_character"]["after"] for each in summaries))
         lost = Spread(tuple(100 * (base.accuracy - each["general"]["mlm_accuracy"]["after"]) for each in summaries))
         results.append(MethodResult(runs, gained, lost))
     return Study(base, tuple(results), setting, seconds)
+
+
+def _check_scored(runs: MethodRuns) -> None:
+    for seed, each in runs.summaries.items():
+        if each["domain"]["bits_per_character"]["after"] is None or each["general"]["mlm_accuracy"]["after"] is None:
+            raise RunError(
+                f"the run of {runs.name}, seed {seed}, has no bits per character or no general accuracy to compare; "
+                "leave that method out of --methods."
+            )
 
 
 def find_front(results: Sequence[MethodResult]) -> list[MethodResult]:

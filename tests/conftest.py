@@ -67,10 +67,8 @@ def make_random_model(model_class: type[PreTrainedModel], config: PreTrainedConf
     return model
 
 
-@pytest.fixture(scope="session")
-def tiny_base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved BertForMaskedLM: 2 layers, 32 wide, 4 heads, 64 FFN units, 128 positions, about 250 WordPieces."""
-    folder = tmp_path_factory.mktemp("bases") / "tiny-bert"
+def make_tiny_base(folder: Path) -> Path:
+    """Save a BertForMaskedLM: 2 layers, 32 wide, 4 heads, 64 FFN units, 128 positions, about 250 WordPieces."""
     letters = [*string.ascii_lowercase, *string.digits]
     tokens = [
         "[PAD]",
@@ -87,6 +85,19 @@ def tiny_base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=128, **SHAPE)
     make_random_model(BertForMaskedLM, config).save_pretrained(folder)
     return folder
+
+
+def save_tokenizer(folder: Path, num_rows: int) -> Path:
+    """Save a WordPiece tokenizer of as many entries as a model has rows, beside the model; return the folder."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(WORDS)][:num_rows]
+    BertTokenizer(vocab={name: i for i, name in enumerate(names)}, model_max_length=128).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved tiny BERT."""
+    return make_tiny_base(tmp_path_factory.mktemp("bases") / "tiny-bert")
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +121,7 @@ def local_ray() -> Iterator[None]:
     """A Ray of this session's own, as a job starts it."""
     import ray
 
-    from domext_ray.training.pretrain import start_ray
+    from domext_ray.cluster import start_ray
 
     start_ray()
     yield

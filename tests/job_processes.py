@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 
 import psutil
 
 
-def start_job(command: Sequence[str]) -> subprocess.Popen[bytes]:
+def heed_signals() -> None:
+    """Give a new process its signals back: one that is started by nohup, or in the background, ignores some."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
+def start_job(command: Sequence[str], stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start a job in a session of its own."""
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True, preexec_fn=heed_signals
+    )
+
+
+def stop_job(process: subprocess.Popen[bytes], number: signal.Signals, *, group: bool = False) -> str:
+    """Send a signal to a job, or to its process group as a terminal does; return what it said on standard error."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    (os.killpg if group else os.kill)(process.pid, number)
+    said = process.communicate(timeout=240)[1].decode()
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said and "***" not in said, said
+    assert not psutil.wait_procs(children, timeout=60)[1], "processes are left"
+    return said
 
 
 def find_workers(process: subprocess.Popen[bytes], title: str) -> list[psutil.Process]:

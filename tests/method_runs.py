@@ -41,7 +41,13 @@ from domext_ray.model.graft import Extensions, choose_attention, describe_extens
 from domext_ray.model.lora import name_unwrapped
 from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training import engine as engine_module
-from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, save_checkpoint
+from domext_ray.training.checkpoint import (
+    Checkpoint,
+    find_latest,
+    identify_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.objective import MaskedBatch, Masker
 from domext_ray.training.start import apply_start, build_run_model, check_start, load_start, pick_fixed, read_extensions
@@ -140,9 +146,9 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
         return Built(model, base, checkpoint.fixed)
     if not row.after:
         return Built(build_run_model(config, base, places.tokenizer_of(row), dropout), base, {})
-    check_start(start_dir, base.sha256, places.tokenizer_of(row))
+    found = check_start(start_dir, base.sha256, places.tokenizer_of(row))
     model = build_run_model(config, base, places.tokenizer_of(row), dropout, read_extensions(start_dir))
-    start = load_start(start_dir)
+    start = load_start(start_dir, identify_checkpoint(found))
     apply_start(model, start, start_dir)
     return Built(model, base, pick_fixed(model, start))
 

@@ -7,15 +7,19 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from test_report import SUMMARY, make_records, make_run
 
-from domext_ray.comparison import format_comparison, read_run
-from domext_ray.errors import RunError
+from domext_ray.comparison import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.job_config import ForgettingConfig
+from domext_ray.report import check_picture, save_picture
 from domext_ray.tradeoff import (
     BaseFigures,
     MethodRuns,
@@ -53,6 +57,34 @@ def test_the_job_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     assert imread(tmp_path / "both.png").std() > 0.01
 
 
+def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
+    figure = Figure()
+    save_picture(figure, tmp_path / "own.png")
+    check_picture(tmp_path / "own.png")
+    check_picture(tmp_path / "new.png")
+    figure.savefig(tmp_path / "mine.png")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for name, reason in (
+        ("mine.png", "is no picture that this project drew"),
+        ("thesis.tex", "is no picture that this project drew"),
+        ("", "is a folder"),
+        ("absent/new.png", "absent is no folder"),
+    ):
+        with pytest.raises(RunError, match=reason):
+            check_picture(tmp_path / name)
+    result = run_job("--runs", str(make_compared(tmp_path, "a")), "--output", str(tmp_path / "thesis.tex"))
+    assert result.returncode == 2 and "thesis.tex is no picture" in result.stderr
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ConfigError, match=r"it must be different runs, and .*/a' is given twice"):
+        choose_runs(f"{tmp_path}/a,{tmp_path}/b, {tmp_path}/./a/")
+    with pytest.raises(ConfigError, match="--models is .*; it must be different models, each one once"):
+        ForgettingConfig(models="one=runs/af,two=runs/af/", corpus="x")
+
+
 def test_other_texts_do_not_compare(tmp_path: Path) -> None:
     table = format_comparison([read_run(make_compared(tmp_path, *each)) for each in (("a", 9000), ("b", 8990))])
     assert "Bits a character do not compare" in table and "a 9,000, b 8,990" in table
@@ -61,6 +93,13 @@ def test_other_texts_do_not_compare(tmp_path: Path) -> None:
 def test_evaluations_stand_at_their_seconds(tmp_path: Path) -> None:
     run = read_run(make_compared(tmp_path, "a"))
     assert [each["seconds"] for each in run.evaluations] == [0.0, 30.0, 60.0, 90.0]
+
+
+def test_a_run_without_general_words_is_drawn(tmp_path: Path) -> None:
+    run = read_run(make_compared(tmp_path, "a"))
+    blind = replace(run, evaluations=tuple({**each, GENERAL: None} for each in run.evaluations))
+    draw_comparison([run, blind], tmp_path / "both.png")
+    assert imread(tmp_path / "both.png").std() > 0.01
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
@@ -178,3 +217,10 @@ def test_a_base_that_cannot_be_scored_is_one_sentence() -> None:
     summary["general"]["mlm_accuracy"] = {"before": None, "after": None}
     with pytest.raises(RunError, match="the base cannot be scored"):
         make_base_figures(summary)
+
+
+def test_a_method_that_cannot_be_scored_is_one_sentence() -> None:
+    blind = make_method("blind", [(1.0, 0.1), (1.0, 0.1)])
+    blind.summaries[1]["domain"]["bits_per_character"]["after"] = None
+    with pytest.raises(RunError, match="the run of blind, seed 1, has no bits per character"):
+        compare(blind)

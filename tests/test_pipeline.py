@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job_processes import find_workers, kill_job, start_job
+from job_processes import find_workers, kill_job, start_job, stop_job
 
-from domext_ray.config import PretrainConfig, parse_config
-from domext_ray.errors import DomextError
+from domext_ray import pipeline
+from domext_ray.config import PretrainConfig, RunConfig, parse_config
+from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.events import EVENTS
+from domext_ray.model.base import load_base
 from domext_ray.pipeline import run_pretraining
+from domext_ray.run_directory import resolve_paths
+from domext_ray.summary import is_finished
+from domext_ray.training.checkpoint import list_steps
+from domext_ray.training.phases import FIRST_ORDER, describe_order
+from domext_ray.training.start import read_run_config
 
 REPOSITORY = Path(__file__).parent.parent
 NUM_STEPS = 30
@@ -45,8 +55,8 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
     ]
 
 
-def run_job(command: list[str], expect: int = 0) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/")
+def run_job(command: list[str], expect: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/", env=env)
     assert result.returncode == expect, result.stdout[-2000:] + result.stderr[-4000:]
     return result
 
@@ -95,6 +105,116 @@ def test_a_run_leaves_everything_and_says_when_it_is_finished(
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.fixture
+def copied(undisturbed: Path, tmp_path: Path) -> Path:
+    """A copy of the undisturbed run, to be damaged."""
+    return Path(shutil.copytree(undisturbed, tmp_path / "plain"))
+
+
+def start_again(run: Path, base: Path, corpus: Path, *flags: str) -> None:
+    """Give a run's command again, in this process: of what ends before Ray starts."""
+    command = build_command(base, corpus, run.parent, run.name, "--train.dropout", "0.1", *flags)
+    run_pretraining(parse_config(PretrainConfig, str(REPOSITORY / "jobs" / "configs" / "af.yaml"), command[2:]))
+
+
+def test_a_moved_base_and_a_moved_text_are_the_same_run(
+    copied: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = shutil.copytree(tiny_base_folder, tmp_path / "moved" / "base")
+    corpus = shutil.copy(corpus_file, tmp_path / "moved" / "text.txt")
+    start_again(copied, base, Path(corpus))
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert read_run_config(copied).base == str(base), "an export finds it"
+    with Path(corpus).open("a") as file:
+        file.write("one line more than the run was made with\n")
+    with pytest.raises(RunError, match=r"belongs to another run \(corpus: .*text\.txt'\)"):
+        start_again(copied, base, Path(corpus))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+    with pytest.raises(RunError, match=r"base_shape\.hidden_act: 'gelu' -> 'relu'"):
+        start_again(copied, base, corpus_file)
+
+
+def test_where_all_checkpoints_are_damaged_nothing_begins_anew(
+    copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "report.html").unlink()  # not finished
+    older, newer = sorted((copied / "checkpoints").iterdir())
+    flip(newer / "tensors.safetensors")
+    start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
+    said = capsys.readouterr().out
+    assert f"{newer} is passed over (tensors.safetensors differs" in said and "goes on from step 25" in said
+    (older / "cursor.json").unlink()
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    for flags in ((), ("--dry_run", "true")):
+        with pytest.raises(
+            RunError, match=r"step-00000030: tensors.* step-00000025: cursor\.json is missing"
+        ) as raised:
+            start_again(copied, tiny_base_folder, corpus_file, *flags)
+        assert f"delete {copied / 'checkpoints'}" in str(raised.value)
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_more_steps_than_the_schedule_has_are_refused(
+    copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"--train\.max_steps is 45; .* ends at step 30.*max_steps 15 trains"):
+        start_again(copied, tiny_base_folder, corpus_file, "--train.max_steps", "45")
+    start_again(copied, tiny_base_folder, corpus_file, "--train.max_steps", "45", "--train.max_tokens", "9999999")
+    said = capsys.readouterr().out
+    assert "the run ends at step 30 at the latest" in said and f"--init_from {copied} --run.name NEW trains" in said
+    flags = ("--train.max_steps", "45", "--optim.decay_steps", "40", "--dry_run", "true")
+    with pytest.raises(ConfigError, match=r"--train\.max_steps is 45; it must be at most --optim\.decay_steps \(40\)"):
+        start_again(copied.with_name("fresh"), tiny_base_folder, corpus_file, *flags)
+
+
+def test_a_run_is_finished_when_its_newest_checkpoint_is_exported(copied: Path) -> None:
+    config = read_run_config(copied)
+    assert is_finished(copied, config)
+    marker = copied / "export" / "domext_export.json"
+    record = json.loads(marker.read_text())
+    for change in ({"step": 25}, {"checkpoint_sha256": "0" * 64}):  # killed before a later step's export
+        marker.write_text(json.dumps({**record, "made_from": {**record["made_from"], **change}}))
+        assert not is_finished(copied, config), change
+    marker.unlink()
+    assert not is_finished(copied, config)
+    (copied / "made_with.json").unlink()
+    assert is_finished(copied, config), "a version did it that recorded neither"
+    marker.write_text(json.dumps(record))
+    shutil.rmtree(copied / "checkpoints")
+    assert is_finished(copied, config), "they were deleted to save space"
+
+
+def test_a_version_that_draws_in_another_way_does_not_go_on(
+    copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "report.html").unlink()  # not finished
+    path = copied / "made_with.json"
+    made_with = json.loads(path.read_text())
+    assert made_with["versions"][0]["from_step"] == 0 and made_with["order"]["max_lanes"] == 64
+    made_with["versions"][0] |= {"torch": "1.0", "domext_ray": "0.0.9"}
+    path.write_text(json.dumps(made_with))
+    start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
+    said = capsys.readouterr().out
+    assert "note: torch: '1.0' -> " in said and "python" not in said
+    path.write_text(json.dumps({**made_with, "order": {**made_with["order"], "masks": "other"}}))
+    with pytest.raises(RunError, match=r"masks: 'other' -> .*finish it with domext_ray 0\.0\.9"):
+        start_again(copied, tiny_base_folder, corpus_file)
+    path.unlink()
+    start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
+    assert "note" not in capsys.readouterr().out, "a version that recorded nothing drew as this one does"
+
+
+def test_the_order_is_that_of_the_first_versions() -> None:
+    assert describe_order() == FIRST_ORDER, "a change of the order ends runs that are under way: say so in the README"
+
+
 def test_another_identity_is_refused(undisturbed: Path, tiny_base_folder: Path, corpus_file: Path) -> None:
     flags = ("--train.dropout", "0.1", "--method.heads", "2")
     result = run_job(build_command(tiny_base_folder, corpus_file, undisturbed.parent, "plain", *flags), expect=2)
@@ -113,8 +233,25 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
     killed_at = time.monotonic()
     wait_for_step(run, 13, process)
     assert time.monotonic() - killed_at < 120
+    said = (run / EVENTS).read_text(encoding="utf-8")  # which the driver's terminal shows
+    assert "worker 0 failed (" in said and "failure 1 of at most 3 (--train.max_failures); all workers start" in said
     kill_job(process)
     assert count_steps(run) < NUM_STEPS
+    run_job(command)
+    assert read_losses(run) == read_losses(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_job_that_sigterm_ends_saves_and_goes_on_with_the_same_losses(
+    undisturbed: Path, tiny_base_folder: Path, corpus_file: Path
+) -> None:
+    command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "stopped", "--train.dropout", "0.1")
+    run = undisturbed.parent / "stopped"
+    process = start_job([*command, "--train.eval_every", "1"], stderr=subprocess.PIPE)  # slow enough to be stopped
+    wait_for_step(run, 3, process)
+    said = stop_job(process, signal.SIGTERM)
+    newest = max(list_steps(run / "checkpoints"))
+    assert said.endswith(f"stopped at step {newest} by SIGTERM; the same command goes on from there.\n")
     run_job(command)
     assert read_losses(run) == read_losses(undisturbed)
 
@@ -147,11 +284,27 @@ def check_mistake(command: list[str], message: str) -> None:
 
 
 def test_a_mistake_ends_a_job(tiny_base_folder: Path, tmp_path: Path) -> None:
-    missing = tmp_path / "missing.txt"
-    result = run_job(build_command(tiny_base_folder, missing, tmp_path / "runs", "bad"), expect=2)
+    """On a machine where Ray was never started, too: the corpus is looked at before Ray is."""
+    missing, home = tmp_path / "missing.txt", tmp_path / "home"
+    home.mkdir()
+    command = build_command(tiny_base_folder, missing, tmp_path / "runs", "bad")
+    result = run_job(command, expect=2, env={**os.environ, "HOME": str(home)})
+    assert not (home / ".ray").exists()
     assert result.stderr.startswith("error: ") and str(missing) in result.stderr
     assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_half_a_copy_of_the_bases_tokenizer_is_replaced(tiny_base_folder: Path, tmp_path: Path) -> None:
+    """A job that was killed while it copied it would find it again."""
+    config = PretrainConfig(base=str(tiny_base_folder), run=RunConfig(dir=str(tmp_path), name="run"))
+    base, paths = load_base(config.base), resolve_paths(config)
+    folder = pipeline._provide_tokenizer(config, base, paths)
+    whole = (folder / "tokenizer.json").read_bytes()
+    (folder / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+    assert pipeline._provide_tokenizer(config, base, paths) == folder
+    assert (folder / "tokenizer.json").read_bytes() == whole
+    assert [each.name for each in paths.run.iterdir()] == ["tokenizer"]
 
 
 SHAPES = [(1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 2, 4), (4, 0, 2), (4, 3, 1)]

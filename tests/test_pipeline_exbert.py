@@ -176,7 +176,7 @@ def test_a_task_bottleneck_trains_over_the_frozen_domain(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--init_from", "/no/such/run"), "/no/such/run is no run directory"),
+        (("--init_from", "/no/such/run"), "/no/such/run"),
         (("--base", "general-mini"), "was trained on a base of sha256"),
         (("--method.module_hidden_size", "13"), "--method.module_hidden_size is 13"),
         (("--method.module_ffn_size", "0"), "--method.module_ffn_size is 0"),

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from domext_ray.errors import RunError
+from domext_ray.places import hide_places
 from domext_ray.report import describe_result, format_summary, read_curve, smooth, write_report
 
 SUMMARY: dict[str, Any] = {
@@ -97,6 +99,29 @@ def test_the_page_needs_no_network_and_shows_everything(tmp_path: Path) -> None:
         assert shown in page.text
 
 
+def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "clinic", make_records())
+    settings = {"base": f"{tmp_path}/bert", "corpus": "/home/ann/a b/*.txt, ~/c.jsonl,hf://org/set@1", "n": 3}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({**settings, "name": "org/model"}))
+    page = Page(write_report(run_dir).read_text(encoding="utf-8")).text
+    assert "base: bert\ncorpus: '*.txt, c.jsonl,hf://org/set@1'\nn: 3\nname: org/model" in page
+    assert str(tmp_path) not in page and "ann" not in page
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("base=/x/bert,af=~/runs/af/", "base=bert,af=af"),
+        ("s3://bucket/key/part.parquet", "part.parquet"),
+        ("data/notes.txt", "data/notes.txt"),
+        ("1/2 of the text", "1/2 of the text"),
+        ({"a": ["/b/c", 4, None]}, {"a": ["c", 4, None]}),
+    ],
+)
+def test_of_a_place_only_the_last_part_is_shown(value: object, shown: object) -> None:
+    assert hide_places(value) == shown
+
+
 def test_the_picture_is_a_png_wide_enough_for_a_readme(tmp_path: Path) -> None:
     write_report(make_run(tmp_path / "clinic", make_records()))
     content = (tmp_path / "clinic" / "curves.png").read_bytes()
@@ -127,6 +152,16 @@ def test_a_run_of_one_step_without_general_words_is_reported(tmp_path: Path) -> 
     assert page.num_figures == 6
     assert "general sentences" not in describe_result(summary)
     assert "–" in format_summary(summary)
+
+
+def test_a_run_that_no_figure_was_measured_of_is_reported(tmp_path: Path) -> None:
+    records = [{name: None if "eval/" in name else each for name, each in line.items()} for line in make_records()]
+    nothing = {"before": None, "after": None}
+    summary = {**SUMMARY, "domain": dict.fromkeys(SUMMARY["domain"], nothing), "general": {"mlm_accuracy": nothing}}
+    page = Page(write_report(make_run(tmp_path / "blind", records, summary)).read_text(encoding="utf-8"))
+    assert page.num_figures == 6
+    assert describe_result(summary).startswith("Held-out domain loss was not measured; 2,632,704 parameters trained")
+    assert format_summary(summary).count("–") == 12
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from domext_ray.config import PretrainConfig, parse_config
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.job_config import StudyConfig
+from domext_ray.run_directory import write_config
 from domext_ray.study import choose_presets, estimate_step_seconds, make_method_config, read_presets, run_study
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -80,6 +81,7 @@ def test_a_preset_can_be_changed_and_added() -> None:
         (("--seconds", "1", "--optim.lr", "1"), "--optim.lr is 1.0"),
         (("--seconds", "1", "--methods", "af", "--presets", "{af: {run: {}}}"), "the preset 'af' has 'run'"),
         (("--seconds", "1", "--methods", "af", "--presets", "{af: {method: {headz: 1}}}"), "'af' cannot be used"),
+        (("--seconds", "1", "--methods", "lora", "--presets", "{lora: {method: {heads: 1}}}"), "'lora' must have"),
         (("--seconds", "1", "--methods", "af", "--presets", "{af: {method: {heads: -1}}}"), "--method.heads is -1"),
     ],
 )
@@ -117,6 +119,7 @@ class FakeRuns:
         summary["method"] = {"name": config.method.name}
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "report.html").touch()
+        write_config(folder, config)
         records = [{"step": step, "time/step_seconds": 0.5} for step in range(1, steps + 1)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
         return folder

@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import tomllib
 import yaml
+from conftest import write_corpus
 from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
@@ -256,8 +257,9 @@ def test_the_batch_script_starts_raylets_with_rays_options() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text("the dog and the cat run in the garden\n" * 20, encoding="utf-8")
+def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # this machine need not have a cluster's GPUs
+    write_corpus(tmp_path / "corpus.txt", 400)
     commands = [each for each in list_commands(name) if each[0] == "python"]
     assert commands
     for _, script, *options in commands:
@@ -350,6 +352,11 @@ def test_every_cluster_asks_for_a_token() -> None:
     for name in FILES:
         for command in re.findall(r"ray start --head.*|place=\(--head.*", read_text(name)):
             assert "--dashboard-host=127.0.0.1" in command
+
+
+@pytest.mark.parametrize("name", [*RAY_UP, *RAY_CLUSTERS, "Dockerfile", "runtime_env.yaml", "slurm.sbatch"])
+def test_no_cluster_sends_usage_statistics(name: str) -> None:
+    assert re.search(r'RAY_USAGE_STATS_ENABLED(=|: "|, value: ")0\b', re.sub(r"#.*", "", read_text(name)))
 
 
 @pytest.mark.parametrize("name", FILES)

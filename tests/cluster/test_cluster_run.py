@@ -3,130 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
-import signal
-import socket
 import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from conftest import write_corpus
 from labelled_fixtures import write_ner
+from raylets import REPOSITORY, START_SECONDS, Cluster, run_raylets
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_WORKERS = 2
 """Raylets beside the head, which has no CPU, as in the cluster files."""
-START_SECONDS = 240
-OBJECT_STORE_BYTES = 150_000_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A running cluster: its dashboard, its token, and the environment of its clients."""
-
-    dashboard: str
-    token: str
-    environment: dict[str, str]
-
-    def call(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command, env=self.environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=900
-        )
-
-    def get(self, path: str) -> Any:
-        """Ask the dashboard, with the token."""
-        request = urllib.request.Request(f"{self.dashboard}{path}", headers={"Authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-    def list(self, what: str) -> list[dict[str, Any]]:
-        """List the nodes or the actors; empty while the cluster starts."""
-        try:
-            return self.get(f"/api/v0/{what}")["data"]["result"]["result"]
-        except (urllib.error.URLError, TimeoutError):
-            return []
-
-
-def find_port() -> int:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return int(each.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        is_well = all(each.poll() is None for each in processes) and time.monotonic() < deadline
-        assert is_well, "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("raylet-*.log")))
-        time.sleep(1)
-
-
-def make_environment(token: Path) -> dict[str, str]:
-    """The environment of a cluster of its own: nothing of a Ray that this session runs, and the token of a file."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
-    token = folder / "auth_token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32), encoding="utf-8")
-    port, dashboard, client = find_port(), find_port(), find_port()
-    shared = [
-        *("--object-store-memory", str(OBJECT_STORE_BYTES), "--block"),
-        *("--dashboard-agent-listen-port", "0"),  # another Ray of this machine may have the usual one
-    ]
-    started = Cluster(f"http://127.0.0.1:{dashboard}", token.read_text(encoding="utf-8"), make_environment(token))
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(*options: str) -> None:
-        own = folder / str(len(processes))  # as on a machine of its own: raylets delete each other's files otherwise
-        with (folder / f"raylet-{len(processes)}.log").open("wb") as log:
-            command = ["ray", "start", *options, *shared, "--temp-dir", str(own)]
-            processes.append(
-                subprocess.Popen(command, env=started.environment, stdout=log, stderr=log, start_new_session=True)
-            )
-
-    try:
-        start(
-            *("--head", "--port", str(port), "--dashboard-port", str(dashboard), "--num-cpus", "0"),
-            *("--ray-client-server-port", str(client)),
-        )
-        wait_for(lambda: bool(started.list("nodes")), processes, folder)
-        for _ in range(NUM_WORKERS):
-            start("--address", f"127.0.0.1:{port}", "--num-cpus", "1")
-        wait_for(lambda: len(started.list("nodes")) == 1 + NUM_WORKERS, processes, folder)
+    with run_raylets([0] + NUM_WORKERS * [1]) as started:
         yield started
-    finally:
-        for process in reversed(processes):  # the head last
-            process.terminate()
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,145 @@
+"""Small files that runs leave and find again: JSON and YAML, read with care, and text that is written whole.
+
+Whatever reads a file of a run's directory goes through here: the disk may have lost a part of it, somebody may have
+edited it, and a job that takes what is left is worse than one that stops.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from domext_ray.errors import RunError, name_file
+
+Kind = type | tuple[type, ...]
+NUMBER: Kind = (int, float)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it is either the old one or the new one, never a part.
+
+    Raises:
+        StorageError: the disk is full, may not be written or fails.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with name_file(path):
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path, remedy: str, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Args:
+        path: the file.
+        remedy: what to do about a damaged one, the end of the error's sentence.
+        expected: types of the values that must be there, by name; `train.steps` is "steps" in the object "train".
+
+    Raises:
+        RunError: it is missing or damaged, or lacks a value.
+    """
+    text = read_text(path, remedy)
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise RunError(f"{path} is not valid JSON{place}; {remedy}.") from error
+    _check_values(path, values, "JSON object", remedy, expected or {})
+    return values
+
+
+def read_yaml(path: Path, remedy: str, text: str | None = None) -> dict[str, Any]:
+    """Read a file that holds one YAML mapping of plain values; a tag that asks for an object is refused.
+
+    Args:
+        path: the file.
+        remedy: what to do about a damaged one, the end of the error's sentence.
+        text: its content, where that is known.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    text = read_text(path, remedy) if text is None else text
+    try:
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark is not None else ""
+        raise RunError(f"{path} is not valid YAML{place}; {remedy}.") from error
+    _check_values(path, values, "YAML mapping", remedy, {})
+    return values
+
+
+def read_text(path: Path, remedy: str) -> str:
+    """Read a file of text.
+
+    Raises:
+        RunError: it is missing, or no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing; {remedy}.") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); {remedy}.") from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path} is damaged (byte {error.start} is no UTF-8); {remedy}.") from error
+
+
+def hash_text(text: str) -> str:
+    """Return the sha256 of a text, hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_values(values: Mapping[str, Any]) -> str:
+    """Return the sha256 of plain values, hexadecimal; the order of names does not count."""
+    return hash_text(json.dumps(values, sort_keys=True))
+
+
+def _check_values(path: Path, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
+    if not isinstance(values, dict):
+        raise RunError(f"{path} holds no {what}; {remedy}.")
+    for name, kind in expected.items():
+        found: Any = values
+        for part in name.split("."):
+            if not isinstance(found, dict) or part not in found:
+                raise RunError(f"{path} has no {name}; {remedy}.")
+            found = found[part]
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise RunError(f"{path} has {name} = {str(found)[:60]!r}, which is of the wrong type; {remedy}.")
+
+
+def split_paths(text: str) -> list[str]:
+    """Cut an option at its commas, but for those within a path (or a glob) that is there as it stands.
+
+    Args:
+        text: paths, globs or other names separated by commas; the longest that exists is taken.
+    """
+    parts = text.split(",")
+    paths: list[str] = []
+    while parts:
+        ends = range(len(parts), 1, -1)
+        end = next((each for each in ends if _exists(",".join(parts[:each]).strip())), 1)
+        if path := ",".join(parts[:end]).strip():
+            paths.append(path)
+        parts = parts[end:]
+    return paths
+
+
+def _exists(path: str) -> bool:
+    expanded = os.path.expanduser(path)
+    return os.path.lexists(expanded) or any(glob.iglob(expanded, recursive=True))
