@@ -1,7 +1,7 @@
 """User-facing exceptions: what was wrong, by which rule, and which option or file to change.
 
-A job turns any of them into one sentence on standard error and exit code 2 (`exit_on_user_error`). A job that was
-stopped says so (`domext_ray.stopping`). Everything else is a defect of this library and keeps its traceback.
+A job turns any of them into one sentence on standard error and exit code 2 (`domext_ray.runtime.stopping`). Everything
+else is a defect of this library and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-
-from domext_ray.stopping import Stopped, catch_signals, describe_end, exit_code, exit_saying, is_stopped
 
 _STORAGE_ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
@@ -137,21 +135,3 @@ def name_file(path: object) -> Iterator[None]:
         yield
     except OSError as error:
         raise find_storage_error(error, path) or error from error
-
-
-@contextlib.contextmanager
-def exit_on_user_error() -> Iterator[None]:
-    """Print a user's mistake, or that the job was stopped, as one sentence and exit; other exceptions pass.
-
-    The exit code is 2 for a mistake and 128 + the signal's number for a job that was stopped (130 for Ctrl-C).
-    """
-    with catch_signals():
-        try:
-            yield
-        except BaseException as error:
-            if is_stopped() and not isinstance(error, DomextError):  # other errors are what ending brings with it
-                raise exit_saying(str(error) if isinstance(error, Stopped) else describe_end(), exit_code()) from None
-            user_error = find_user_error(error) if isinstance(error, Exception) else None
-            if user_error is None:
-                raise
-            raise exit_saying(f"error: {user_error}", 2) from None

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.cluster import settle_gpu, start_ray
-from domext_ray.config import MethodConfig, PretrainConfig, identity_of
-from domext_ray.corpus.check import check_corpus
-from domext_ray.corpus.extension import (
+from domext_ray.config.pretrain import MethodConfig, PretrainConfig, identity_of
+from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.shards import identify_corpus, prepare_corpus
+from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.texts.work_folder import make_folder_anew
+from domext_ray.corpus.vocabulary.extension import (
     ExtensionVocabulary,
     check_given_words,
     count_brought_words,
@@ -25,22 +28,26 @@ from domext_ray.corpus.extension import (
     load_extension,
     measure_extension,
 )
-from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.shards import identify_corpus, prepare_corpus
-from domext_ray.corpus.sources import resolve_sources
-from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
-from domext_ray.corpus.work_folder import make_folder_anew
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.export import export_run
-from domext_ray.export_folder import HUGGINGFACE, check_target
+from domext_ray.export.folder import HUGGINGFACE, check_target
+from domext_ray.export.model_folder import export_run
 from domext_ray.files import hash_values
-from domext_ray.forecast import Forecast, make_forecast
 from domext_ray.model.base import SHIPPED_BASE, Base, describe_base, load_base
 from domext_ray.model.budget import TOLERANCE, solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.graft import Extensions, describe_shape
-from domext_ray.report import format_summary, write_report
-from domext_ray.run_directory import (
+from domext_ray.report.forecast import Forecast, make_forecast
+from domext_ray.report.report import format_summary, write_report
+from domext_ray.report.summary import (
+    describe_end,
+    describe_manifest,
+    describe_plan,
+    describe_sources,
+    is_finished,
+    write_summary,
+)
+from domext_ray.runs.run_directory import (
     RunPaths,
     check_identity,
     check_made_with,
@@ -53,14 +60,7 @@ from domext_ray.run_directory import (
     write_identity,
     write_made_with,
 )
-from domext_ray.summary import (
-    describe_end,
-    describe_manifest,
-    describe_plan,
-    describe_sources,
-    is_finished,
-    write_summary,
-)
+from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
 from domext_ray.training.checkpoint import (
     CheckpointId,
     choose_checkpoint,

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import NO_EXTENSIONS, Job, run_job
-from domext_ray.finetune_config import AblateConfig
+from domext_ray.config.command_line import NO_EXTENSIONS, Job, run_job
+from domext_ray.config.finetune import AblateConfig
 
 
 def ablate(config: AblateConfig) -> None:
     """Carry out a study and print its table; with `dry_run` its plan."""
-    from domext_ray.downstream import ablation, ablation_report, ablation_sweeps
+    from domext_ray.downstream.ablation import report as ablation_report
+    from domext_ray.downstream.ablation import spans as ablation
+    from domext_ray.downstream.ablation import sweeps as ablation_sweeps
 
     if config.study == "spans":
         work = ablation.prepare_spans(config)

@@ -6,19 +6,19 @@
     python jobs/bank.py --bank bank --remove clinic
 
 A run's domain (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds. Adding one
-writes new files only. In Python, domext_ray.bank.AdapterBank also loads adapters, attaches them to a model in memory,
-and serves batches whose rows use different ones.
+writes new files only. In Python, domext_ray.adapters.bank.AdapterBank also loads adapters, attaches them to a model in
+memory, and serves batches whose rows use different ones.
 """
 
 from __future__ import annotations
 
-from domext_ray.command_line import Job, run_job
-from domext_ray.job_config import BankConfig
+from domext_ray.config.command_line import Job, run_job
+from domext_ray.config.jobs import BankConfig
 
 
 def keep(config: BankConfig) -> None:
     """Add, remove, verify or list."""
-    from domext_ray.bank import run_bank
+    from domext_ray.adapters.bank import run_bank
 
     run_bank(config)
 

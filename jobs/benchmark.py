@@ -29,7 +29,8 @@ from benchmark_finetune import add_finetune_options, run_finetune
 from benchmark_overhead import run_overhead
 from benchmark_steps import PAIRINGS, run_methods, run_step
 
-from domext_ray.errors import ConfigError, exit_on_user_error
+from domext_ray.errors import ConfigError
+from domext_ray.runtime.stopping import exit_on_user_error
 
 POSITIVE = (
     "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "

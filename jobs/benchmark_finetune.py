@@ -33,15 +33,15 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream.batches import plan_epoch
-from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.task_list import ONLY_STAGE, make_task
-from domext_ray.downstream.tasks import Row, Task, TaskOptions
-from domext_ray.downstream.training import Point, prepare_task
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.downstream.finetune.batches import plan_epoch
+from domext_ray.downstream.finetune.training import Point, prepare_task
+from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
+from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
+from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
-from domext_ray.finetune_config import FinetuneConfig
-from domext_ray.labelled.loading import load_labelled
+from domext_ray.labelled.code_entities.loading import load_labelled
 from domext_ray.model.graft import describe_plain
 from domext_ray.training.engine import join_alone
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from domext_ray.cluster import count_cpus
+from domext_ray.runtime.ray_cluster import count_cpus
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -20,10 +20,10 @@ from benchmark_output import write_json
 from torch import nn
 
 from domext_ray.corpus.manifest import read_manifest, take_rows
-from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import choose_attention
-from domext_ray.run_directory import read_identity
+from domext_ray.runs.run_directory import read_identity
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.objective import Masker
 from domext_ray.training.optimizer import compute_learning_rate

@@ -20,9 +20,9 @@ from rivals import AfRival, ExbertRival, Rival
 from rivals_adapters import AdaptersRival
 from torch import Tensor
 
-from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, is_extension
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 
 VOCAB_SIZE = 30_522
 RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run

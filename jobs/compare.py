@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import Job, run_job
-from domext_ray.job_config import StudyConfig
+from domext_ray.config.command_line import Job, run_job
+from domext_ray.config.jobs import StudyConfig
 
 DEFAULTS = Path(__file__).parent / "configs" / "compare.yaml"
 
 
 def compare(config: StudyConfig) -> None:
     """Train every method on every seed and compare them."""
-    from domext_ray.study import read_presets, run_study
+    from domext_ray.study.study import read_presets, run_study
 
     run_study(config, read_presets(DEFAULTS))
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import Job, run_job
-from domext_ray.job_config import CompareConfig
+from domext_ray.config.command_line import Job, run_job
+from domext_ray.config.jobs import CompareConfig
 
 
 def compare(config: CompareConfig) -> None:
     """Draw the picture and print the table."""
-    from domext_ray.comparison import choose_runs, draw_comparison, format_comparison, read_run
-    from domext_ray.downstream import finetune_comparison as finetuning
-    from domext_ray.report import check_picture
+    from domext_ray.downstream.finetune import comparison as finetuning
+    from domext_ray.report.comparison import choose_runs, draw_comparison, format_comparison, read_run
+    from domext_ray.report.report import check_picture
     from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
 
     folders = choose_runs(config.runs)

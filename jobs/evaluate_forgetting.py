@@ -5,14 +5,14 @@ python jobs/evaluate_forgetting.py --models base=general-mini,af=runs/af --corpu
 
 from __future__ import annotations
 
-from domext_ray.command_line import Job, run_job
-from domext_ray.job_config import ForgettingConfig
+from domext_ray.config.command_line import Job, run_job
+from domext_ray.config.jobs import ForgettingConfig
 
 
 def evaluate(config: ForgettingConfig) -> None:
     """Measure, write and print."""
-    from domext_ray.downstream.forgetting import measure_forgetting
-    from domext_ray.downstream.forgetting_report import write_forgetting
+    from domext_ray.downstream.forgetting.forgetting import measure_forgetting
+    from domext_ray.downstream.forgetting.report import write_forgetting
 
     print(write_forgetting(measure_forgetting(config)))
     print(f"figures, table and picture: {config.output}")

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import Job, run_job
-from domext_ray.job_config import ExportConfig
+from domext_ray.config.command_line import Job, run_job
+from domext_ray.config.jobs import ExportConfig
 
 
 def export(config: ExportConfig) -> None:
     """Write the export's folder."""
     import torch
 
-    from domext_ray.export import export_run
-    from domext_ray.export_adapters import export_adapter_run
+    from domext_ray.export.adapter_folders import export_adapter_run
+    from domext_ray.export.model_folder import export_run
 
     run_dir = Path(config.run).expanduser()
     folder = Path(config.output).expanduser() if config.output else run_dir / config.folder_name

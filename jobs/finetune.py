@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import NO_EXTENSIONS, Job, run_job
-from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.config.command_line import NO_EXTENSIONS, Job, run_job
+from domext_ray.config.finetune import FinetuneConfig
 
 
 def finetune(config: FinetuneConfig) -> None:
     """Train the grid, choose by dev, score test."""
-    from domext_ray.downstream.finetune import run_finetuning
+    from domext_ray.downstream.finetune.finetune import run_finetuning
 
     run_finetuning(config)
 

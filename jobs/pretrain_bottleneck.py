@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job, run_job
-from domext_ray.config import PretrainConfig
+from domext_ray.config.command_line import LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job, run_job
+from domext_ray.config.pretrain import PretrainConfig
 
 
 def pretrain(config: PretrainConfig) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from benchmark_timing import Batch
 from torch import Tensor, nn
 
-from domext_ray.model.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 
 
 class Rival(nn.Module, ABC):

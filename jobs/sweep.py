@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domext_ray.command_line import NO_EXTENSIONS, Job, run_job
-from domext_ray.search_config import SweepConfig
+from domext_ray.config.command_line import NO_EXTENSIONS, Job, run_job
+from domext_ray.config.sweep import SweepConfig
 
 DECIDED = (
     *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers"),

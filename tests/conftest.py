@@ -121,7 +121,7 @@ def local_ray() -> Iterator[None]:
     """A Ray of this session's own, as a job starts it."""
     import ray
 
-    from domext_ray.cluster import start_ray
+    from domext_ray.runtime.ray_cluster import start_ray
 
     start_ray()
     yield

@@ -14,8 +14,8 @@ from conftest import WORDS
 
 from domext_ray.errors import DomextError
 from domext_ray.labelled.examples import LabelledSet
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import make_description
-from domext_ray.labelled.sets import load_set
 
 DATA = Path(os.environ.get("DOMEXT_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from methods import ROWS, Row, find_row
 from torch import Tensor
 
-from domext_ray.config import (
+from domext_ray.config.pretrain import (
     EngineConfig,
     OptimConfig,
     PretrainConfig,
@@ -34,12 +34,12 @@ from domext_ray.config import (
     VocabConfig,
     dump_yaml,
 )
-from domext_ray.corpus.extension import import_words
-from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.corpus.vocabulary.extension import import_words
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, store_base
 from domext_ray.model.lora import name_unwrapped
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (
     Checkpoint,

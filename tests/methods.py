@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from domext_ray.config import MethodConfig, ObjectiveConfig
+from domext_ray.config.pretrain import MethodConfig, ObjectiveConfig
 
 ALL_MATRICES = "query,key,value,attention_output,intermediate,output"
 

@@ -22,15 +22,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
 
-from domext_ray.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
-from domext_ray.config import MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
+from domext_ray.adapters.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
+from domext_ray.adapters.serving import serve_adapters
+from domext_ray.config.jobs import BankConfig
+from domext_ray.config.pretrain import MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
 from domext_ray.errors import BaseModelError, ConfigError, RunError
-from domext_ray.job_config import BankConfig
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.graft import build_model
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextModel
-from domext_ray.serving import serve_adapters
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from domext_ray.command_line import Job, format_help, run_job
-from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.config.command_line import Job, format_help, run_job
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.option_list import list_options, list_sections
+from domext_ray.config.option_values import build, read_file, read_flags
+from domext_ray.config.pretrain import PretrainConfig, parse_config
+from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.finetune_config import FinetuneConfig
-from domext_ray.option_list import list_options, list_sections
-from domext_ray.option_values import build, read_file, read_flags
-from domext_ray.search_config import SweepConfig
 
 FOLDER = Path(__file__).resolve().parents[1] / "jobs"
 NEEDED = {

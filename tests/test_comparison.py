@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from test_report import SUMMARY, make_records, make_run
 
-from domext_ray.comparison import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
+from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.job_config import ForgettingConfig
-from domext_ray.report import check_picture, save_picture
-from domext_ray.tradeoff import (
+from domext_ray.report.comparison import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
+from domext_ray.report.report import check_picture, save_picture
+from domext_ray.study.tradeoff import (
     BaseFigures,
     MethodRuns,
     Spread,

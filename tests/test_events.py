@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray import status_line
-from domext_ray.config import TrainConfig
-from domext_ray.events import EVENTS, EventReader, enter_phase, tell_driver
+from domext_ray import progress as status_line
+from domext_ray.config.pretrain import TrainConfig
+from domext_ray.runs.events import EVENTS, EventReader, enter_phase, tell_driver
 from domext_ray.training.metrics import RunProgress
 
 

@@ -28,17 +28,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from domext_ray.card import CardFacts, Terms, build_card, read_header, read_terms
-from domext_ray.config import MethodConfig, PretrainConfig, dump_yaml
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.downstream.start_model import load_start_model
+from domext_ray.config.pretrain import MethodConfig, PretrainConfig, dump_yaml
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
-from domext_ray.export import export_model, export_run
-from domext_ray.export_folder import MARKER, ExportRecord, new_folder, read_export_record
+from domext_ray.export.card import CardFacts, Terms, build_card, read_header, read_terms
+from domext_ray.export.folder import MARKER, ExportRecord, new_folder, read_export_record
+from domext_ray.export.model_folder import export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, describe_extensions
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
 

@@ -19,14 +19,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedModel
 
-from domext_ray.config import MethodConfig, ShapeConfig
-from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
-from domext_ray.export_adapters import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
-from domext_ray.export_folder import MARKER
+from domext_ray.export.adapter_folders import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
+from domext_ray.export.folder import MARKER
 from domext_ray.model.base import load_base
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, detach
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 
 BASES = ("tiny_base_folder", "tiny_roberta_folder")
 TEXTS = ["the dog and the cat run in the garden", "a good book"]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import ray
 
-from domext_ray.errors import CorpusError, exit_on_user_error, find_user_error
+from domext_ray.errors import CorpusError, find_user_error
+from domext_ray.runtime.stopping import exit_on_user_error
 
 SENTENCE = "text.txt cannot be read; mend it or leave it out."
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.config.finetune import AblateConfig, FinetuneConfig
+from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
+from domext_ray.config.pretrain import PretrainConfig, parse_config
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.finetune_config import AblateConfig, FinetuneConfig
-from domext_ray.job_config import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
-from domext_ray.run_directory import hold_run
+from domext_ray.runs.run_directory import hold_run
 
 NAMES = (".", "..", ".corpora", "-x", "a/b", " a", "a ", "two\nlines", "tab\there", "nul\0", "a" * 201, "é" * 101)
 PLACES: list[tuple[type[Any], str, list[str]]] = [

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from conftest import write_corpus
 
-from domext_ray.config import OptimConfig, PrepareConfig, PretrainConfig, RunConfig, TrainConfig
+from domext_ray.config.pretrain import OptimConfig, PrepareConfig, PretrainConfig, RunConfig, TrainConfig
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.sources import resolve_sources
-from domext_ray.corpus.vocab import load_tokenizer
-from domext_ray.forecast import describe_forecast, make_forecast
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
+from domext_ray.report.forecast import describe_forecast, make_forecast
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
 from domext_ray.training.rate import measure_rate
 

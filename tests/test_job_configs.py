@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 import yaml
 
-from domext_ray.config import ObjectiveConfig, PretrainConfig, describe_difference, dump_yaml, parse_config, to_dict
+from domext_ray.config.finetune import AblateConfig, FinetuneConfig
+from domext_ray.config.jobs import StudyConfig
+from domext_ray.config.pretrain import (
+    ObjectiveConfig,
+    PretrainConfig,
+    describe_difference,
+    dump_yaml,
+    parse_config,
+    to_dict,
+)
+from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.finetune_config import AblateConfig, FinetuneConfig
-from domext_ray.job_config import StudyConfig
 from domext_ray.pipeline import run_pretraining, run_vocabulary
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import choose_points
-from domext_ray.search_config import SweepConfig
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {

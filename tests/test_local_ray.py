@@ -12,7 +12,7 @@ import psutil
 import pytest
 import ray
 
-from domext_ray.cluster import make_token_header
+from domext_ray.runtime.ray_cluster import make_token_header
 
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 CALLS = (  # one of each kind of process

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray.config import KNOWN_METHODS, PretrainConfig, dump_yaml, from_dict, parse_config, to_dict
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import KNOWN_METHODS, PretrainConfig, dump_yaml, from_dict, parse_config, to_dict
 from domext_ray.errors import ConfigError
-from domext_ray.finetune_config import FinetuneConfig
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 SHIPPED = {"af": "af", "bert": "full", "bottleneck": "bottleneck", "exbert": "exbert", "lora": "lora"}

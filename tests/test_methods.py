@@ -29,15 +29,15 @@ from methods import ALL_MATRICES, ROWS, Row, find_row
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from domext_ray.config import MethodConfig, PretrainConfig, ShapeConfig
-from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.config.pretrain import MethodConfig, PretrainConfig, ShapeConfig
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
-from domext_ray.export import export_run, rebuild_run
+from domext_ray.export.model_folder import export_run, rebuild_run
 from domext_ray.model.base import Base, hash_tensors, load_base
-from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.counts import ParameterCounts, count_parameters
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, describe_extensions, describe_shape, detach
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.pipeline import size_method
 from domext_ray.training.engine import StepFigures, TrainState
 from domext_ray.training.evaluate import read_probe

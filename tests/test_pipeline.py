@@ -17,13 +17,13 @@ import pytest
 from job_processes import find_workers, kill_job, start_job, stop_job
 
 from domext_ray import pipeline
-from domext_ray.config import PretrainConfig, RunConfig, parse_config
+from domext_ray.config.pretrain import PretrainConfig, RunConfig, parse_config
 from domext_ray.errors import ConfigError, DomextError, RunError
-from domext_ray.events import EVENTS
 from domext_ray.model.base import load_base
 from domext_ray.pipeline import run_pretraining
-from domext_ray.run_directory import resolve_paths
-from domext_ray.summary import is_finished
+from domext_ray.report.summary import is_finished
+from domext_ray.runs.events import EVENTS
+from domext_ray.runs.run_directory import resolve_paths
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.phases import FIRST_ORDER, describe_order
 from domext_ray.training.start import read_run_config

@@ -15,7 +15,7 @@ from job_processes import kill_job, start_job
 from safetensors.torch import load_file
 from test_pipeline import REPOSITORY, check_mistake, run_job, wait_for_step
 
-from domext_ray.corpus.extension import load_extension
+from domext_ray.corpus.vocabulary.extension import load_extension
 
 NUM_STEPS = 12
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import yaml
 
+from domext_ray.config.places import hide_places
 from domext_ray.errors import RunError
-from domext_ray.places import hide_places
-from domext_ray.report import describe_result, format_summary, read_curve, smooth, write_report
+from domext_ray.report.report import describe_result, format_summary, read_curve, smooth, write_report
 
 SUMMARY: dict[str, Any] = {
     "parameters": {"total": 8_421_376, "trainable": 2_632_704, "trainable_frac": 0.3214},

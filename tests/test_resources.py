@@ -13,15 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-from domext_ray import cluster
-from domext_ray.cluster import Node, count_cpus, describe_nodes, find_shortage, settle_gpu, share_cpus, start_ray
-from domext_ray.config import PretrainConfig, ScaleConfig, dump_yaml, from_dict, parse_config
-from domext_ray.downstream.finetune import run_finetuning
+from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
+from domext_ray.config.pretrain import PretrainConfig, ScaleConfig, dump_yaml, from_dict, parse_config
+from domext_ray.config.sweep import SweepConfig
+from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError
-from domext_ray.finetune_config import FinetuneConfig, TrainingScaleConfig
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runtime import ray_cluster as cluster
+from domext_ray.runtime.ray_cluster import (
+    Node,
+    count_cpus,
+    describe_nodes,
+    find_shortage,
+    settle_gpu,
+    share_cpus,
+    start_ray,
+)
 from domext_ray.search.sweep import run_sweep
-from domext_ray.search_config import SweepConfig
 
 ONE, TWO, EIGHT, HEAD = Node(1.0, 0.0), Node(2.0, 0.0), Node(8.0, 1.0), Node(0.0, 0.0)
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from domext_ray.config import PrepareConfig, PretrainConfig, TrainConfig, added, free, hashed_options, identity_of
+from domext_ray.config.pretrain import (
+    PrepareConfig,
+    PretrainConfig,
+    TrainConfig,
+    added,
+    free,
+    hashed_options,
+    identity_of,
+)
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.run_directory import check_identity, hold_run, read_config, write_config, write_identity
-from domext_ray.summary import is_finished, read_summary
+from domext_ray.report.summary import is_finished, read_summary
+from domext_ray.runs.run_directory import check_identity, hold_run, read_config, write_config, write_identity
 from domext_ray.training.start import read_run_config
 
 CONFIG = PretrainConfig(seed=7, train=TrainConfig(max_steps=12))
@@ -138,7 +146,7 @@ def test_what_has_moved_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", '{"seed": 7, "tra', "[1]", "\x80", "{}", '{"optim": {"decay_steps": "x"}}'])
 def test_a_damaged_identity_is_one_sentence(tmp_path: Path, content: str) -> None:
-    from domext_ray.run_directory import resolve_schedule
+    from domext_ray.runs.run_directory import resolve_schedule
 
     run = lay_out(tmp_path / "run")
     (run / "identity.json").write_bytes(content.encode("latin-1"))

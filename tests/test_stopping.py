@@ -15,8 +15,8 @@ from job_processes import heed_signals
 
 JOB = """
 import sys, time
-from domext_ray import stopping
-from domext_ray.errors import exit_on_user_error
+from domext_ray.runtime import stopping
+from domext_ray.runtime.stopping import exit_on_user_error
 
 asked = []
 

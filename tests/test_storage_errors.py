@@ -37,7 +37,7 @@ def limit_files() -> Iterator[None]:
 
 def test_a_job_that_meets_a_full_disk_says_so() -> None:
     code = """
-from domext_ray.errors import exit_on_user_error
+from domext_ray.runtime.stopping import exit_on_user_error
 with exit_on_user_error(), open("/dev/full", "w") as file:
     file.write("text")
 """

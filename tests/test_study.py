@@ -16,13 +16,19 @@ import pytest
 from job_processes import kill_job, start_job
 from test_report import SUMMARY
 
-from domext_ray import study
-from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.config.jobs import StudyConfig
+from domext_ray.config.pretrain import PretrainConfig, parse_config
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.job_config import StudyConfig
-from domext_ray.run_directory import write_config
-from domext_ray.study import choose_presets, estimate_step_seconds, make_method_config, read_presets, run_study
+from domext_ray.runs.run_directory import write_config
+from domext_ray.study.study import (
+    choose_presets,
+    estimate_step_seconds,
+    make_method_config,
+    read_presets,
+    run_study,
+    study,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEFAULTS = REPOSITORY / "jobs" / "configs" / "compare.yaml"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus.documents import read_documents
-from domext_ray.corpus.dropped import Dropped
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.pairs import NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han
 from domext_ray.corpus.shards import CHINESE_FRAC
-from domext_ray.corpus.sources import ReadTask, Sources
+from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import ReadTask, Sources
 
 SAMPLED_TASKS = 8
 READ_BYTES = 2**20

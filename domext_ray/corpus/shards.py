@@ -28,9 +28,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import PrepareConfig, hashed_options
-from domext_ray.corpus.documents import read_documents
-from domext_ray.corpus.dropped import Dropped, check_dropped, require_text
+from domext_ray.config.pretrain import PrepareConfig, hashed_options
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -47,11 +45,13 @@ from domext_ray.corpus.manifest import (
 )
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
-from domext_ray.corpus.sources import ReadTask, Sources, resolve_sources
-from domext_ray.corpus.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
-from domext_ray.corpus.tasks import run_tasks
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.corpus.work_folder import KeptParts, hold_work_folder, replace_when_written
+from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.dropped import Dropped, check_dropped, require_text
+from domext_ray.corpus.texts.ray_tasks import run_tasks
+from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
+from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
+from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder, replace_when_written
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 from domext_ray.files import hash_values
 

@@ -25,11 +25,11 @@ import pyarrow as pa
 import ray
 import ray.data
 
-from domext_ray.config import count_lanes
+from domext_ray.config.pretrain import count_lanes
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, take_rows
 from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
-from domext_ray.corpus.tasks import configure_ray_data
+from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
 
 BLOCK_ROWS = 4096

@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
-from domext_ray.corpus.vocab import check_fit, load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
 from domext_ray.errors import BaseModelError, CorpusError
-from domext_ray.model.configuration_domext import OWN_FIELDS, DomextConfig
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 
 SHIPPED_BASE = "general-mini"
 ASSETS = Path(__file__).parent.parent / "assets"

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedConfig, RobertaConfig
 
-from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.config.pretrain import MethodConfig, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.model.base import HEADS, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
-from domext_ray.model.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.lora import inject_lora, name_unwrapped
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 
 _EXTENSION = re.compile(r"\.(domains|extension|lora_A|lora_B)\.")
 _NEW_WORDS = ("bert.embeddings.extension.", "cls.predictions.extension.")

@@ -16,10 +16,10 @@ import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.files import read_json
 from domext_ray.search.space import Dimension, Point, Space
 from domext_ray.search.trial import FAILURE, TRIAL_REMEDY, read_rungs
-from domext_ray.search_config import OBJECTIVES
 
 MIN_FOR_IMPORTANCE = 4
 """Trials below which no importance is estimated."""

@@ -17,9 +17,9 @@ from typing import Any
 import optuna
 from ray.tune.search import Searcher
 
+from domext_ray.config.sweep import OBJECTIVES, SearchConfig
 from domext_ray.search.results import TrialResult
 from domext_ray.search.space import Point, Space
-from domext_ray.search_config import OBJECTIVES, SearchConfig
 
 
 @dataclass(frozen=True)

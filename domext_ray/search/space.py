@@ -25,10 +25,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from domext_ray.config import PretrainConfig, from_dict, merge_options, to_dict
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import PretrainConfig, from_dict, merge_options, to_dict
+from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, find_user_error
-from domext_ray.finetune_config import FinetuneConfig
-from domext_ray.search_config import SweepConfig
 
 Point = dict[str, Any]
 """Value of every dimension whose condition holds: a number, a string, or the name of a bundle."""

@@ -23,16 +23,25 @@ from ray import tune
 from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
-from domext_ray.cluster import describe_nodes, find_shortage, list_nodes, settle_gpu, share_cpus, start_ray
-from domext_ray.config import identity_of
-from domext_ray.corpus.check import check_corpus
+from domext_ray.config.pretrain import identity_of
+from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.corpus.stream import READ_CPUS
+from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.errors import ConfigError, DomextError, find_user_error
 from domext_ray.files import read_json
-from domext_ray.labelled.loading import LoadedSet, load_labelled
+from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.pipeline import count_planned_words, provide_inputs, resolve_files, size_method
-from domext_ray.run_directory import check_identity, hold_run, read_identity, resolve_root, write_config, write_identity
+from domext_ray.progress import StatusLine, format_seconds
+from domext_ray.runs.run_directory import (
+    check_identity,
+    hold_run,
+    read_identity,
+    resolve_root,
+    write_config,
+    write_identity,
+)
+from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, settle_gpu, share_cpus, start_ray
 from domext_ray.search.results import TrialResult, read_trials
 from domext_ray.search.searcher import PointSearcher, list_waiting, make_study
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
@@ -50,8 +59,6 @@ from domext_ray.search.trial import (
     record_failure,
     score_base,
 )
-from domext_ray.search_config import OBJECTIVES, SearchConfig, SweepConfig
-from domext_ray.status_line import StatusLine, format_seconds
 from domext_ray.training.metrics import write_text
 from domext_ray.training.pretrain import check_shared_storage
 

@@ -15,16 +15,16 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from domext_ray.comparison import COLORS
-from domext_ray.config import describe_difference
+from domext_ray.config.pretrain import describe_difference
+from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.errors import RunError
-from domext_ray.report import MUTED, STYLE, save_picture
-from domext_ray.run_directory import read_identity
+from domext_ray.progress import format_seconds
+from domext_ray.report.comparison import COLORS
+from domext_ray.report.report import MUTED, STYLE, save_picture
+from domext_ray.runs.run_directory import read_identity
 from domext_ray.search.results import read_trials
 from domext_ray.search.sweep_report import NAMES
 from domext_ray.search.trainable import TRIALS
-from domext_ray.search_config import OBJECTIVES
-from domext_ray.status_line import format_seconds
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from domext_ray.comparison import COLORS
-from domext_ray.config import PretrainConfig, RunConfig, dump_yaml
+from domext_ray.config.pretrain import PretrainConfig, RunConfig, dump_yaml
+from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json
-from domext_ray.report import BLUE, GREEN, MUTED, ORANGE, STYLE, build_table, fill_page, save_picture
-from domext_ray.run_directory import read_config
+from domext_ray.progress import format_seconds
+from domext_ray.report.comparison import COLORS
+from domext_ray.report.report import BLUE, GREEN, MUTED, ORANGE, STYLE, build_table, fill_page, save_picture
+from domext_ray.runs.run_directory import read_config
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
-from domext_ray.search_config import OBJECTIVES, SearchConfig, SweepConfig
-from domext_ray.status_line import format_seconds
 from domext_ray.training.metrics import write_text
 
 BASE = "base.json"

@@ -22,23 +22,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from domext_ray.config import PretrainConfig, hashed_options
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import PretrainConfig, hashed_options
+from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
-from domext_ray.downstream.finetuned import make_set_task
-from domext_ray.downstream.stages import evaluate_stages
-from domext_ray.downstream.start_model import StartModel, load_start_model
-from domext_ray.downstream.training import Point as FinetunePoint
-from domext_ray.downstream.training import at_stage, fit_task
+from domext_ray.downstream.finetune.finetuned import make_set_task
+from domext_ray.downstream.finetune.training import Point as FinetunePoint
+from domext_ray.downstream.finetune.training import at_stage, fit_task
+from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import TrainingError
 from domext_ray.files import read_json, write_text
-from domext_ray.finetune_config import FinetuneConfig
-from domext_ray.labelled.loading import LoadedSet
-from domext_ray.labelled.scores import RESAMPLING_SEED, Score, find_bounds
+from domext_ray.labelled.code_entities.loading import LoadedSet
+from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.model.base import Base, load_base
 from domext_ray.pipeline import count_planned_words, size_method
-from domext_ray.run_directory import write_config
+from domext_ray.runs.run_directory import write_config
 from domext_ray.search.space import PREPARATION, Point, Space, configure
-from domext_ray.search_config import SweepConfig
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
 from domext_ray.training.worker import PretrainTask, PretrainWorker

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from domext_ray.config import EngineConfig, OptimConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.training.objective import MaskedBatch, pad_batch
 from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_learning_rate, create_moments

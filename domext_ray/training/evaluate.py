@@ -29,7 +29,7 @@ import torch.distributed as dist
 from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from domext_ray.config import TrainConfig
+from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError, name_file
-from domext_ray.events import EventReader
 from domext_ray.files import write_text
-from domext_ray.status_line import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.runs.events import EventReader
 
 REFRESH_SECONDS = 0.5
 ATTEMPT = "attempt.json"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config import ObjectiveConfig
+from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from domext_ray.config import OptimConfig
+from domext_ray.config.pretrain import OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's state in torch
 

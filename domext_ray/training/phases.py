@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from domext_ray.config import (
+from domext_ray.config.pretrain import (
     MAX_LANES,
     ObjectiveConfig,
     PretrainConfig,

@@ -22,7 +22,11 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback, Wor
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from domext_ray.cluster import (
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.stream import READ_CPUS
+from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
+from domext_ray.runs.events import tell_driver
+from domext_ray.runtime.ray_cluster import (
     count_cpus,
     describe_nodes,
     describe_waiting,
@@ -31,11 +35,7 @@ from domext_ray.cluster import (
     settle_gpu,
     share_cpus,
 )
-from domext_ray.config import PretrainConfig
-from domext_ray.corpus.stream import READ_CPUS
-from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
-from domext_ray.events import tell_driver
-from domext_ray.stopping import Save, Stopped, save_first, signal_name
+from domext_ray.runtime.stopping import Save, Stopped, save_first, signal_name
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.metrics import RunProgress, find_last_step, write_attempt
 from domext_ray.training.worker import PretrainTask, PretrainWorker

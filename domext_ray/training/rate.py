@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from domext_ray.config import PretrainConfig, resolve_micro_batch_size
+from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model, choose_attention
 from domext_ray.training.engine import MaskedLoss

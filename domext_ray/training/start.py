@@ -13,14 +13,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from domext_ray.config import PretrainConfig
-from domext_ray.corpus.extension import check_appended, decompose, load_extension
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.vocabulary.extension import check_appended, decompose, load_extension
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model
-from domext_ray.model.modeling_domext import DomextForMaskedLM
-from domext_ray.run_directory import read_config
+from domext_ray.runs.run_directory import read_config
 from domext_ray.training.checkpoint import (
     Checkpoint,
     CheckpointId,

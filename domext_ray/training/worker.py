@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config import PretrainConfig, resolve_warmup_steps
+from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch, stream_batches
-from domext_ray.corpus.vocab import load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError, TrainingError
-from domext_ray.events import enter_phase, tell_driver
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
+from domext_ray.runs.events import enter_phase, tell_driver
 from domext_ray.training.checkpoint import (
     Checkpoint,
     CheckpointId,

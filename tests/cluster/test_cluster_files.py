@@ -21,11 +21,11 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import cli
 
-from domext_ray.config import PretrainConfig, parse_config
+from domext_ray.config.pretrain import PretrainConfig, parse_config
+from domext_ray.config.sweep import SweepConfig
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import choose_points
-from domext_ray.search_config import SweepConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "cluster"

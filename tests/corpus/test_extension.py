@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
-from domext_ray.config import PrepareConfig, VocabConfig
-from domext_ray.corpus.extension import (
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig
+from domext_ray.corpus.vocabulary.extension import (
     ExtensionVocabulary,
     check_appended,
     count_brought_words,
@@ -25,7 +25,7 @@ from domext_ray.corpus.extension import (
     load_extension,
     measure_extension,
 )
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -12,7 +12,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer, models
 
-from domext_ray.corpus.new_words import (
+from domext_ray.corpus.vocabulary.new_words import (
     choose_alphabet,
     find_longest,
     learn_pieces,
@@ -137,7 +137,7 @@ def test_words_are_fed_by_scaled_counts() -> None:
 def test_the_ranking_does_not_depend_on_the_order_of_hash_tables() -> None:
     words = make_words(4, 60)
     code = (
-        "import json, sys; from domext_ray.corpus.new_words import rank_entries\n"
+        "import json, sys; from domext_ray.corpus.vocabulary.new_words import rank_entries\n"
         "words, known = json.load(sys.stdin)\n"
         "print(rank_entries([*words], [*words.values()], set(known), 10, 2, False))"
     )

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus.documents import read_documents
-from domext_ray.corpus.dropped import Dropped
-from domext_ray.corpus.sources import Sources, find_files, resolve_sources
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import Sources, find_files, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
 

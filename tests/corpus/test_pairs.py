@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from transformers import BertTokenizer
 
-from domext_ray.config import PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus import pairs, shards
 from domext_ray.corpus.manifest import Manifest, read_manifest, verify_shards
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, Chunk, build_chunks, choose_sentences, make_pair_drawer

@@ -19,13 +19,14 @@ import pyarrow as pa
 import pytest
 from transformers import BertTokenizer
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus import manifest, shards, tasks
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus import manifest, shards
 from domext_ray.corpus.manifest import Manifest, Split, read_manifest, take_numbered, verify_shards
 from domext_ray.corpus.rows import load_jieba
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.sources import resolve_sources
-from domext_ray.corpus.split import describe_split, hold_out_blocks, resolve_held_out_by
+from domext_ray.corpus.texts import ray_tasks as tasks
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, resolve_held_out_by
 from domext_ray.errors import CorpusError
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus import documents as reading
-from domext_ray.corpus.documents import clean_text, read_documents
-from domext_ray.corpus.dropped import Dropped
-from domext_ray.corpus.sources import (
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.texts import documents as reading
+from domext_ray.corpus.texts.documents import clean_text, read_documents
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import (
     ReadTask,
     SourceFile,
     Sources,

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from domext_ray.config import PrepareConfig, VocabConfig
-from domext_ray.corpus.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import CorpusError
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

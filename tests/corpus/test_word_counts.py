@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus import tasks, word_counts
-from domext_ray.corpus.documents import read_documents
-from domext_ray.corpus.dropped import Dropped
-from domext_ray.corpus.sources import resolve_sources
-from domext_ray.corpus.word_counts import WordCounts, forget_rarest, keep_counts, require_bert_words
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.texts import ray_tasks as tasks
+from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.vocabulary import word_counts
+from domext_ray.corpus.vocabulary.word_counts import WordCounts, forget_rarest, keep_counts, require_bert_words
 from domext_ray.errors import CorpusError
 
 PREPARE = PrepareConfig(min_document_chars=5)

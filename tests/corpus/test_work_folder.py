@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from domext_ray.config import PrepareConfig
-from domext_ray.corpus import work_folder
-from domext_ray.corpus.sources import ReadTask, resolve_sources
-from domext_ray.corpus.tasks import run_tasks
-from domext_ray.corpus.work_folder import (
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.texts import work_folder
+from domext_ray.corpus.texts.ray_tasks import run_tasks
+from domext_ray.corpus.texts.sources import ReadTask, resolve_sources
+from domext_ray.corpus.texts.work_folder import (
     KeptParts,
     hold_work_folder,
     make_folder_anew,

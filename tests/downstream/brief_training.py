@@ -10,10 +10,10 @@ import torch
 from conftest import SHAPE
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks import Row, Task
+from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.labelled.examples import AnyExample
-from domext_ray.model import heads_domext
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.domext import heads_domext
+from domext_ray.model.domext.configuration_domext import DomextConfig
 
 
 def make_one_hot(targets: np.ndarray, num_labels: int) -> np.ndarray:

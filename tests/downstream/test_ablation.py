@@ -17,27 +17,7 @@ from conftest import SHAPE, WORDS, make_random_model
 from labelled_fixtures import write
 from made_data import make_relations, write_relations
 
-from domext_ray.config import EngineConfig, dump_yaml, identity_of
-from domext_ray.downstream.ablation import (
-    SPANS,
-    SpanScore,
-    SpanStudy,
-    choose_domain,
-    prepare_spans,
-    remove_parts,
-    study_spans,
-)
-from domext_ray.downstream.ablation_report import draw_spans, format_spans, write_spans, write_sweep
-from domext_ray.downstream.ablation_sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
-from domext_ray.downstream.finetune import count_parameters, gather_scores
-from domext_ray.downstream.finetune_comparison import read_finetuned
-from domext_ray.downstream.finetune_grid import GridResults, list_points
-from domext_ray.downstream.finetune_output import build_summary
-from domext_ray.downstream.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
-from domext_ray.downstream.start_model import TRAININGS, load_start_model
-from domext_ray.downstream.trainings import FinetuneWork, score_point, train_point
-from domext_ray.errors import ConfigError, DomextError, RunError
-from domext_ray.finetune_config import (
+from domext_ray.config.finetune import (
     BOTTLENECK,
     FULL,
     AblateConfig,
@@ -49,9 +29,29 @@ from domext_ray.finetune_config import (
     PlaceConfig,
     TrainingScaleConfig,
 )
-from domext_ray.labelled.loading import load_labelled
-from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.heads_domext import DomextForTokenClassification
+from domext_ray.config.pretrain import EngineConfig, dump_yaml, identity_of
+from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
+from domext_ray.downstream.ablation.spans import (
+    SPANS,
+    SpanScore,
+    SpanStudy,
+    choose_domain,
+    prepare_spans,
+    remove_parts,
+    study_spans,
+)
+from domext_ray.downstream.ablation.sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
+from domext_ray.downstream.finetune.comparison import read_finetuned
+from domext_ray.downstream.finetune.finetune import count_parameters, gather_scores
+from domext_ray.downstream.finetune.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
+from domext_ray.downstream.finetune.grid import GridResults, list_points
+from domext_ray.downstream.finetune.output import build_summary
+from domext_ray.downstream.finetune.trainings import FinetuneWork, score_point, train_point
+from domext_ray.downstream.start.model import TRAININGS, load_start_model
+from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.labelled.code_entities.loading import load_labelled
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 
 CPU = torch.device("cpu")
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "ablate.py"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domext_ray.downstream.batches import plan_epoch, plan_prediction
-from domext_ray.downstream.tasks import Row
+from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
+from domext_ray.downstream.tasks.task import Row
 
 
 def make_rows(num_rows: int, seed: int = 0, num_segments: int = 0) -> list[Row]:

@@ -13,21 +13,7 @@ import pytest
 import torch
 from conftest import WORDS
 
-from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream import features
-from domext_ray.downstream.feature_model import FeatureEncoder, build_feature_model
-from domext_ray.downstream.feature_store import FeatureStore, read_index, split_row
-from domext_ray.downstream.features import collect_segments, cut_parts, hash_features, prepare_features
-from domext_ray.downstream.finetune import gather_scores, run_finetuning
-from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.task_choices import ChoiceTask
-from domext_ray.downstream.task_list import SingleTask
-from domext_ray.downstream.task_tokens import TokenClassificationTask
-from domext_ray.downstream.tasks import Task, TaskOptions
-from domext_ray.downstream.training import Point, fit_task, restore_task
-from domext_ray.downstream.trainings import FinetuneWork, score_point, train_point
-from domext_ray.errors import ConfigError, RunError
-from domext_ray.finetune_config import (
+from domext_ray.config.finetune import (
     FULL,
     FeaturesConfig,
     FinetuneConfig,
@@ -36,6 +22,25 @@ from domext_ray.finetune_config import (
     LabelledConfig,
     TrainingScaleConfig,
 )
+from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.downstream.features.features import (
+    collect_segments,
+    cut_parts,
+    features,
+    hash_features,
+    prepare_features,
+)
+from domext_ray.downstream.features.model import FeatureEncoder, build_feature_model
+from domext_ray.downstream.features.store import FeatureStore, read_index, split_row
+from domext_ray.downstream.finetune.finetune import gather_scores, run_finetuning
+from domext_ray.downstream.finetune.training import Point, fit_task, restore_task
+from domext_ray.downstream.finetune.trainings import FinetuneWork, score_point, train_point
+from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
+from domext_ray.downstream.tasks.choices import ChoiceTask
+from domext_ray.downstream.tasks.families import SingleTask
+from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.tokens import TokenClassificationTask
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.examples import Choice, LabelledSet, TaggedSentence
 from domext_ray.training.engine import join_alone
 

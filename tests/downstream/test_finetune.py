@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from labelled_fixtures import write_ner
 
-from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream.finetune import run_finetuning
-from domext_ray.downstream.finetune_comparison import check_comparable, compare_means, format_finetuned, read_finetuned
-from domext_ray.downstream.finetune_grid import (
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
+from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.downstream.finetune.finetune import run_finetuning
+from domext_ray.downstream.finetune.grid import (
     GridResults,
     choose_point,
     forget_failures,
@@ -25,12 +26,11 @@ from domext_ray.downstream.finetune_grid import (
     list_overtaken,
     record_failure,
 )
-from domext_ray.downstream.finetune_output import FinetuneProgress
-from domext_ray.downstream.training import Point, at_stage
+from domext_ray.downstream.finetune.output import FinetuneProgress
+from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
-from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
-from domext_ray.run_directory import hold_run
-from domext_ray.status_line import StatusLine
+from domext_ray.progress import StatusLine
+from domext_ray.runs.run_directory import hold_run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -17,9 +17,10 @@ from matplotlib.image import imread
 from test_export import make_run
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel, BertTokenizer
 
-from domext_ray.config import MethodConfig, PrepareConfig, PretrainConfig
-from domext_ray.corpus.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.downstream.forgetting import (
+from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.config.pretrain import MethodConfig, PrepareConfig, PretrainConfig
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.downstream.forgetting.forgetting import (
     Forgetting,
     hash_model,
     load_masked_lm,
@@ -27,11 +28,10 @@ from domext_ray.downstream.forgetting import (
     predict_masked,
     score_predictions,
 )
-from domext_ray.downstream.forgetting_report import format_forgetting, to_results, write_forgetting
-from domext_ray.downstream.mask_set import GeneralText, MaskSet, build_mask_set, choose_texts
+from domext_ray.downstream.forgetting.mask_set import GeneralText, MaskSet, build_mask_set, choose_texts
+from domext_ray.downstream.forgetting.report import format_forgetting, to_results, write_forgetting
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
-from domext_ray.export import export_run
-from domext_ray.job_config import ForgettingConfig
+from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
 

@@ -14,8 +14,8 @@ import made_words
 import pytest
 
 from domext_ray.labelled.examples import SPLITS, AnnotatedText, Choice, LabelledSet, Mention, Question
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
-from domext_ray.labelled.sets import load_set
 
 SIZES = {"train": 120, "dev": 40, "test": 60}
 FAMILIES = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from domext_ray.config import MethodConfig
-from domext_ray.downstream.rules import choose_trainables, scale_rates
-from domext_ray.finetune_config import FinetuneOptimConfig
-from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
+from domext_ray.config.finetune import FinetuneOptimConfig
+from domext_ray.config.pretrain import MethodConfig
+from domext_ray.downstream.start.rules import choose_trainables, scale_rates
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 
 DOMAINS = {"clinic": {"heads": 1, "ffn_units": 8}, "task": {"bottleneck_size": 4}}
 

@@ -13,8 +13,8 @@ from brief_training import make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.task_choices import ChoiceTask, cut_pair, join_stem
-from domext_ray.downstream.tasks import TaskOptions
+from domext_ray.downstream.tasks.choices import ChoiceTask, cut_pair, join_stem
+from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import Choice, LabelledSet
 

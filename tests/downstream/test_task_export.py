@@ -16,15 +16,15 @@ from lone_process import WITHOUT_PROJECT
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream.start_model import StartModel, build_task_model, load_start_model
-from domext_ray.downstream.task_export import PLAIN_HEADS, export_fitted, is_plain_task_model
-from domext_ray.downstream.task_list import ONLY_STAGE, make_task
-from domext_ray.downstream.tasks import Task, TaskOptions
-from domext_ray.downstream.training import Fitted, Point, prepare_task
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.downstream.finetune.export import PLAIN_HEADS, export_fitted, is_plain_task_model
+from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task
+from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
+from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
+from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.export import HEAD_AUTO_CLASSES
-from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,

@@ -12,14 +12,14 @@ import pytest
 from labelled_fixtures import DATA
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.stages import Predict, run_stages
-from domext_ray.downstream.task_extraction import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
-from domext_ray.downstream.task_spans import SpanPrediction
-from domext_ray.downstream.tasks import Task, TaskOptions
+from domext_ray.downstream.tasks.extraction import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
+from domext_ray.downstream.tasks.spans import SpanPrediction
+from domext_ray.downstream.tasks.stages import Predict, run_stages
+from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
-from domext_ray.labelled.sets import load_set
 
 OPTIONS = TaskOptions(max_length=64)
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.config import MethodConfig
-from domext_ray.downstream.stages import Predict, run_stages
-from domext_ray.downstream.start_model import build_task_model, load_start_model
-from domext_ray.downstream.task_normalization import (
+from domext_ray.config.pretrain import MethodConfig
+from domext_ray.downstream.start.model import build_task_model, load_start_model
+from domext_ray.downstream.tasks.normalization import (
     DIFFERENT,
     RANKING,
     SAME,
@@ -24,11 +23,12 @@ from domext_ray.downstream.task_normalization import (
     RecallOptions,
     TermRecall,
 )
-from domext_ray.downstream.tasks import Task, TaskOptions
+from domext_ray.downstream.tasks.stages import Predict, run_stages
+from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
-from domext_ray.labelled.sets import load_set
 
 OPTIONS = TaskOptions(max_length=48)
 TERMS = ("pain of the heart", "pain of the back", "wound of the hand", "cold hands", "winter cough", "night cough")

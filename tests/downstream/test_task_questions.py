@@ -14,7 +14,7 @@ from brief_training import make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.task_questions import (
+from domext_ray.downstream.tasks.questions import (
     MAX_ANSWER_LENGTH,
     Answer,
     QuestionTask,
@@ -22,7 +22,7 @@ from domext_ray.downstream.task_questions import (
     find_best,
     is_chinese,
 )
-from domext_ray.downstream.tasks import Row, TaskOptions
+from domext_ray.downstream.tasks.task import Row, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import Entity, LabelledSet, Question
 

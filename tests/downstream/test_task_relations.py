@@ -13,8 +13,8 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.task_relations import RelationTask, choose_pieces, find_marks, mark_text
-from domext_ray.downstream.tasks import TaskOptions
+from domext_ray.downstream.tasks.relations import RelationTask, choose_pieces, find_marks, mark_text
+from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import Entity, LabelledSet, MarkedText
 

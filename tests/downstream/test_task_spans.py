@@ -15,12 +15,12 @@ from brief_training import make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.task_spans import TUNED_RANGE, SpanPrediction, SpanTask
-from domext_ray.downstream.tasks import Row, TaskOptions
+from domext_ray.downstream.tasks.entity_dictionary import DictionaryMatcher, build_matcher
+from domext_ray.downstream.tasks.spans import TUNED_RANGE, SpanPrediction, SpanTask
+from domext_ray.downstream.tasks.task import Row, TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet
-from domext_ray.model.heads_domext import compute_zlpr
+from domext_ray.model.domext.heads_domext import compute_zlpr
 
 TYPES = ("place", "thing", "person")
 

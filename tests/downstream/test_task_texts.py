@@ -14,8 +14,8 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.task_texts import NO_CLASS, ClassificationTask, RegressionTask
-from domext_ray.downstream.tasks import TaskOptions
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.texts import NO_CLASS, ClassificationTask, RegressionTask
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText
 

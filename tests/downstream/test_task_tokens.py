@@ -13,8 +13,9 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.pieces import encode_words
-from domext_ray.downstream.task_tokens import (
+from domext_ray.downstream.tasks.pieces import encode_words
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.tokens import (
     NO_TAG,
     TokenClassificationTask,
     assign_words,
@@ -23,7 +24,6 @@ from domext_ray.downstream.task_tokens import (
     repair_tags,
     split_windows,
 )
-from domext_ray.downstream.tasks import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, TaggedSentence
 

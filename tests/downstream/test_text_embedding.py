@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from domext_ray.downstream import text_embedding
-from domext_ray.downstream.start_model import load_start_model
-from domext_ray.downstream.text_embedding import MeanEmbedding
+from domext_ray.downstream.start import text_embedding
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.text_embedding import MeanEmbedding
 
 
 def test_an_embedding_is_the_mean_of_transformers_states(tiny_base_folder: Path) -> None:

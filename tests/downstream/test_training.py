@@ -14,16 +14,16 @@ import pytest
 import torch
 from conftest import WORDS
 
-from domext_ray.config import EngineConfig, MethodConfig
-from domext_ray.downstream.batches import plan_epoch
-from domext_ray.downstream.start_model import StartModel, build_task_model, describe_task_model, load_start_model
-from domext_ray.downstream.task_texts import ClassificationTask
-from domext_ray.downstream.tasks import TaskOptions
-from domext_ray.downstream.training import Point, fit_task, restore_task
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
+from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.downstream.finetune.batches import plan_epoch
+from domext_ray.downstream.finetune.training import Point, fit_task, restore_task
+from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
-from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig
 from domext_ray.labelled.examples import LabelledSet, LabelledText
-from domext_ray.model.configuration_domext import complete_domain
+from domext_ray.model.domext.configuration_domext import complete_domain
 from domext_ray.training.engine import join_alone
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.windows import add_windows, encode_texts, holds, plan_windows, read_template
+from domext_ray.downstream.tasks.windows import add_windows, encode_texts, holds, plan_windows, read_template
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])

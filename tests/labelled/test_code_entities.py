@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray.corpus import package_docs
+from domext_ray.corpus.texts import package_docs
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.code_entities import (
+from domext_ray.labelled.code_entities.build import (
     TYPES,
     SetSize,
     describe_code_entities,
@@ -20,8 +20,8 @@ from domext_ray.labelled.code_entities import (
     make_code_entities,
     summarize_facts,
 )
-from domext_ray.labelled.code_mentions import MentionFinder
-from domext_ray.labelled.code_names import (
+from domext_ray.labelled.code_entities.mentions import MentionFinder
+from domext_ray.labelled.code_entities.names import (
     CLASS,
     FUNCTION,
     MODULE,
@@ -31,7 +31,7 @@ from domext_ray.labelled.code_names import (
     find_packages,
     read_docstrings,
 )
-from domext_ray.labelled.code_parameters import list_parameters
+from domext_ray.labelled.code_entities.parameters import list_parameters
 from domext_ray.labelled.examples import SPLITS, TaggedSentence
 
 SHOP = '''

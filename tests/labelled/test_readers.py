@@ -10,9 +10,9 @@ from labelled_fixtures import refuse, write
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import LabelledText, Question, TaggedSentence
-from domext_ray.labelled.readers import find_split_files
+from domext_ray.labelled.readers.readers import find_split_files
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description, make_description
-from domext_ray.labelled.sets import load_set
 
 
 def test_files_go_by_the_first_pattern_that_matches(tmp_path: Path) -> None:

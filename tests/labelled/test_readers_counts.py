@@ -24,8 +24,8 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description
-from domext_ray.labelled.sets import load_set
 
 _LOADED: dict[tuple[str, str], LabelledSet] = {}
 

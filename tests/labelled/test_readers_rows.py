@@ -11,9 +11,9 @@ from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention
-from domext_ray.labelled.read_terms import read_catalogue
+from domext_ray.labelled.readers.sets import load_set
+from domext_ray.labelled.readers.terms import read_catalogue
 from domext_ray.labelled.set_description import find_description
-from domext_ray.labelled.sets import load_set
 
 
 def shown(made: Any) -> list[tuple[str, str | None, str]]:

@@ -8,7 +8,7 @@ import pytest
 from labelled_fixtures import dump_lines, load, refuse
 
 from domext_ray.labelled.examples import TaggedSentence
-from domext_ray.labelled.read_tagged import BadTagError, detect_scheme, to_iob2
+from domext_ray.labelled.readers.tagged import BadTagError, detect_scheme, to_iob2
 
 IOB2 = "B-Gene I-Gene B-Gene O B-Drug O".split()
 SAME_TAGS = {

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from labelled_fixtures import dump_lines, load, refuse, write
 
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.finetune_config import FinetuneConfig
+from domext_ray.labelled.code_entities.loading import load_labelled
 from domext_ray.labelled.examples import LabelledText, TaggedSentence
-from domext_ray.labelled.loading import load_labelled
+from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_description, list_shipped, make_description, read_description
 from domext_ray.labelled.set_families import FAMILIES
-from domext_ray.labelled.sets import load_set
 
 SHIPPED = (
     "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc cola euadr gad kuake_qic kuake_qqr kuake_qtr mnli "

@@ -17,7 +17,7 @@ from seqeval.scheme import IOB2
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precision_recall_fscore_support
 
 from domext_ray.labelled.examples import Entity
-from domext_ray.labelled.metrics import (
+from domext_ray.labelled.metrics.metrics import (
     Score,
     compare_paired,
     read_tags,

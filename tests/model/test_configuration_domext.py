@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.domext.configuration_domext import DomextConfig
 
 
 def test_saving_keeps_every_value(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from conftest import save_tokenizer
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining, BertModel, RobertaConfig, RobertaForMaskedLM
 
-from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.config.pretrain import MethodConfig, ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
-from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.counts import count_module_parameters, count_parameters
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.graft import build_model, detach, is_extension
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 
 Arrays = dict[str, np.ndarray]
 

@@ -35,15 +35,15 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.config.pretrain import MethodConfig, ShapeConfig
 from domext_ray.errors import BaseModelError
 from domext_ray.model import base as base_module
 from domext_ray.model import graft
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
-from domext_ray.model.configuration_domext import DomextConfig
 from domext_ray.model.counts import count_parameters
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, describe_shape, detach, store_base
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 
 AF = MethodConfig(heads=1, ffn_units=6)
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)

@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from domext_ray import model as model_room
-from domext_ray.export import CODE_FILES, HEAD_AUTO_CLASSES, map_head
-from domext_ray.model import heads_domext
-from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.heads_domext import (
+from domext_ray.export.model_folder import CODE_FILES, HEAD_AUTO_CLASSES, map_head
+from domext_ray.model.domext import heads_domext
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.heads_domext import (
     SPAN_SIZE,
     DomextForMultipleChoice,
     DomextForQuestionAnswering,
@@ -36,7 +36,7 @@ from domext_ray.model.heads_domext import (
     compute_zlpr,
     rotate,
 )
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextForPreTraining, DomextModel
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining, DomextModel
 
 VOCAB, LENGTH, WIDTH = 90, 12, 32
 DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from domext_ray.model.configuration_domext import DomextConfig, complete_domain
-from domext_ray.model.layers_domext import Attention, Embeddings, Layer, LayerNorm, Linear
+from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.layers_domext import Attention, Embeddings, Layer, LayerNorm, Linear
 
 NUM_HEADS, NUM_EXTRA, NUM_UNITS, WIDTH = 4, 3, 10, 32
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import BertLMHeadModel
 
-from domext_ray.config import MethodConfig, ShapeConfig
+from domext_ray.config.pretrain import MethodConfig, ShapeConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.layers_domext import StateBiLSTM
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.graft import build_model
-from domext_ray.model.layers_domext import StateBiLSTM
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextModel
 
 VOCAB, LENGTH = 90, 12
 EVERYTHING: dict[str, Any] = {

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from domext_ray.model.configuration_domext import DomextConfig
-from domext_ray.model.heads_domext import DomextForTokenClassification
-from domext_ray.model.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.heads_domext import DomextForTokenClassification
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 
 VOCAB, LENGTH = 90, 12
 DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from domext_ray.config import MethodConfig
+from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.sweep import SearchConfig, SweepConfig
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep_report import draw_sizes, measure_time, write_sweep_report
-from domext_ray.search_config import SearchConfig, SweepConfig
 
 
 def make_trial(name: str, f1: float | None, trainable: int = 10, rungs: int = 2, **point: Any) -> TrialResult:

@@ -9,11 +9,11 @@ import optuna
 import pytest
 import yaml
 
-from domext_ray.config import MethodConfig, TrainConfig
+from domext_ray.config.pretrain import MethodConfig, TrainConfig
+from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.errors import ConfigError
 from domext_ray.search.space import configure, describe_point, read_space
 from domext_ray.search.trial import list_shares, name_preparation
-from domext_ray.search_config import BudgetConfig, SearchConfig, SweepConfig
 
 TEXT = """
 kind: {choice: {af: {method.heads: 1, method.ffn_units: 0}, words: {method.heads: 0, vocab.size: 40}}}

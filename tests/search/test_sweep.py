@@ -24,7 +24,8 @@ from labelled_fixtures import write_ner
 from ray import tune
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from domext_ray.config import (
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
+from domext_ray.config.pretrain import (
     EngineConfig,
     MethodConfig,
     PretrainConfig,
@@ -34,16 +35,15 @@ from domext_ray.config import (
     dump_yaml,
     parse_config,
 )
-from domext_ray.downstream.start_model import load_start_model
+from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
+from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.finetune_config import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.results import read_trials
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import TUNE, choose_points, estimate_trial_bytes, make_scheduler, plan_resources, run_sweep
 from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import RUNGS, SweepWork
-from domext_ray.search_config import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.training.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]

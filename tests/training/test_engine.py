@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config import EngineConfig, MethodConfig, OptimConfig
+from domext_ray.config.pretrain import EngineConfig, MethodConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
-from domext_ray.model.configuration_domext import DomextConfig
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import store_base, trainable_names
-from domext_ray.model.modeling_domext import DomextForMaskedLM
 from domext_ray.training.engine import (
     Engine,
     StepFigures,

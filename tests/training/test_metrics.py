@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray.config import TrainConfig
+from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
 from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics, write_text
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import BertTokenizer
 
-from domext_ray.config import ObjectiveConfig
+from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.errors import ConfigError
 from domext_ray.training.objective import NO_LABEL, Masker, pad_batch
 

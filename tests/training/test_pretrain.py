@@ -11,10 +11,10 @@ from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from domext_ray.config import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
+from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.errors import RunError
-from domext_ray.events import EVENTS, EventReader
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runs.events import EVENTS, EventReader
 from domext_ray.training.pretrain import RunFailures, describe_deaths
 
 

@@ -14,7 +14,7 @@ import torch
 from conftest import write_corpus
 from safetensors.torch import load_file
 
-from domext_ray.config import (
+from domext_ray.config.pretrain import (
     EngineConfig,
     MethodConfig,
     ObjectiveConfig,

@@ -1,0 +1,690 @@
+"""An adapter bank: many tasks over one frozen base in one folder, to which a task is added without touching the others.
+
+Enters: a base, then one trained domain after another, each with its task's head. Leaves: a folder
+
+    BANK/bank.json                           the base's id, sha256 and shape; written once
+    BANK/.base_folder                        where the base is on this machine, if it is a folder
+    BANK/adapters/NAME/adapter.safetensors   tensors of the domain, and those of the head under `head.`
+                       adapter.json          sizes and layers, architecture, labels, origin, sha256; written last
+
+and, from that folder, the model of one adapter, or adapters for a model in memory (serving.py: for a batch of many
+tasks). Tensors carry no name of the domain, so a folder may be renamed. An adapter's folder is built under a temporary
+name and renamed when all of it is on the disk; what it holds is compared with its sha256 whenever it is read.
+
+Source: Houlsby et al., sections 1 and 2: tasks that arrive in a stream add a few parameters each; none is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from domext_ray.config.jobs import BankConfig
+from domext_ray.config.places import hide_places
+from domext_ray.errors import DomextError, RunError
+from domext_ray.export.folder import flush
+from domext_ray.export.model_folder import rebuild_run
+from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
+from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
+from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
+from domext_ray.model.graft import is_extension
+from domext_ray.training.start import read_run_config
+
+FORMAT = 1
+BANK, ADAPTERS, TENSORS, DESCRIPTION = "bank.json", "adapters", "adapter.safetensors", "adapter.json"
+BASE_FOLDER = ".base_folder"
+MASKED_LM, TOKENS, SEQUENCES = "masked_lm", "token_classification", "sequence_classification"
+ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
+    MASKED_LM: DomextForMaskedLM,
+    TOKENS: DomextForTokenClassification,
+    SEQUENCES: DomextForSequenceClassification,
+}
+_NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+_SHAPE = (*(each for each in SHARED_FIELDS if each not in _NOT_SHAPE), "position_rule", "mlm_head_act", "has_pooler")
+"""Fields of a configuration that decide what a base computes; the bank's base and a model for it agree on them."""
+_SHAPE_TYPES: dict[str, type | tuple[type, ...]] = {
+    name: (str, type(None)) if name == "mlm_head_act" else type(getattr(DomextConfig(), name)) for name in _SHAPE
+}
+_ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
+    "base_sha256": str,
+    "architecture": str,
+    "domain": dict,
+    "id2label": (dict, type(None)),
+    "problem_type": (str, type(None)),
+    "origin": dict,
+    "num_parameters": int,
+    "num_bytes": int,
+    "sha256": str,
+}
+_PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+HEAD_PREFIX = "head."
+_ADD_AGAIN = "remove the adapter and add it again"
+
+
+@dataclass(frozen=True)
+class BankEntry:
+    """What adapter.json says.
+
+    Args:
+        base_sha256: of the base that the domain was trained on.
+        architecture: a key of `ARCHITECTURES`.
+        domain: sizes and layers, as in `DomextConfig.domains`.
+        id2label: the classes' names; None: a masked LM.
+        problem_type: as in transformers; None: it follows from the labels.
+        origin: where the adapter comes from; of a run its name, method and step.
+        num_parameters: of domain and head.
+        num_bytes: size of adapter.safetensors.
+        sha256: of adapter.safetensors.
+    """
+
+    base_sha256: str
+    architecture: str
+    domain: dict[str, Any]
+    id2label: dict[int, str] | None
+    problem_type: str | None
+    origin: dict[str, Any]
+    num_parameters: int
+    num_bytes: int
+    sha256: str
+
+
+class AdapterBank:
+    """A bank on the disk; `create` and `open` make one.
+
+    Args:
+        folder: the bank.
+        header: what its bank.json says.
+        base_id: where its base is.
+    """
+
+    def __init__(self, folder: Path, header: dict[str, Any], base_id: str) -> None:
+        self.folder = folder
+        self.base_sha256: str = header["base_sha256"]
+        self.shape: dict[str, Any] = header["shape"]
+        self.base_id = base_id
+
+    @classmethod
+    def create(cls, folder: Path, base: str) -> AdapterBank:
+        """Make an empty bank.
+
+        Args:
+            folder: must not exist, or be empty.
+            base: "general-mini", a folder, or a hub id; for every adapter of the bank.
+
+        Raises:
+            RunError: the folder holds something, or the disk refuses.
+            BaseModelError: the base is not to be had.
+        """
+        folder = folder.resolve()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} exists already; give a new folder for a bank, or open the bank that is there.")
+        loaded = load_base(base)
+        is_folder = base != SHIPPED_BASE and Path(base).expanduser().is_dir()
+        base_id = str(Path(base).expanduser().resolve()) if is_folder else base
+        header = {
+            "format": FORMAT,
+            "base": hide_places(base_id),  # a bank is passed on
+            "base_sha256": loaded.sha256,
+            "shape": _describe_shape(loaded.config),
+        }
+        with _place_folder(folder) as temporary:
+            (temporary / ADAPTERS).mkdir()
+            _write_json(temporary / BANK, header)
+            if is_folder:
+                (temporary / BASE_FOLDER).write_text(f"{base_id}\n", encoding="utf-8")
+        return cls(folder, header, base_id)
+
+    @classmethod
+    def open(cls, folder: Path, base: str = "") -> AdapterBank:
+        """Open a bank; its base is read when it is first needed.
+
+        Args:
+            folder: the bank.
+            base: where its base is, if it has moved.
+
+        Raises:
+            RunError: it is no bank, or of another version.
+        """
+        path = folder / BANK
+        if not path.is_file():
+            raise RunError(f"{folder} is no adapter bank: it has no {BANK}; give a folder that jobs/bank.py made.")
+        try:
+            header = json.loads(path.read_text(encoding="utf-8"))
+            if header["format"] == FORMAT:
+                _check_types(header, {"base": str, "base_sha256": str, "shape": dict})
+                _check_types(header["shape"], _SHAPE_TYPES)
+                place = folder / BASE_FOLDER
+                own = place.read_text(encoding="utf-8").strip() if place.is_file() else ""
+                return cls(folder.resolve(), header, base or own or header["base"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(f"{path} is damaged ({error}); make the bank again.") from error
+        raise RunError(f"{path} has format {header['format']!r}, and this version reads {FORMAT}.")
+
+    @cached_property
+    def base(self) -> Base:
+        """The base, in fp32 on the CPU.
+
+        Raises:
+            BaseModelError: it is not to be had.
+            RunError: it is another one than the bank was made with.
+        """
+        base = load_base(self.base_id)
+        if base.sha256 != self.base_sha256 or _describe_shape(base.config) != self.shape:
+            raise RunError(
+                f"the bank {self.folder} is one of a base of sha256 {self.base_sha256[:12]}, and {self.base_id!r} now "
+                f"has {base.sha256[:12]} or another config.json; bring the original base back, or say where it is "
+                "(--base)."
+            )
+        return base
+
+    def names(self) -> list[str]:
+        """Return the adapters' names, sorted."""
+        folder = self.folder / ADAPTERS
+        if not folder.is_dir():
+            raise RunError(f"{folder} is missing; make the bank again.")
+        folders = (each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
+        return sorted(each.name for each in folders if each.name.isidentifier())
+
+    def describe(self, name: str) -> BankEntry:
+        """Return what adapter.json says of an adapter.
+
+        Raises:
+            RunError: there is none of that name, or the file is damaged or of another version.
+        """
+        path = self.find_folder(name) / DESCRIPTION
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values["sha256"] != _hash_json(values["adapter"]):
+                raise ValueError("it differs from its sha256")
+            if values["format"] == FORMAT:
+                _check_types(values["adapter"], _ENTRY_TYPES)
+                entry = BankEntry(**values["adapter"])
+                _check_entry(entry, name, self.shape["num_hidden_layers"])
+                if entry.id2label is None:
+                    return entry
+                labels = {int(number): label for number, label in entry.id2label.items()}  # JSON's keys are text
+                return replace(entry, id2label=dict(sorted(labels.items())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = (error.strerror or error) if isinstance(error, OSError) else error
+            raise RunError(f"{path} is damaged or missing ({reason}); {_ADD_AGAIN}.") from error
+        raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}.")
+
+    def add(self, name: str, model: nn.Module, domain: str, origin: dict[str, Any] | None = None) -> BankEntry:
+        """Add a trained domain and its task's head; no file of the bank but the new ones is written.
+
+        Args:
+            name: what the bank calls it: letters, digits and underscores.
+            model: `DomextForMaskedLM`, `DomextForTokenClassification` or `DomextForSequenceClassification`, with the
+                base's tensors as they were.
+            domain: the model's domain; the only one that is active.
+            origin: JSON that says where it comes from.
+
+        Raises:
+            RunError: the name is taken, or the model is more or something else than a bank holds.
+        """
+        target = self._claim(name)
+        architecture = _find_architecture(model)
+        _check_model(model, domain, self.base)
+        own = _list_domain(cast(Any, model).bert, domain) | _list_head(model, self.base)
+        tensors = {key: param.detach().cpu().contiguous() for key, param in own.items()}
+        config = cast(DomextConfig, model.config)
+        is_masked_lm = architecture == MASKED_LM
+        with _place_folder(target) as temporary:
+            path = temporary / TENSORS
+            save_file(tensors, path, metadata={"format": "pt"})
+            entry = BankEntry(
+                base_sha256=self.base_sha256,
+                architecture=architecture,
+                domain=config.domains[domain],
+                id2label=None if is_masked_lm else _read_labels(config),
+                problem_type=None if is_masked_lm else config.problem_type,
+                origin=origin or {},
+                num_parameters=sum(each.numel() for each in tensors.values()),
+                num_bytes=path.stat().st_size,
+                sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            )
+            values = json.loads(json.dumps(asdict(entry)))  # as it is read: JSON's keys are text
+            _write_json(temporary / DESCRIPTION, {"format": FORMAT, "sha256": _hash_json(values), "adapter": values})
+            shutil.copymode(temporary / DESCRIPTION, path)  # safetensors makes files that only their owner can read
+        return entry
+
+    def add_run(self, name: str, run_dir: Path) -> BankEntry:
+        """Add the domain that a training run made, from the run's newest checkpoint.
+
+        Args:
+            name: what the bank calls it.
+            run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
+
+        Raises:
+            RunError: the name is taken, or the run has no usable checkpoint, another base, no domain, or more.
+            BaseModelError: the run's base is not to be had.
+        """
+        self._claim(name)
+        config = read_run_config(run_dir)
+        if not config.method.has_domain:
+            raise RunError(
+                f"the run {run_dir} trained no domain, and a bank holds domains; give a run with --method.heads, "
+                "ffn_units or bottleneck_size."
+            )
+        if config.objective.next_sentence:
+            raise RunError(
+                f"the run {run_dir} also trained next-sentence prediction, which a bank does not hold; give a run "
+                "without --objective.next_sentence."
+            )
+        run = rebuild_run(run_dir)
+        found = run.checkpoint.record["base_sha256"]
+        if found != self.base_sha256:
+            raise RunError(
+                f"the run {run_dir} was trained on a base of sha256 {found[:12]}, and the bank's is "
+                f"{self.base_sha256[:12]}; give each base a bank of its own."
+            )
+        origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.checkpoint.step}
+        return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
+
+    def remove(self, name: str) -> None:
+        """Delete an adapter.
+
+        Raises:
+            RunError: there is none of that name, or the disk refuses.
+        """
+        folder = self.find_folder(name)
+        foreign = sorted(each.name for each in folder.iterdir() if each.name not in (TENSORS, DESCRIPTION))
+        if foreign:
+            raise RunError(f"{folder / foreign[0]} is no part of the adapter; move it away before it is removed.")
+        doomed = folder.with_name(f".{name}.removed-{uuid.uuid4().hex[:8]}")
+        try:
+            os.rename(folder, doomed)  # first: a half-deleted folder must not look like a damaged adapter
+            flush(folder.parent)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be removed ({error.strerror or error}).") from error
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def verify(self) -> list[str]:
+        """Compare the base and every file with their hashes; return a sentence about each that is damaged."""
+        problems = []
+        read: Callable[[str], object] = self.read_adapter
+        try:
+            _ = self.base
+        except DomextError as error:
+            problems.append(str(error))
+            read = self._read_hashed  # without the base nobody can tell which tensors an adapter needs
+        for name in self.names():
+            try:
+                read(name)
+            except RunError as error:
+                problems.append(str(error))
+        return problems
+
+    def load(self, name: str) -> PreTrainedModel:
+        """Return the model of one adapter, as it was when it was added: base, domain and head, in `eval` mode.
+
+        Raises:
+            RunError: there is none of that name, or a file is damaged.
+        """
+        entry, tensors = self.read_adapter(name)
+        config = configure_adapter(self.base, entry)
+        config.domains = {name: complete_domain(name, entry.domain, config.num_hidden_layers)}
+        with torch.random.fork_rng(devices=[]):  # every parameter is overwritten; the caller's draws stay as they were
+            model = ARCHITECTURES[entry.architecture](config)
+        model.load_state_dict(self.base.tensors, strict=False)
+        own = _list_domain(cast(nn.Module, model.bert), name) | _list_head(model, self.base)
+        fill_parameters(own, tensors, self.find_folder(name))
+        return model.eval()
+
+    def attach(self, model: nn.Module, name: str) -> None:
+        """Put an adapter's domain into a model in memory, on its device and in its dtype; heads stay as they are.
+
+        `set_active_domains` and `drop_domain` of the encoder switch it and take it out again.
+
+        Args:
+            model: an encoder, or a model that has one in `bert`, with the bank's base in it.
+            name: the adapter; the domain is called like it.
+
+        Raises:
+            RunError: the model has another base or a domain of that name, there is no such adapter, or it is damaged.
+        """
+        entry, tensors = self.read_adapter(name)
+        encoder = cast(DomextModel, getattr(model, "bert", model))
+        _check_encoder(encoder, self.base)
+        put_domain(encoder, name, entry, tensors, self.find_folder(name))
+
+    def find_folder(self, name: str) -> Path:
+        names = self.names()
+        if name not in names:
+            raise RunError(f"the bank {self.folder} has no adapter {name!r}; it has {', '.join(names) or 'none'}.")
+        return self.folder / ADAPTERS / name
+
+    def _claim(self, name: str) -> Path:
+        """Return the folder of a new adapter, after checking its name."""
+        # What every ModuleDict has as an attribute, such as `keys`, cannot be a submodule's name in torch.
+        if not name.isidentifier() or name == NO_DOMAIN or hasattr(nn.ModuleDict(), name):
+            raise RunError(
+                f"an adapter cannot be called {name!r}; give letters, digits and underscores, and no word of torch's "
+                "own such as 'keys' or 'forward'."
+            )
+        target = self.folder / ADAPTERS / name
+        if target.exists():
+            raise RunError(f"the bank {self.folder} has an adapter {name!r} already; give another name or remove it.")
+        return target
+
+    def read_adapter(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
+        """Return an adapter's description and tensors, after comparing both with their hashes and with each other.
+
+        Raises:
+            RunError: there is none of that name, or it is damaged.
+            BaseModelError: the base is not to be had.
+        """
+        entry, tensors = self._read_hashed(name)
+        shapes = _describe_tensors(self.base, name, entry, self.find_folder(name))
+        found = {key: tuple(each.shape) for key, each in tensors.items()}
+        wrong = sorted(key for key in shapes.keys() | found.keys() if shapes.get(key) != found.get(key))
+        if wrong:
+            raise RunError(
+                f"{self.find_folder(name) / DESCRIPTION} describes a tensor {wrong[0]} of shape "
+                f"{shapes.get(wrong[0], 'none')}, and {TENSORS} has {found.get(wrong[0], 'none')}; {_ADD_AGAIN}."
+            )
+        return entry, tensors
+
+    def _read_hashed(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
+        """Return an adapter's description and tensors, after comparing both with their hashes."""
+        entry = self.describe(name)
+        path = self.find_folder(name) / TENSORS
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror or error}); {_ADD_AGAIN}.") from error
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise RunError(f"{path} differs from the sha256 in {DESCRIPTION}, so it is damaged; {_ADD_AGAIN}.")
+        if entry.base_sha256 != self.base_sha256:
+            raise RunError(
+                f"the adapter {name!r} was trained on a base of sha256 {entry.base_sha256[:12]}, and the bank's is "
+                f"{self.base_sha256[:12]}; put it back into its own bank."
+            )
+        try:
+            tensors = load(content)
+        except SafetensorError as error:
+            raise RunError(f"{path} is damaged ({error}); {_ADD_AGAIN}.") from error
+        num_parameters = sum(each.numel() for each in tensors.values())
+        if (num_parameters, len(content)) != (entry.num_parameters, entry.num_bytes):
+            raise RunError(
+                f"{path} has {num_parameters:,} parameters in {len(content):,} bytes, and {DESCRIPTION} says "
+                f"{entry.num_parameters:,} in {entry.num_bytes:,}; {_ADD_AGAIN}."
+            )
+        return entry, tensors
+
+
+def format_bank(bank: AdapterBank) -> str:
+    """Return a table of a bank's adapters."""
+    lines = [f"{'name':<16} {'architecture':<24} {'sizes':<36} {'layers':>7} {'parameters':>12} {'bytes':>13}"]
+    for name in bank.names():
+        try:
+            entry = bank.describe(name)
+        except RunError:
+            lines.append(f"{name:<16} damaged: --verify true says where")
+            continue
+        domain = entry.domain
+        parts = {"heads": "heads", "ffn_units": "FFN units", "bottleneck_size": "bottleneck"}
+        sizes = ", ".join(f"{word} {domain[key]:,}" for key, word in parts.items() if domain[key])
+        layers = f"{domain['first_layer']}-{domain['last_layer']}"
+        lines.append(
+            f"{name:<16} {entry.architecture:<24} {sizes:<36} {layers:>7} {entry.num_parameters:>12,} "
+            f"{entry.num_bytes:>13,}"
+        )
+    title = f"base {bank.base_id} (sha256 {bank.base_sha256[:12]}), adapters: {len(lines) - 1}"
+    return "\n".join([title, *lines]) if len(lines) > 1 else title
+
+
+def run_bank(config: BankConfig) -> None:
+    """Do what jobs/bank.py was asked for.
+
+    Raises:
+        DomextError: it cannot be done, or `--verify` found damage.
+    """
+    folder = Path(config.bank).expanduser()
+    if config.add:
+        entry = _add_run(folder, config)
+        print(f"added: {config.name}, {entry.num_parameters:,} parameters, {entry.num_bytes:,} bytes, to {folder}")
+        return
+    bank = AdapterBank.open(folder, config.base)
+    if config.remove:
+        bank.remove(config.remove)
+        print(f"removed: {config.remove} from {folder}")
+    elif config.verify:
+        problems = bank.verify()
+        print("\n".join(problems) or f"sound: the base, and every adapter ({len(bank.names())})")
+        if problems:
+            raise RunError(f"the bank {folder} is damaged: {len(problems)} of its parts, named above.")
+    else:
+        print(format_bank(bank))
+
+
+def _add_run(folder: Path, config: BankConfig) -> BankEntry:
+    """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
+    run_dir = Path(config.add).expanduser()
+    if (folder / BANK).is_file():
+        return AdapterBank.open(folder, config.base).add_run(config.name, run_dir)
+    bank = AdapterBank.create(folder, config.base or read_run_config(run_dir).base)
+    try:
+        return bank.add_run(config.name, run_dir)
+    except DomextError:
+        if not bank.names():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _describe_shape(config: DomextConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in _SHAPE}
+
+
+def _check_types(values: Any, types: dict[str, type | tuple[type, ...]]) -> None:
+    """Raise a ValueError, or a TypeError, unless JSON has these keys with values of these types, bool being no int."""
+    for name, expected in types.items():
+        allowed = expected if isinstance(expected, tuple) else (expected,)
+        if type(values[name]) not in allowed:
+            shown = repr(values[name])
+            raise ValueError(f"{name} is {shown if len(shown) < 60 else f'{shown[:60]}…'}")
+
+
+def _check_entry(entry: BankEntry, name: str, num_layers: int) -> None:
+    """Raise a ValueError unless a description is one that `add` could have written."""
+    if entry.architecture not in ARCHITECTURES:
+        raise ValueError(f"architecture is {entry.architecture!r}, none of {', '.join(ARCHITECTURES)}")
+    domain = complete_domain(name, entry.domain, num_layers)
+    _check_types(domain, {key: type(value) for key, value in complete_domain("x", {"heads": 1}, 1).items()})
+    labels = entry.id2label
+    if labels is not None and (
+        sorted(labels, key=int) != [str(number) for number in range(len(labels))]
+        or not all(isinstance(label, str) for label in labels.values())
+    ):
+        raise ValueError("id2label does not number its labels from 0")
+    if (labels is None) != (entry.architecture == MASKED_LM):
+        raise ValueError(f"id2label is {labels} with the architecture {entry.architecture}")
+    if entry.problem_type not in _PROBLEM_TYPES:
+        raise ValueError(f"problem_type is {entry.problem_type!r}")
+
+
+def _describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that an adapter's description asks for, before anything of that size is made."""
+    config = configure_adapter(base, entry)
+    config.domains = {name: complete_domain(name, entry.domain, config.num_hidden_layers)}
+    try:
+        with torch.device("meta"):
+            model = ARCHITECTURES[entry.architecture](config)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{folder / DESCRIPTION} describes no model ({reason}); {_ADD_AGAIN}.") from error
+    own = _list_domain(cast(nn.Module, model.bert), name) | _list_head(model, base)
+    return {key: tuple(each.shape) for key, each in own.items()}
+
+
+def configure_adapter(base: Base, entry: BankEntry) -> DomextConfig:
+    """Return the configuration of an adapter's model, without its domain."""
+    config = copy.deepcopy(base.config)
+    if entry.id2label is not None:
+        config.id2label = entry.id2label
+        config.label2id = {label: number for number, label in entry.id2label.items()}
+        config.problem_type = cast(Any, entry.problem_type)
+    return config
+
+
+def _read_labels(config: DomextConfig) -> dict[int, str]:
+    return {int(number): str(label) for number, label in (config.id2label or {}).items()}
+
+
+def _find_architecture(model: nn.Module) -> str:
+    # By the class's name: an export's own code has classes of its own, of the same names.
+    for architecture, each in ARCHITECTURES.items():
+        if type(model).__name__ == each.__name__:
+            return architecture
+    known = ", ".join(each.__name__ for each in ARCHITECTURES.values())
+    raise RunError(f"a bank does not hold a {type(model).__name__}; give a {known}.")
+
+
+def _list_domain(encoder: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """Return a domain's parameters under the names that they have in a file."""
+    part = f".domains.{name}."
+    return {key.replace(part, ".domains.", 1): param for key, param in encoder.named_parameters() if part in key}
+
+
+def _list_head(model: nn.Module, base: Base) -> dict[str, nn.Parameter]:
+    """Return the parameters that are neither an extension's nor the base's, under their names in a file."""
+    params = model.named_parameters()
+    return {f"{HEAD_PREFIX}{key}": each for key, each in params if key not in base.tensors and not is_extension(key)}
+
+
+def _check_model(model: nn.Module, domain: str, base: Base) -> None:
+    """Refuse a model that is not the base, one domain and a head."""
+    config = cast(DomextConfig, model.config)
+    if domain not in config.domains:
+        raise RunError(
+            f"the model has no domain {domain!r} for the bank; it has {', '.join(config.domains) or 'none'}."
+        )
+    parts = {
+        f"{config.extension_vocab_size} new words": config.extension_vocab_size,
+        f"extension modules of width {config.module_hidden_size}": config.module_hidden_size,
+        "LoRA": any(".lora_" in name for name, _ in model.named_parameters()),
+    }
+    for part, is_there in parts.items():
+        if is_there:
+            raise RunError(f"the model has {part}, and a bank holds domains beside an unchanged base only.")
+    active = list(config.domains) if config.active_domains is None else config.active_domains
+    if active != [domain]:
+        raise RunError(
+            f"the model's active domains are {', '.join(active) or 'none'}, and a bank holds {domain!r} alone; train "
+            f"it so (--method.active_domains {domain}), or call set_active_domains([{domain!r}]) if it was."
+        )
+    _check_shape(config, base)
+    own = dict(model.named_parameters())
+    _check_tensors({name: own[name] for name in base.tensors.keys() & own.keys()}, base)
+
+
+def _check_encoder(encoder: nn.Module, base: Base) -> None:
+    """Refuse an encoder of another base; one that is stored in another dtype may have lost its bits."""
+    _check_shape(cast(DomextConfig, encoder.config), base)
+    own = {f"bert.{name}": param for name, param in encoder.named_parameters()}
+    names = {name for name in base.tensors if name.startswith(("bert.embeddings.", "bert.encoder."))}
+    missing = sorted(names - own.keys())
+    if missing:
+        raise RunError(f"the model has no {missing[0]} of its own (merge LoRA first), so no adapter fits it.")
+    _check_tensors({name: own[name] for name in names}, base, rounded=True)
+
+
+def _check_shape(config: DomextConfig, base: Base) -> None:
+    if config.causal:
+        raise RunError("the model reads from left to right (--objective.kind), and a bank's base reads both sides.")
+    for name, value in _describe_shape(base.config).items():
+        if getattr(config, name) != value:
+            raise RunError(
+                f"the model has {name} {getattr(config, name)!r} and the bank's base has {value!r}; a bank holds "
+                "adapters of one base."
+            )
+
+
+def _check_tensors(params: dict[str, nn.Parameter], base: Base, *, rounded: bool = False) -> None:
+    """Compare parameters with the base's, bit by bit, or after rounding the base's to their dtype."""
+    changed = []
+    for name, param in sorted(params.items()):
+        value = base.tensors[name].to(param.device, param.dtype if rounded else None)
+        if param.dtype != value.dtype or not torch.equal(param, value):
+            changed.append(name)
+    if changed:
+        dtype = params[changed[0]].dtype
+        raise RunError(
+            f"{changed[0]} ({str(dtype).removeprefix('torch.')}) is not as in the bank's base ({len(changed)} "
+            "tensors differ); a bank holds what was trained beside a frozen base, and takes it in float32."
+        )
+
+
+def put_domain(encoder: DomextModel, name: str, entry: BankEntry, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Add a domain to an encoder and give it its tensors; or leave the encoder as it was."""
+    if name in encoder.config.domains:
+        raise RunError(f"the model has a domain {name!r} already; drop it first.")
+    try:
+        encoder.add_domain(name, **entry.domain)
+        own = {key: each for key, each in tensors.items() if not key.startswith(HEAD_PREFIX)}
+        fill_parameters(_list_domain(encoder, name), own, folder)
+    except BaseException:
+        if name in encoder.config.domains:
+            encoder.drop_domain(name)
+        raise
+
+
+def fill_parameters(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy tensors into parameters of the same names."""
+    wrong = sorted(
+        name
+        for name in params.keys() | tensors.keys()
+        if name not in params or name not in tensors or params[name].shape != tensors[name].shape
+    )
+    if wrong:
+        raise RunError(f"{folder} does not fit the model that its description makes (first at {wrong[0]}).")
+    with torch.no_grad():
+        for name, param in params.items():
+            param.copy_(tensors[name])
+
+
+@contextlib.contextmanager
+def _place_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target` that gets its name when the block ends without an error.
+
+    Nothing is replaced: where two processes add the same name, the system refuses to rename the second one's.
+    """
+    temporary = target.with_name(f".{target.name}.incomplete-{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        flush(*temporary.rglob("*"), temporary)
+        os.rename(temporary, target)
+        flush(target.parent)
+    except OSError as error:
+        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        reason = "another process made it meanwhile" if taken else error.strerror or error
+        raise RunError(f"{target} cannot be written ({reason}).") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _hash_json(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Files, folders, hub datasets and installed packages become documents."""

@@ -1,0 +1,111 @@
+"""Which documents are held out: single ones, blocks of neighbours, or whole files.
+
+Where documents are the lines of a text, one of them tells much about the next: held out one by one, the text that a
+model is tested on would stand between sentences that it was trained on. So lines of text files are held out in blocks
+of neighbours, and documents of other kinds one by one, unless `--prepare.held_out_by` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from domext_ray.config.pretrain import HeldOutBy, PrepareConfig
+from domext_ray.corpus.texts.sources import TEXT, Sources
+from domext_ray.errors import CorpusError
+
+BLOCK_DOCUMENTS = 64
+MIN_BLOCKS = 4
+"""A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
+
+
+def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> HeldOutBy:
+    """Return what is held out, "auto" resolved."""
+    if prepare.held_out_by != "auto":
+        return prepare.held_out_by
+    is_lines = prepare.document == "line" and any(file.kind == TEXT for task in sources.tasks for file in task.files)
+    return "block" if is_lines else "document"
+
+
+def describe_split(sources: Sources, prepare: PrepareConfig, held_out_by: HeldOutBy) -> str:
+    """Return a sentence on what is held out where neighbouring documents may be of one text; else nothing."""
+    is_text = any(file.kind == TEXT for task in sources.tasks for file in task.files)
+    if not is_text or prepare.document == "file":
+        return ""
+    noun = "lines" if prepare.document == "line" else "paragraphs between blank lines"
+    if held_out_by == "block":
+        return (
+            f"held out: blocks of up to {BLOCK_DOCUMENTS} neighbouring {noun} (where each is a text of its own: "
+            "--prepare.held_out_by document)"
+        )
+    if held_out_by == "document":
+        return (
+            f"held out: single {noun}, whose neighbours train (where neighbours are of one text: "
+            "--prepare.held_out_by block, or file)"
+        )
+    return ""
+
+
+def hold_out_blocks(keep: np.ndarray, held_out_frac: float) -> np.ndarray:
+    """Choose blocks of neighbours, one in each of equal stretches of the corpus, at a place that is drawn.
+
+    Args:
+        keep: bool [D], documents that stay, in order.
+        held_out_frac: share of them that is held out.
+
+    Returns:
+        bool [D], which are held out.
+    """
+    kept = np.flatnonzero(keep)
+    num_held_out = round(len(kept) * held_out_frac)
+    num_blocks = max(num_held_out // BLOCK_DOCUMENTS, min(num_held_out, MIN_BLOCKS))
+    is_held_out = np.zeros(len(keep), dtype=bool)
+    if not num_blocks:
+        return is_held_out
+    stretches = np.linspace(0, len(kept), num_blocks + 1).astype(np.int64)
+    ends = np.linspace(0, num_held_out, num_blocks + 1).astype(np.int64)
+    draws = np.random.default_rng(len(kept)).random(num_blocks)
+    for first, end, size, draw in zip(stretches[:-1], stretches[1:], np.diff(ends), draws, strict=True):
+        start = first + int(draw * (end - first - size + 1))
+        is_held_out[kept[start : start + size]] = True
+    return is_held_out
+
+
+def hold_out_files(
+    keep: np.ndarray, draws: np.ndarray, files: Sequence[tuple[str, int]], held_out_frac: float
+) -> np.ndarray:
+    """Choose whole files, in the order of a hash of their content, while they fit into the share.
+
+    Args:
+        keep: bool [D], documents that stay, in order.
+        draws: uint64 [D], hashes of the documents.
+        files: path and number of documents of each part of a file, in order.
+        held_out_frac: share of the documents that is held out, as nearly as files allow.
+
+    Returns:
+        bool [D], which are held out: at least one file's.
+
+    Raises:
+        CorpusError: fewer than two files have documents.
+    """
+    numbers: dict[str, int] = {}
+    of_document = np.repeat([numbers.setdefault(path, len(numbers)) for path, _ in files], [size for _, size in files])
+    sizes = np.bincount(of_document[keep], minlength=len(numbers))
+    used = np.flatnonzero(sizes)
+    if len(used) < 2:
+        raise CorpusError(
+            f"--prepare.held_out_by is 'file' and the documents are of {len(used)} file; give two or more files, or "
+            "--prepare.held_out_by block."
+        )
+    hashes = np.zeros(len(numbers), dtype=np.uint64)
+    np.bitwise_xor.at(hashes, of_document[keep], draws[keep])
+    wanted, taken = held_out_frac * keep.sum(), 0
+    chosen = np.zeros(len(numbers), dtype=bool)
+    for file in used[np.argsort(hashes[used], kind="stable")]:
+        if taken < wanted and taken + sizes[file] <= 1.5 * wanted:
+            chosen[file] = True
+            taken += int(sizes[file])
+    if not taken:
+        chosen[used[np.argmin(sizes[used])]] = True
+    return keep & chosen[of_document]

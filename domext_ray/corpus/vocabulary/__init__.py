@@ -1,0 +1,1 @@
+"""Which words the base has, which ones the domain adds, and how those begin."""

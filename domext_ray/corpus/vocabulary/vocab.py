@@ -1,0 +1,252 @@
+"""Tokenizers: load one, fingerprint one, learn a WordPiece vocabulary for a model without a base."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig, hashed_options
+from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import Sources, resolve_sources
+from domext_ray.corpus.texts.work_folder import make_folder_anew
+from domext_ray.errors import CorpusError
+from domext_ray.runtime.quiet import quiet_libraries
+
+if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
+    from transformers import PreTrainedTokenizerBase
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+"""Where the tokenizers of BERT, RoBERTa and XLM-R keep their entries; one of them is needed."""
+PLAIN_TEXT = (
+    "The people of the city read a book in the house. Les gens lisent. Die Leute lesen. La gente lee. "
+    "Люди читают книги. 人们在城市里看书。人々は街で本を読む。사람들이 책을 읽는다. الناس يقرأون الكتب."
+)
+SAMPLE_BYTES = 200 * 2**20
+"""Text that a vocabulary is learned from, at most; tasks are taken evenly over the corpus."""
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder.
+
+    Args:
+        folder: as `save_pretrained` wrote it.
+
+    Raises:
+        CorpusError: there is none, it has no fast implementation, or it lacks a special token that masking needs.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(folder).is_dir():
+        raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
+    files = [name for pattern in VOCABULARY_FILES for name in Path(folder).glob(pattern)]
+    if not files:  # transformers makes an empty tokenizer up
+        raise CorpusError(
+            f"{folder} has no tokenizer (none of {', '.join(VOCABULARY_FILES)}); save the tokenizer there "
+            "(tokenizer.save_pretrained)."
+        )
+    try:
+        with quiet_libraries():
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # a damaged file raises whatever its reader raises
+        raise CorpusError(
+            f"{folder} holds no tokenizer that can be loaded ({' '.join(str(error).split())[:200]})."
+        ) from error
+    if not tokenizer.is_fast:
+        raise CorpusError(f"the tokenizer of {folder} has no tokenizer.json; save it with a fast implementation.")
+    entries = _read_entries(Path(folder), tokenizer)
+    for name in ("cls", "sep", "mask", "pad", "unk"):
+        token = getattr(tokenizer, f"{name}_token")
+        # One that its files lack is made up by transformers, with an id that the model has not learned.
+        if token is None or token not in entries:
+            raise CorpusError(
+                f"the tokenizer of {folder} has no {name} token{f' ({token})' if token else ''}; masked-language "
+                "modelling needs one."
+            )
+    return tokenizer
+
+
+def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> None:
+    """Refuse a tokenizer that is not the one of a model's embedding table.
+
+    Tables are padded to a multiple of 8 to 128, and some keep rows in reserve, but none known has two for each entry:
+    a tokenizer that names less than half of the rows is another model's.
+
+    Args:
+        tokenizer: the tokenizer.
+        num_rows: rows of the table.
+        owner: the model, for messages.
+
+    Raises:
+        CorpusError: it has ids beyond the table, leaves more than half of it unnamed, or reads no text.
+    """
+    entries = tokenizer.get_vocab()
+    highest = max(entries.values())
+    sizes = f"the tokenizer of {owner} has {len(entries):,} entries with ids up to {highest:,}, the model {num_rows:,}"
+    if highest >= num_rows:
+        raise CorpusError(f"{sizes} embedding rows, so some words have none; give the model's own tokenizer.")
+    if 2 * len(entries) < num_rows:
+        raise CorpusError(f"{sizes} embedding rows, more than half without a word; give the model's own tokenizer.")
+    found = tokenizer.backend_tokenizer.encode(PLAIN_TEXT, add_special_tokens=False).ids
+    if not set(found) - {tokenizer.unk_token_id}:
+        raise CorpusError(
+            f"the tokenizer of {owner} makes {tokenizer.unk_token} of every word of plain text in nine languages; give "
+            "the model's own tokenizer."
+        )
+
+
+def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Return the entries that a tokenizer's own files hold; all of its entries if they are in none of JSON or text."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            record = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            vocab = record["model"]["vocab"]  # of Unigram models a list of pairs
+            found = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+            found |= {each["content"] for each in record.get("added_tokens", [])}
+        elif (folder / "vocab.json").is_file():
+            found = set(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
+        elif (folder / "vocab.txt").is_file():
+            lines = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
+            found = {line.removesuffix("\r") for line in lines}
+        else:
+            return set(tokenizer.get_vocab())
+        if (folder / "added_tokens.json").is_file():
+            found |= set(json.loads((folder / "added_tokens.json").read_text(encoding="utf-8")))
+        if (folder / "tokenizer_config.json").is_file():
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            found |= {each["content"] for each in config.get("added_tokens_decoder", {}).values()}
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorpusError(f"the tokenizer of {folder} is damaged ({error!r}); save it there again.") from error
+
+
+def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the sha256 of what decides a text's ids: vocabulary, normaliser, pre-tokenizer, model, special tokens.
+
+    Padding, truncation and the layout of the files do not matter.
+    """
+    record = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept: dict[str, Any] = {name: record.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+    kept["special"] = {name: getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask", "pad", "unk")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int) -> Path:
+    """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer.
+
+    Args:
+        spec: the `--corpus` option.
+        prepare: how documents are read.
+        vocab: size, and whether text is lowercased.
+        folder: where to save; a folder learned from the same content with the same settings is kept.
+        model_max_length: longest row of the model, tokens.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CorpusError: the size leaves no room beside the alphabet.
+    """
+    from transformers import BertTokenizer
+
+    sources = resolve_sources(spec, prepare)
+    record = {
+        "content": sources.fingerprint,
+        "size": vocab.size,
+        "lowercase": vocab.lowercase,
+        "prepare": hashed_options(prepare),
+        "model_max_length": model_max_length,
+    }
+    path = folder / "learned_from.json"
+    if _is_learned_from(path, record):
+        return folder
+    alphabet = _choose_alphabet(sources, prepare, vocab)
+    wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
+    wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab.size,
+        special_tokens=[*SPECIAL_TOKENS, *_list_continuations(wordpiece, alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    wordpiece.train_from_iterator(_sample_documents(sources, prepare), trainer)
+    tokenizer = BertTokenizer(
+        vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
+    )
+    with make_folder_anew(folder) as temporary:
+        tokenizer.save_pretrained(temporary)
+        (temporary / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
+    """Whether a vocabulary's record says the same; what an earlier version did not note may be anything."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return bool(stored) and all(record.get(name) == value for name, value in stored.items())
+    except (FileNotFoundError, ValueError, AttributeError):  # damaged: it is learned anew
+        return False
+
+
+def _sample_documents(sources: Sources, prepare: PrepareConfig) -> Iterator[str]:
+    stride = max(1, -(-sources.num_bytes // SAMPLE_BYTES))
+    read = 0
+    for task in sources.tasks[::stride]:
+        for document in read_documents(task, prepare, Dropped()):
+            yield document
+            read += len(document.encode())
+            if read > SAMPLE_BYTES:
+                return
+
+
+def _list_continuations(wordpiece: Tokenizer, alphabet: list[str]) -> list[str]:
+    """The entries for characters inside of words.
+
+    Given to the trainer in a fixed order: its own is that of a hash table, and the order decides between equal counts.
+    """
+    joined = [wordpiece.normalizer.normalize_str(f"a{each}") for each in alphabet]
+    return [
+        f"##{character}"
+        for character, text in zip(alphabet, joined, strict=True)
+        if len(wordpiece.pre_tokenizer.pre_tokenize_str(text)) == 1
+    ]
+
+
+def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfig) -> list[str]:
+    """The characters that get an entry: those that make up 99.98 % of the text, in at most half of the entries.
+
+    Every character costs two entries (at the start and inside of a word), unless it is always a word of its own.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
+    counts: Counter[str] = Counter()
+    seen = 0
+    for document in _sample_documents(sources, prepare):
+        counts.update(normalizer.normalize_str(document))
+        seen += len(document)
+        if seen > SAMPLE_BYTES // 20:
+            break
+    del counts[" "]
+    total, covered, alphabet = sum(counts.values()), 0, []
+    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= 0.9998 * total:
+            break
+        covered += count
+        alphabet.append(character)
+    kept = len(alphabet)
+    if not kept:
+        raise CorpusError(f"--corpus {sources.spec!r} has no usable line; give text.")
+    if 2 * min(kept, 64) + len(SPECIAL_TOKENS) > vocab.size:
+        raise CorpusError(
+            f"--vocab.size is {vocab.size}; the corpus' alphabet of {kept} characters alone needs "
+            f"{2 * min(kept, 64) + len(SPECIAL_TOKENS)} entries."
+        )
+    return sorted(alphabet[: (vocab.size - len(SPECIAL_TOKENS)) // 2])

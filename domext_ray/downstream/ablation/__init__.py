@@ -1,0 +1,1 @@
+"""What a fine-tuned model loses without each span of layers."""

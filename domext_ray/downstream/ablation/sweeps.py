@@ -1,0 +1,189 @@
+"""How much the start and the size of bottlenecks matter: fine-tuning runs that differ in one thing.
+
+Enters: the options of fine-tuning, and what varies: the initial magnitude of the bottlenecks, or their size against
+other ways to train few parameters. Leaves: one fine-tuning run a value (RUN.DIR/NAME-...), each with a choice of its
+own by dev; runs that have ended are kept. Houlsby et al. section 3.6, figures 4 and 6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from domext_ray.config.finetune import FULL, AblateConfig, FinetuneConfig
+from domext_ray.config.pretrain import MethodConfig
+from domext_ray.downstream.finetune.comparison import FinetunedRun, check_comparable, read_finetuned
+from domext_ray.downstream.finetune.finetune import count_parameters, run_finetuning
+from domext_ray.downstream.finetune.finetuned import SETS, make_set_task
+from domext_ray.downstream.finetune.grid import list_points
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.errors import ConfigError
+from domext_ray.labelled.code_entities.loading import load_labelled
+from domext_ray.runs.run_directory import resolve_root
+
+BOTTLENECKS, TOP_LAYERS, LAYER_NORMS, EVERYTHING = "bottlenecks", "top layers", "LayerNorms", "everything"
+PAPER_SIGMA = 0.01
+"""The magnitude that others are compared with: the paper's own."""
+
+
+@dataclass(frozen=True)
+class SweepEntry:
+    """One run of a sweep.
+
+    Args:
+        family: what trains.
+        value: sigma, a bottleneck's size or the number of top layers; nan where nothing varies.
+        config: the run.
+    """
+
+    family: str
+    value: float
+    config: FinetuneConfig
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.config.run.name
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A run of a sweep that has ended.
+
+    Args:
+        entry: what it is.
+        run: its figures.
+    """
+
+    entry: SweepEntry
+    run: FinetunedRun
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that trained, the task's head among them."""
+        return sum(each["trainable"] for each in self.run.summary["parameters"].values())
+
+    @property
+    def values(self) -> list[float]:
+        """The metric of every restart."""
+        return self.run.summary["restarts"][self.run.split]["values"]
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation over restarts; 0 for a single one."""
+        return float(self.run.summary["restarts"][self.run.split]["std"])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a sweep.
+
+    Args:
+        study: "sigma" or "size".
+        results: in the order of the plan.
+        reference: the run that others are compared with.
+    """
+
+    study: str
+    results: tuple[SweepResult, ...]
+    reference: SweepResult
+
+
+def plan_sweep(config: AblateConfig) -> list[SweepEntry]:
+    """Return the runs of a sweep.
+
+    Raises:
+        DomextError: the start model is not to be had, or has fewer layers than are to be trained.
+    """
+    start = load_start_model(config.model, config.model_step, config.keep_head)  # also a mistake's first chance to show
+    if config.study == "sigma":
+        return _list_sigmas(config)
+    return _list_sizes(config, start.config.num_hidden_layers)
+
+
+def name_sweep(config: AblateConfig) -> str:
+    """Return what the names of a sweep's runs begin with."""
+    return config.run.name or "ablate"
+
+
+def find_sweep_folder(config: AblateConfig) -> Path:
+    """Return the folder of a sweep's figures and tables."""
+    if config.output:
+        return Path(config.output).expanduser()
+    return resolve_root(config.run.dir) / f"{name_sweep(config)}-{config.study}"
+
+
+def _make_entry(config: AblateConfig, family: str, value: float, method: MethodConfig) -> SweepEntry:
+    plain = config.make_finetune_config()
+    name = f"{name_sweep(config)}-{method.name}"
+    run = replace(plain.run, name=name)
+    return SweepEntry(family, value, replace(plain, method=method, run=run, export=False, dry_run=False))
+
+
+def _list_sigmas(config: AblateConfig) -> list[SweepEntry]:
+    return [
+        _make_entry(
+            config,
+            BOTTLENECKS,
+            sigma,
+            replace(config.method, name=f"sigma{sigma:g}", init="paper", bottleneck_std=sigma),
+        )
+        for sigma in sorted(config.sigma_values)
+    ]
+
+
+def _list_sizes(config: AblateConfig, num_layers: int) -> list[SweepEntry]:
+    counts = tuple(range(1, num_layers + 1)) if config.top_layers == "all" else config.top_layer_values
+    if max(counts, default=0) > num_layers:
+        raise ConfigError(f"--top_layers is {config.top_layers!r}; {config.model!r} has {num_layers} layers.")
+    entries = [
+        _make_entry(config, BOTTLENECKS, size, replace(config.method, name=f"size{size}", bottleneck_size=size))
+        for size in sorted(config.size_values)
+    ]
+    entries += [
+        _make_entry(config, TOP_LAYERS, k, replace(FULL, name=f"top{k}", trains="top_layers", top_layers=k))
+        for k in sorted(counts)
+    ]
+    norms = replace(FULL, name="layer_norms", trains="layer_norms")
+    return [
+        *entries,
+        _make_entry(config, LAYER_NORMS, math.nan, norms),
+        _make_entry(config, EVERYTHING, math.nan, FULL),
+    ]
+
+
+def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
+    """Return what a sweep would train: a line a run with its parameters."""
+    loaded = load_labelled(entries[0].config, resolve_root(config.run.dir) / SETS)
+    start = load_start_model(config.model, config.model_step, config.keep_head)
+    task = make_set_task(entries[0].config, start, loaded)
+    lines = []
+    for entry in entries:
+        trained = sum(each for each, _ in count_parameters(entry.config, start, task).values())
+        lines.append(f"{entry.name}: {len(list_points(entry.config))} trainings of {trained:,} parameters")
+    lines.append(f"{len(entries)} runs into {resolve_root(config.run.dir)}, chosen by {task.metric} on dev")
+    return "\n".join(lines)
+
+
+def run_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> Sweep:
+    """Fine-tune every run that has not ended yet.
+
+    Args:
+        config: the study.
+        entries: what `plan_sweep` returned.
+
+    Raises:
+        DomextError: see `run_finetuning`.
+    """
+    results = []
+    for i, entry in enumerate(entries):
+        print(f"run {i + 1} of {len(entries)}: {entry.name}", flush=True)
+        results.append(SweepResult(entry, read_finetuned(run_finetuning(entry.config))))
+    check_comparable([each.run for each in results])
+    if config.study == "sigma":
+        reference = min(results, key=lambda each: abs(math.log(each.entry.value / PAPER_SIGMA)))
+    else:
+        reference = next(each for each in results if each.entry.family == EVERYTHING)
+    return Sweep(config.study, tuple(results), reference)

@@ -1,0 +1,1 @@
+"""A frozen encoder's vectors, read by a small model."""

@@ -1,0 +1,1 @@
+"""A checkpoint is fine-tuned on a labelled set, scored and exported."""

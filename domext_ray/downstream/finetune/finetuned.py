@@ -1,0 +1,188 @@
+"""A fine-tuning run's trained models again, with their task: the directory's files -> what predicts.
+
+Enters: trainings/ (tensors and thresholds), and of a run that has ended also config.yaml, identity.json and
+summary.json. Leaves: the models of every stage, checked to start from the same tensors and the same examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.downstream.features.store import FeatureStore
+from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
+from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
+from domext_ray.downstream.start.text_embedding import MeanEmbedding
+from domext_ray.downstream.tasks.families import make_task
+from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.errors import RunError
+from domext_ray.files import NUMBER, Kind, read_json
+from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
+from domext_ray.runs.run_directory import CONFIG, IDENTITY, read_config, read_identity
+from domext_ray.training.engine import join_alone
+
+_RESULT: dict[str, Kind] = {"point": dict, "dev": NUMBER, "thresholds": dict}
+_SUMMARY: dict[str, Kind] = {
+    **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},
+    "metric": str,
+}
+
+SETS = ".sets"
+"""Folder beside the runs with the labelled sets that are made, not read."""
+
+
+def result_path(trainings: Path, point: Point) -> Path:
+    """Return the place of a training's record in a run's folder of trainings."""
+    return trainings / f"{point.key}.json"
+
+
+def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
+    """Make the task of a configuration's set for the tokenizer of its start model."""
+    labelled = config.labelled
+    options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
+    metric = labelled.metric or loaded.metric
+    embed = MeanEmbedding(start) if labelled.embedding_recall else None
+    return make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
+
+
+def restore_stages(
+    start: StartModel,
+    task: StagedTask,
+    config: FinetuneConfig,
+    trainings: Path,
+    point: Point,
+    device: torch.device,
+    features: FeatureStore | None = None,
+) -> dict[str, Fitted]:
+    """Make the models of one training again, by the name of their stage; a process group exists.
+
+    Args:
+        start: the encoder that the training started from.
+        task: the task with its set.
+        config: the run.
+        trainings: the run's folder of trainings.
+        point: the training; its tensors are kept.
+        device: where to predict.
+        features: what the models read in the place of an encoder's states, with `config.features`.
+    """
+    thresholds = read_result(trainings, point)["thresholds"]
+    return {
+        name: restore_task(
+            start,
+            stage,
+            config,
+            point,
+            device,
+            load_file(trainings / point.key / f"{name}.safetensors"),
+            thresholds[name],
+            features,
+        )
+        for name, stage in task.stages.items()
+    }
+
+
+@dataclass(frozen=True)
+class FinetunedModel:
+    """The best training of a fine-tuning run.
+
+    Args:
+        folder: the run's directory.
+        config: the run.
+        start: the encoder that it started from.
+        loaded: the labelled set.
+        task: the task with its set.
+        fitted: the trained model of every stage.
+        summary: content of summary.json.
+    """
+
+    folder: Path
+    config: FinetuneConfig
+    start: StartModel
+    loaded: LoadedSet
+    task: StagedTask
+    fitted: dict[str, Fitted]
+    summary: dict[str, Any]
+
+
+def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", model: str = "") -> FinetunedModel:
+    """Make the best model of a fine-tuning run that has ended again, to predict with it.
+
+    Args:
+        folder: the run's directory.
+        device: where to predict.
+        data: where its labelled files are now; empty: where they were.
+        model: where its start model is now; empty: where it was.
+
+    Raises:
+        RunError: no such run, one whose models read features instead of tokens, or files that have changed since.
+        BaseModelError: its start model is not to be had.
+        CorpusError: its labelled files are not to be had.
+    """
+    config, identity, summary = _read_run(folder)
+    if config.features.layers:
+        raise RunError(
+            f"{folder} was trained on features (--features.layers {config.features.layers}), so its model has no "
+            "encoder; give a fine-tuning run without features."
+        )
+    config = replace(
+        config,
+        data=data or config.data,
+        model=model or config.model,
+        engine=replace(config.engine, zero_stage=0, offload=False),  # which shards what nothing here needs
+    )
+    loaded = load_labelled(config, folder.resolve().parent / SETS)
+    start = load_start_model(config.model, config.model_step, config.keep_head)
+    for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
+        if identity[option] != found:
+            option = option.removesuffix("_sha256")
+            raise RunError(
+                f"--{option} {getattr(config, option)!r} is not what {folder} was trained with (sha256 {found[:12]}, "
+                f"then {identity[f'{option}_sha256'][:12]}); give --{option} where that one is."
+            )
+    task = make_set_task(config, start, loaded)
+    point = Point(**summary["best"]["point"])
+    join_alone()
+    try:
+        result_path(folder / TRAININGS, point).stat()
+        fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)
+    except (OSError, KeyError) as error:
+        raise RunError(
+            f"{folder / TRAININGS} lacks the best training's tensors ({point.key}); run it again elsewhere."
+        ) from error
+    return FinetunedModel(folder, config, start, loaded, task, fitted, summary)
+
+
+def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:
+    if not all((folder / name).is_file() for name in ("summary.json", IDENTITY, CONFIG)):
+        raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
+    summary = read_finetune_summary(folder)
+    identity = read_identity(folder, {"data_sha256": str, "model_sha256": str})
+    assert identity is not None
+    return read_config(folder, FinetuneConfig), identity, summary
+
+
+def read_finetune_summary(folder: Path) -> dict[str, Any]:
+    """Read the summary.json of a fine-tuning run that has ended.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    remedy = "delete it and run the job again, which writes it anew"
+    return read_json(folder / "summary.json", remedy, _SUMMARY)
+
+
+def read_result(trainings: Path, point: Point) -> dict[str, Any]:
+    """Read the record of a training that has ended.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    remedy = "delete it: the same command trains this point of the grid again"
+    return read_json(result_path(trainings, point), remedy, _RESULT)

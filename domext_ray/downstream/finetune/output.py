@@ -1,0 +1,394 @@
+"""What a fine-tuning run shows: its plan, a progress line, a summary, a table, a picture and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import dump_yaml
+from domext_ray.downstream.finetune.finetuned import read_finetune_summary
+from domext_ray.downstream.finetune.grid import GridResults, has_ended, read_results
+from domext_ray.downstream.finetune.training import Point
+from domext_ray.downstream.start.model import TRAININGS, StartModel
+from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.labelled.code_entities.loading import LoadedSet
+from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.report.report import (
+    BLUE,
+    GREEN,
+    MUTED,
+    ORANGE,
+    STYLE,
+    VIOLET,
+    build_table,
+    fill_page,
+    list_figures,
+    save_picture,
+)
+from domext_ray.runtime.ray_cluster import describe_waiting
+from domext_ray.training.metrics import read_metrics, write_text
+
+MIN_ENDED = 0.05
+"""Part of a training before which no time left is estimated."""
+MAX_BARS = 24
+"""Figures of a picture at most; a set of many labels has the most important ones first."""
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """What the chosen point reached.
+
+    Args:
+        dev, test: figures with intervals of the best training; test empty where the set has none.
+        restarts: dev's and test's figure of every restart, by split.
+        baselines: figures of trivial baselines by split and name.
+        steps: figures of single steps by split.
+        notes: what was counted on the way.
+    """
+
+    dev: dict[str, Any]
+    test: dict[str, Any]
+    restarts: dict[str, list[float]]
+    baselines: dict[str, dict[str, dict[str, Any]]]
+    steps: dict[str, dict[str, dict[str, Any]]]
+    notes: tuple[str, ...]
+
+
+class FinetuneProgress:
+    """A line on standard error: trainings that have ended, and where the slowest running one is.
+
+    Args:
+        folder: where trainings write their progress.
+        stages: steps of the task, in their order.
+        points: all of them; those that have ended already count as kept.
+    """
+
+    def __init__(self, folder: Path, stages: Sequence[str], points: Sequence[Point]) -> None:
+        self.folder, self.stages, self.points, self.num_trainings = folder, stages, points, len(points)
+        self.num_kept = self._count_ended()
+        self.line = StatusLine(is_due=False)
+        self._place: Any = None
+        self._patience = Patience()
+
+    def __enter__(self) -> FinetuneProgress:
+        if self.num_kept:
+            self.line.keep(f"{self.num_kept} of {self.num_trainings} trainings have ended before.")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.line.keep(self._describe_ended())
+
+    def tell_failure(self, point: Point) -> None:
+        """Say why a training failed."""
+        self.line.keep(f"failed, the others go on: {read_results(self.folder, [point]).failed[0]['reason']}")
+
+    def show(self, running: Sequence[Point]) -> None:
+        """Show how far the running trainings are."""
+        if not running or not self.line.is_due:
+            return
+        states = [state for each in running if (state := self._read(each)) is not None]
+        line = self._describe_ended()
+        self._note_move(line, [(state["stage"], state["step"]) for state in states])
+        if states:
+            done = [
+                (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages)
+                for state in states
+            ]
+            slowest = states[int(np.argmin(done))]
+            rate = sum(state["tokens_per_second"] for state in states)
+            line += (
+                f"; {slowest['stage']} step {slowest['step']:,}/{slowest['steps']:,}  loss {slowest['loss']:.3f}  "
+                f"{rate:,.0f} tokens/s"
+            )
+            ended_now = self._count_ended() - self.num_kept + sum(done)
+            if ended_now > MIN_ENDED:
+                left = self.line.seconds / ended_now * (self.num_trainings - self.num_kept - ended_now)
+                line += f"  about {format_seconds(max(left, 0.0))} left"
+        self.line.show(line)
+
+    def _note_move(self, *place: Any) -> None:
+        """Say what is waited for when the trainings have stood where they are for a while."""
+        if place != self._place:
+            self._place = place
+            self._patience.note_move()
+        elif self._patience.is_over():
+            self.line.keep(describe_stillness("fine-tuning", self._patience.seconds, describe_waiting()))
+
+    def _count_ended(self) -> int:
+        return sum(has_ended(self.folder, each) for each in self.points)
+
+    def _describe_ended(self) -> str:
+        return f"{self._count_ended()} of {self.num_trainings} trainings ended"
+
+    def _read(self, point: Point) -> dict[str, Any] | None:
+        records = read_metrics(self.folder / f"{point.key}.progress.jsonl")
+        return records[-1] if records else None
+
+
+def describe_finetune_plan(
+    config: FinetuneConfig, start: StartModel, task: StagedTask, counts: Mapping[str, tuple[int, int]], folder: Path
+) -> str:
+    """Return what a run would do: configuration, set, model, parameters, trainings."""
+    data = task.data
+    num_trainings = len(config.grid.points) * config.grid.restarts
+    lines = [
+        dump_yaml(config).rstrip(),
+        "",
+        f"set: {data.name}, {len(data.train):,} / {len(data.dev):,} / {len(data.test):,} examples, chosen by "
+        f"{task.metric} on dev",
+        *(f"note: {note}" for note in data.notes),
+        f"model: {start.kind} {start.name}, sha256 {start.sha256[:12]}",
+        *(
+            f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
+            for name, (trained, total) in counts.items()
+        ),
+        f"trainings: {num_trainings}",
+        f"run directory: {folder}",
+    ]
+    return "\n".join(lines)
+
+
+def build_summary(
+    config: FinetuneConfig,
+    start: StartModel,
+    loaded: LoadedSet,
+    task: StagedTask,
+    counts: Mapping[str, tuple[int, int]],
+    results: GridResults,
+    best: Mapping[str, Any],
+    chosen: Sequence[Mapping[str, Any]],
+    final: FinalScores,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the content of summary.json.
+
+    Args:
+        config: the run.
+        start: the encoder.
+        loaded: the set.
+        task: the task.
+        counts: trained and all parameters of each stage's model.
+        results: records of all trainings.
+        best: that of the chosen point's best restart, which is exported.
+        chosen: those of all its restarts.
+        final: what the chosen point reached.
+        seconds: wall clock of this start, scoring and export included.
+    """
+    data = loaded.data
+    return {
+        "task": loaded.family,
+        "set": {
+            "name": data.name,
+            "sha256": loaded.sha256,
+            "examples": {"train": len(data.train), "dev": len(data.dev), "test": len(data.test)},
+        },
+        "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
+        "metric": task.metric,
+        "dev": final.dev,
+        "test": final.test,
+        "restarts": {
+            "seeds": [each["point"]["seed"] for each in chosen],
+            **{
+                split: {
+                    "values": values,
+                    "mean": float(np.mean(values)),
+                    "std": float(np.std(values, ddof=len(values) > 1)),
+                }
+                for split, values in final.restarts.items()
+            },
+        },
+        "baselines": final.baselines,
+        "steps": final.steps,
+        "best": {
+            "point": best["point"],
+            "thresholds": best["thresholds"],
+            "chosen_by": f"mean of {task.metric} on dev over restarts",
+        },
+        "trainings": [
+            {**each["point"], "dev": each["dev"], "steps": each["steps"], "train_seconds": each["train_seconds"]}
+            for each in results.ended
+        ],
+        "failed": [
+            {**each["point"], "reason": each["reason"], "may_try_again": each["may_try_again"]}
+            for each in results.failed
+        ],
+        "parameters": {
+            name: {"trainable": trained, "total": total, "trainable_frac": trained / total}
+            for name, (trained, total) in counts.items()
+        },
+        "train": {
+            "seconds": sum(each["train_seconds"] for each in results.ended),
+            "tokens_per_second": sum(each["tokens"] for each in results.ended)
+            / sum(each["train_seconds"] for each in results.ended),
+            "wall_seconds": seconds,
+        },
+        "notes": list(dict.fromkeys([*data.notes, *final.notes])),
+    }
+
+
+def format_finetune_summary(summary: Mapping[str, Any]) -> str:
+    """Return the short table that a run ends with.
+
+    Args:
+        summary: content of summary.json.
+    """
+    path = summary["metric"]
+    rows: list[tuple[str, ...]] = [("", "dev", "test")]
+    rows.append((path, *(_show_interval(summary[split], path) for split in ("dev", "test"))))
+    restarts = summary["restarts"]
+    if len(restarts["seeds"]) > 1:
+        name = f"mean of {len(restarts['seeds'])} restarts"
+        rows.append((name, *(_show_restarts(restarts, split) for split in ("dev", "test"))))
+    for name in summary["baselines"]["dev"]:
+        values = (summary["baselines"].get(split, {}).get(name) for split in ("dev", "test"))
+        rows.append((f"baseline: {name}", *("" if each is None else f"{flatten(each)[path]:.3f}" for each in values)))
+    width = max(len(row[0]) for row in rows)
+    lines = [f"{name:<{width}}  {dev:>22}  {test:>22}".rstrip() for name, dev, test in rows]
+    point = summary["best"]["point"]
+    trained = sum(each["trainable"] for each in summary["parameters"].values())
+    choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
+    lines.append(
+        f"{summary['model']['name']} on {summary['set']['name']}: {trained:,} parameters trained; best of "
+        f"{len(summary['trainings'])} trainings{choice}: rate {point['lr']:g}, batch {point['batch_size']}, "
+        f"{point['epochs']:g} epochs, seed {point['seed']}; {summary['train']['wall_seconds'] / 60:.1f} min, "
+        f"{summary['train']['tokens_per_second']:,.0f} tokens/s a training"
+    )
+    lines += [f"failed: {_describe_failure(each)}" for each in summary.get("failed", ())]
+    lines += [f"note: {note}" for note in summary["notes"]]
+    return "\n".join(lines)
+
+
+def _describe_failure(failed: Mapping[str, Any]) -> str:
+    point = f"rate {failed['lr']:g}, batch {failed['batch_size']}, {failed['epochs']:g} epochs, seed {failed['seed']}"
+    return f"{point}: {failed['reason']}"
+
+
+def get_figure(figures: Mapping[str, Any], path: str) -> float:
+    """Return one of the figures that `Score.describe` gave."""
+    return float(flatten({name: each for name, each in figures.items() if name not in ("intervals", "examples")})[path])
+
+
+def _show_interval(figures: Mapping[str, Any], path: str) -> str:
+    if not figures:
+        return "none"
+    low, high = figures["intervals"][path]
+    return f"{get_figure(figures, path):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _show_restarts(restarts: Mapping[str, Any], split: str) -> str:
+    return f"{restarts[split]['mean']:.3f} ± {restarts[split]['std']:.3f}" if split in restarts else "none"
+
+
+def write_finetune_report(folder: Path) -> Path:
+    """Draw a run's figures and write report.html and scores.png.
+
+    Args:
+        folder: a fine-tuning run's directory, with summary.json.
+
+    Returns:
+        Path of report.html.
+    """
+    summary = read_finetune_summary(folder)
+    progress = {
+        path.name.removesuffix(".progress.jsonl"): read_metrics(path)
+        for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
+    }
+    with matplotlib.rc_context(STYLE):
+        picture = Figure(figsize=(12.4, 4.4), layout="constrained")
+        left, right = picture.subplots(1, 2)
+        _draw_training(left, progress, summary)
+        _draw_scores(right, summary)
+        save_picture(picture, folder / "scores.png")
+        figures = []
+        for draw, caption in (
+            (lambda axes: _draw_training(axes, progress, summary), "Loss of the trainings as they went on."),
+            (lambda axes: _draw_scores(axes, summary), "The chosen model, with bootstrap 95 % intervals."),
+        ):
+            figure = Figure(figsize=(6.2, 4.2), layout="constrained")
+            draw(figure.subplots())
+            figures.append((figure, caption))
+        trainings = [
+            (str(i), f"{each['lr']:g}", str(each["batch_size"]), f"{each['epochs']:g}", str(each["seed"]), outcome)
+            for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
+        ]
+        tables = build_table(("", "dev", "test"), _list_scores(summary))
+        tables += build_table(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings)
+        page = fill_page(
+            folder.resolve().name,
+            _describe_result(summary),
+            tables,
+            figures,
+            build_table(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
+            (folder / "config.yaml").read_text(encoding="utf-8"),
+        )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def _describe_result(summary: Mapping[str, Any]) -> str:
+    split = "test" if summary["test"] else "dev"
+    return (
+        f"{summary['model']['name']} on {summary['set']['name']}: {summary['metric']} "
+        f"{_show_interval(summary[split], summary['metric'])} on {split}."
+    )
+
+
+def _list_trainings(summary: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """All trainings with what each reached, or why it failed."""
+    ended = [(each, f"{each['dev']:.3f}") for each in summary["trainings"]]
+    return [*ended, *((each, f"failed: {each['reason']}") for each in summary.get("failed", ()))]
+
+
+def _list_scores(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    paths = list(summary["dev"]["intervals"])
+    return [
+        (path, _show_interval(summary["dev"], path), _show_interval(summary["test"], path) if summary["test"] else "")
+        for path in paths
+    ]
+
+
+def _draw_training(axes: Axes, progress: Mapping[str, Sequence[Mapping[str, Any]]], summary: Mapping[str, Any]) -> None:
+    """Training loss by step, one line a training; the best one in colour."""
+    best = Point(**summary["best"]["point"]).key
+    for key, records in progress.items():
+        for stage in dict.fromkeys(each["stage"] for each in records):
+            own = [each for each in records if each["stage"] == stage]
+            steps, losses = [each["step"] for each in own], [each["loss"] for each in own]
+            is_best = key == best
+            axes.plot(
+                steps, losses, color=BLUE if is_best else MUTED, linewidth=1.6 if is_best else 0.8, zorder=1 + is_best
+            )
+    axes.set_title("Training loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats a target)")
+    axes.set_ylim(bottom=0)
+
+
+def _draw_scores(axes: Axes, summary: Mapping[str, Any]) -> None:
+    """Figures of dev and test with their intervals."""
+    metric = summary["metric"].split(".")[0]
+    paths = [path for path in summary["dev"]["intervals"] if path.split(".")[0] == metric][:MAX_BARS]
+    places = np.arange(len(paths))[::-1]
+    splits = [(split, color) for split, color in (("dev", GREEN), ("test", ORANGE)) if summary[split]]
+    for i, (split, color) in enumerate(splits):
+        values = flatten({k: v for k, v in summary[split].items() if k not in ("intervals", "examples")})
+        shown = [values.get(path, np.nan) for path in paths]
+        bounds = np.array([summary[split]["intervals"].get(path, (np.nan, np.nan)) for path in paths])
+        errors = np.abs(bounds.T - np.array(shown))
+        offset = 0.12 - 0.24 * i if len(splits) > 1 else 0.0
+        axes.errorbar(shown, places + offset, xerr=errors, fmt="o", color=color, capsize=3, label=split)
+    baseline = flatten(summary["baselines"]["dev"].get("majority", {})).get(summary["metric"])
+    if baseline is not None:
+        axes.axvline(baseline, color=VIOLET, linewidth=1.0, linestyle="--", label="majority baseline (dev)")
+    axes.set_yticks(places, paths)
+    axes.set_title(f"{summary['model']['name']} on {summary['set']['name']}")
+    axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)

@@ -1,0 +1,354 @@
+"""One training of one task: a start model, rows and hyperparameters -> a fitted model that predicts.
+
+Enters: an encoder, a task with its set, and a point of the grid. Leaves: the trained tensors, dev's score after every
+epoch, and predictions. The same engine as in pre-training (training/engine.py): one loss over the global batch, AdamW,
+linear warm-up and decay. BERT section A.3; Houlsby section 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.pretrain import OptimConfig
+from domext_ray.downstream.features.model import build_feature_model
+from domext_ray.downstream.features.store import FeatureStore
+from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
+from domext_ray.downstream.start.model import StartModel, build_task_model
+from domext_ray.downstream.start.rules import scale_rates
+from domext_ray.downstream.tasks.task import Row, Task, TaskBatch
+from domext_ray.errors import TrainingError
+from domext_ray.labelled.examples import AnyExample
+from domext_ray.model.graft import choose_attention
+from domext_ray.training.engine import Engine, Objective, move_batch
+
+PREDICTION_TOKENS = 8192
+"""Tokens of a batch of predictions, padding counted."""
+
+REPORT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid, and a restart.
+
+    Args:
+        lr: peak learning rate.
+        batch_size: rows of an optimiser step.
+        epochs: passes over the training split; a part of one is allowed.
+        seed: of the head's start, the order of the rows and dropout.
+    """
+
+    lr: float
+    batch_size: int
+    epochs: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """A name for files."""
+        return f"lr{self.lr:g}-batch{self.batch_size}-epochs{self.epochs:g}-seed{self.seed}"
+
+
+def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
+    """Return a point with the rate and the epochs that a step of a two-step task has."""
+    grid = config.grid
+    return replace(
+        point, lr=grid.rates_by_stage.get(stage, point.lr), epochs=grid.epochs_by_stage.get(stage, point.epochs)
+    )
+
+
+class TaskLoss(Objective):
+    """A task's loss over the rows of a batch (`TaskBatch`), and in eval mode what decoding needs."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, task: Task) -> None:
+        super().__init__(model, device, bf16=bf16)
+        self.task = task
+
+    def forward(self, inputs: dict[str, Tensor | None], targets: dict[str, Tensor], num_targets: int) -> Any:
+        """Return the loss's sum and 0 in training; the outputs that decoding needs otherwise."""
+        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+            outputs = self.model(**inputs)
+        if not self.training:
+            return self.task.read_outputs(outputs)
+        loss_sum = self.task.compute_loss_sum(outputs, targets)
+        return loss_sum, torch.zeros_like(loss_sum)
+
+
+@dataclass
+class Fitted:
+    """A trained model of one task.
+
+    Args:
+        task: the task; its thresholds are tuned on dev.
+        model: the model.
+        objective: model and loss as one module.
+        device: where the model is.
+        engine: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
+        tensors: the trained tensors by the model's names, fp32 on the CPU.
+        thresholds: what the task tuned on dev.
+        dev_scores: dev's figure that is chosen by, after each epoch.
+        steps: optimiser steps made.
+        tokens: tokens read in training, padding not counted.
+        seconds: time spent in training steps.
+        features: what the model reads in the place of an encoder's states; None: it has an encoder.
+        dev_predictions: those of the model as it is on the task's dev examples; None: not made yet.
+    """
+
+    task: Task
+    model: Any
+    objective: TaskLoss
+    device: torch.device
+    engine: Engine | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    thresholds: dict[str, float] = field(default_factory=dict)
+    dev_scores: list[float] = field(default_factory=list)
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    features: FeatureStore | None = None
+    dev_predictions: list[Any] | None = None
+
+    def collate(self, rows: Sequence[Row]) -> TaskBatch:
+        """Put rows side by side, with their features if the model reads these."""
+        batch = self.task.collate(rows)
+        if self.features is None:
+            return batch
+        return self.features.add(batch, rows, self.task.tokenizer.pad_token_id or 0)
+
+    def run(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+        """Return what the task's decoding needs of some rows, without dropout and gradients."""
+        batch = self.collate(rows)
+        if self.engine is not None:
+            return self.engine.predict(batch)
+        with torch.no_grad():
+            return cast("tuple[Tensor, ...]", self.objective.eval()(**move_batch(batch, self.device)))
+
+    def predict(self, examples: Sequence[AnyExample]) -> list[Any]:
+        """Return a prediction an example, with the thresholds as they are."""
+        if examples is self.task.data.dev and self.dev_predictions is not None:
+            return self.dev_predictions
+        return predict_examples(self, examples)
+
+
+Report = Callable[[dict[str, Any]], None]
+"""Takes figures of a training as it goes on: step, steps, loss, tokens_per_second, and dev after an epoch."""
+
+
+def fit_task(
+    start: StartModel,
+    task: Task,
+    config: FinetuneConfig,
+    point: Point,
+    device: torch.device,
+    report: Report,
+    features: FeatureStore | None = None,
+) -> Fitted:
+    """Train a task's model and tune its thresholds on dev; a process group exists.
+
+    Args:
+        start: the encoder.
+        task: the task with its set.
+        config: what trains, rates, precision.
+        point: the point of the grid.
+        device: where to train.
+        report: told how it goes, every few seconds and after every epoch.
+        features: those of the task's rows, with `config.features`.
+
+    Raises:
+        TrainingError: a loss or gradient is not finite.
+    """
+    rows = task.encode(task.data.train, is_training=True)
+    dev_rows = task.encode(task.data.dev, is_training=False)
+    epoch_steps = math.ceil(len(rows) / point.batch_size)
+    num_steps = max(1, round(point.epochs * epoch_steps))
+    fitted = prepare_task(start, task, config, point, device, num_steps, features)
+    reported = 0.0
+    for step in range(num_steps):
+        epoch, place = divmod(step, epoch_steps)
+        if place == 0:
+            batches = plan_epoch(rows, point.batch_size, point.seed, epoch)
+        loss = _train_step(fitted, [rows[i] for i in batches[place]], config.grid.micro_batch_size, point)
+        record: dict[str, Any] = {"step": step + 1, "steps": num_steps, "loss": loss}
+        record["tokens_per_second"] = fitted.tokens / fitted.seconds
+        if step + 1 == num_steps or (place + 1 == epoch_steps and config.grid.score_every_epoch):
+            fitted.dev_scores.append(_score_dev(fitted, dev_rows))
+            record |= {"epoch": (step + 1) / epoch_steps, "dev": fitted.dev_scores[-1]}
+        if "dev" in record or time.perf_counter() - reported > REPORT_SECONDS:
+            report(record)
+            reported = time.perf_counter()
+    return _release(fitted, start, config, point)
+
+
+def _release(fitted: Fitted, start: StartModel, config: FinetuneConfig, point: Point) -> Fitted:
+    """Take the trained tensors and let the engine go, with AdamW's moments: what was trained only predicts."""
+    assert fitted.engine is not None
+    fitted.tensors = fitted.engine.gather_parameters()
+    fitted.engine = None
+    if config.engine.zero_stage:  # the parameters are sharded, or refer to the engine
+        restored = restore_task(
+            start, fitted.task, config, point, fitted.device, fitted.tensors, fitted.thresholds, fitted.features
+        )
+        fitted.model, fitted.objective = restored.model, restored.objective
+    else:  # hooks of the engine's own module refer to it
+        objective = fitted.objective
+        fitted.objective = TaskLoss(fitted.model, fitted.device, bf16=objective.bf16, task=fitted.task)
+    fitted.model.zero_grad(set_to_none=True)
+    return fitted
+
+
+def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, point: Point) -> float:
+    """Make one optimiser step and return its mean loss."""
+    started = time.perf_counter()
+    size = micro_batch_size or len(rows)
+    batches = [fitted.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
+    assert fitted.engine is not None
+    figures = fitted.engine.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
+    if not figures.finite:
+        raise TrainingError(
+            f"step {fitted.steps + 1:,} of fine-tuning ({point.key}) has a loss of {figures.loss}; lower --grid.lr."
+        )
+    fitted.dev_predictions = None
+    fitted.steps += 1
+    fitted.tokens += sum(row.input_ids.size for row in rows)
+    fitted.seconds += time.perf_counter() - started
+    return figures.loss
+
+
+def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
+    """Tune the task's thresholds on dev and return dev's figure; the model reads dev's rows once."""
+    task, dev = fitted.task, fitted.task.data.dev
+    outputs = run_rows(fitted, rows)
+    predictions = task.decode(dev, rows, outputs)
+    fitted.thresholds = task.tune(dev, predictions)
+    if fitted.thresholds:
+        predictions = task.decode(dev, rows, outputs)
+    fitted.dev_predictions = predictions
+    return task.score(dev, predictions).get(task.metric)
+
+
+def make_model(start: StartModel, task: Task, config: FinetuneConfig, seed: int) -> Any:
+    """Make what a configuration trains: an encoder with a task's head, or with `config.features` a BiLSTM with it.
+
+    Raises:
+        ConfigError: the method, the features or the task's rows do not fit the encoder.
+    """
+    if config.features.layers:
+        return build_feature_model(start, task, config, seed=seed)
+    return build_task_model(
+        start, task, config.method, dropout=config.optim.dropout, seed=seed, head_bilstm=config.head_bilstm
+    )
+
+
+def prepare_task(
+    start: StartModel,
+    task: Task,
+    config: FinetuneConfig,
+    point: Point,
+    device: torch.device,
+    num_steps: int,
+    features: FeatureStore | None = None,
+) -> Fitted:
+    """Make a task's model and its engine, before the first step; a process group exists.
+
+    Args:
+        start: the encoder.
+        task: the task.
+        config: what trains, rates, precision.
+        point: the point of the grid.
+        device: where to train.
+        num_steps: the schedule's horizon.
+        features: those of the task's rows, with `config.features`.
+    """
+    fitted = _place_task(start, task, config, point, device, features)
+    fitted.engine = Engine(
+        fitted.model,
+        engine=config.engine,
+        optim=_make_optim(config, point, num_steps),
+        warmup_steps=round(config.optim.warmup_frac * num_steps),
+        micro_batch_size=config.grid.micro_batch_size or point.batch_size,
+        accumulation_steps=1,
+        seed=point.seed,
+        device=device,
+        objective=lambda model, device, bf16: fitted.objective,
+        rate_scales=scale_rates(fitted.model, config.optim, point.lr),
+    )
+    return fitted
+
+
+def _place_task(
+    start: StartModel,
+    task: Task,
+    config: FinetuneConfig,
+    point: Point,
+    device: torch.device,
+    features: FeatureStore | None,
+) -> Fitted:
+    """Make a task's model on a device, without an engine."""
+    assert (features is not None) == bool(config.features.layers)
+    uses_bf16 = config.engine.precision == "bf16"
+    model = make_model(start, task, config, point.seed)
+    choose_attention(model, device, bf16=uses_bf16)
+    model = model.to(device)
+    return Fitted(task, model, TaskLoss(model, device, bf16=uses_bf16, task=task), device, features=features)
+
+
+def restore_task(
+    start: StartModel,
+    task: Task,
+    config: FinetuneConfig,
+    point: Point,
+    device: torch.device,
+    tensors: dict[str, Tensor],
+    thresholds: dict[str, float],
+    features: FeatureStore | None = None,
+) -> Fitted:
+    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it."""
+    fitted = _place_task(start, task, config, point, device, features)
+    _, unexpected = fitted.model.load_state_dict(tensors, strict=False)
+    assert not unexpected, unexpected
+    task.apply(thresholds)
+    fitted.tensors, fitted.thresholds = tensors, thresholds
+    return fitted
+
+
+def predict_examples(fitted: Fitted, examples: Sequence[AnyExample]) -> list[Any]:
+    """Return a prediction an example."""
+    return predict_rows(fitted, examples, fitted.task.encode(examples, is_training=False))
+
+
+def predict_rows(fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[Row]) -> list[Any]:
+    """Return a prediction an example, from the rows that the task has made of them."""
+    return fitted.task.decode(examples, rows, run_rows(fitted, rows))
+
+
+def run_rows(fitted: Fitted, rows: Sequence[Row]) -> list[tuple[np.ndarray, ...]]:
+    """Return for each row what the task's decoding needs (`Task.decode`)."""
+    outputs: list[tuple[np.ndarray, ...]] = [()] * len(rows)
+    for places in plan_prediction(rows, PREDICTION_TOKENS):
+        tensors = [each.float().cpu().numpy() for each in fitted.run([rows[i] for i in places])]
+        for i, place in enumerate(places):
+            size = rows[place].length if fitted.task.has_token_outputs else None
+            outputs[place] = tuple(each[i][:size] if size else each[i] for each in tensors)
+    return outputs
+
+
+def _make_optim(config: FinetuneConfig, point: Point, num_steps: int) -> OptimConfig:
+    optim = config.optim
+    return OptimConfig(
+        lr=point.lr,
+        decay_steps=num_steps + 1,  # the last step still has a rate
+        beta1=optim.beta1,
+        beta2=optim.beta2,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.max_grad_norm,
+    )

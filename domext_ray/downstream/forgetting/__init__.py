@@ -1,0 +1,1 @@
+"""What a model has forgotten of the general language."""

@@ -1,0 +1,353 @@
+"""How much general language a model has lost: masked-token accuracy of many models on one mask set (AF Adapter).
+
+Enters: models (runs, exports, bases), and general text that none of them was trained on. Leaves: for every model its
+accuracy with a bootstrap 95 % interval over texts, the points it lost against the first model (paired over texts), and
+both by source. What a model predicted is kept in the output folder, so that one more model does not repeat the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
+from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
+from domext_ray.downstream.start.model import TRAININGS, is_export, load_export
+from domext_ray.errors import BaseModelError, ConfigError, RunError
+from domext_ray.export.model_folder import rebuild_run
+from domext_ray.labelled.metrics.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
+from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, hash_tensors, load_base
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.lora import merge_lora
+from domext_ray.progress import StatusLine, format_seconds
+
+ACCURACY, BY_SOURCE = "accuracy", "by_source"
+PREDICTED = "predicted"  # folder of what models predicted before
+# What a configuration says about files, starts and training; predictions do not depend on it.
+_NOT_PREDICTING = frozenset(
+    "transformers_version _name_or_path dtype architectures auto_map has_pooler hidden_dropout_prob "
+    "attention_probs_dropout_prob classifier_dropout initializer_range gate_bias domain_init bottleneck_std".split()
+)
+
+
+def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
+    """Load a model with its masked-LM head; code that a folder brings along is never run.
+
+    Args:
+        model: a run's directory (its newest checkpoint), an export of this library, a folder with a BERT or RoBERTa, or
+            a hub id of one.
+
+    Returns:
+        The model in evaluation mode, fp32, LoRA's updates merged, and its tokenizer.
+
+    Raises:
+        BaseModelError: it is none of these, has no masked-LM head, or reads from left to right.
+        RunError: the run has no usable checkpoint.
+    """
+    folder = Path(model).expanduser()
+    if (folder / TRAININGS).is_dir():
+        raise BaseModelError(f"--models {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
+    if (folder / "config.yaml").is_file():
+        run = rebuild_run(folder)
+        merge_lora(cast(nn.Module, run.model))
+        loaded, tokenizer = run.model, run.tokenizer
+    elif is_export(folder):
+        loaded, tokenizer = _load_export(folder), load_tokenizer(folder)
+        check_fit(tokenizer, cast(DomextConfig, loaded.config).vocab_size, f"--models {model!r}")
+    else:
+        loaded, tokenizer = _load_base_model(model)
+    if cast(DomextConfig, loaded.config).causal:
+        raise BaseModelError(f"--models {model!r} reads from left to right, so it predicts no masked word.")
+    cast(nn.Module, loaded).float().eval().requires_grad_(False)
+    return loaded, tokenizer
+
+
+def _load_export(folder: Path) -> DomextForMaskedLM:
+    model, missing = load_export(DomextForMaskedLM, folder, "--models")
+    if missing:
+        name = missing[0]
+        lacking = "has no masked-LM head" if name.startswith(MLM_HEAD) else f"lacks the tensor {name}"
+        raise BaseModelError(f"--models {str(folder)!r} {lacking}; give a pre-trained model.")
+    return model
+
+
+def _load_base_model(name: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # refused below
+            base = load_base(name)
+    except BaseModelError as error:
+        raise BaseModelError(str(error).replace("--base", "--models")) from error
+    if not base.has_mlm_head:
+        raise BaseModelError(f"--models {name!r} has no masked-LM head; give a pre-trained model.")
+    with torch.random.fork_rng(devices=[]):
+        model = DomextForMaskedLM(base.config)
+    model.load_state_dict(base.tensors, strict=False)
+    return model, load_tokenizer(base.tokenizer_folder)
+
+
+def hash_model(model: DomextForMaskedLM) -> str:
+    """Return the sha256 of what decides a model's predictions: its shape and its tensors."""
+    config = cast(DomextConfig, model.config)
+    shape = {name: value for name, value in config.to_dict().items() if name not in _NOT_PREDICTING}
+    unread = (POOLER, NEXT_SENTENCE_HEAD)
+    tensors = {name: each.detach() for name, each in model.named_parameters() if not name.startswith(unread)}
+    record = json.dumps([shape, hash_tensors(tensors)], sort_keys=True, default=str)
+    return hashlib.sha256(record.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """What one model scored.
+
+    Args:
+        name: what the user called it.
+        model: what it was loaded from.
+        sha256: `hash_model`.
+        score: "accuracy", and "by_source" where there are several.
+        intervals: bootstrap 95 % [low, high], by the score's paths.
+        lost: accuracy below the first model's, by the score's paths; empty for the first.
+    """
+
+    name: str
+    model: str
+    sha256: str
+    score: Score
+    intervals: dict[str, list[float]]
+    lost: dict[str, PairedDifference]
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """The result of one comparison.
+
+    Args:
+        config: what was asked.
+        masks: what every model predicted.
+        models: in the user's order; the first one is what others lose against.
+    """
+
+    config: ForgettingConfig
+    masks: MaskSet
+    models: tuple[ModelFigures, ...]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the corpus' files, sorted."""
+        return tuple(sorted(set(self.masks.sources)))
+
+
+@dataclass(frozen=True)
+class _Accuracies:
+    """Sums [R, 2·S] of right and of scored tokens by source -> accuracies."""
+
+    sources: tuple[str, ...]
+
+    def __call__(self, sums: np.ndarray) -> dict[str, Any]:
+        right, scored = np.split(sums, 2, axis=1)
+        figures: dict[str, Any] = {ACCURACY: divide(right.sum(axis=1), scored.sum(axis=1))}
+        if len(self.sources) > 1:
+            by_source = divide(right, scored)
+            figures[BY_SOURCE] = {source: by_source[:, i] for i, source in enumerate(self.sources)}
+        return figures
+
+
+def score_predictions(is_right: np.ndarray, masks: MaskSet) -> Score:
+    """Score one model's predictions.
+
+    Args:
+        is_right: bool [tokens], text after text.
+        masks: what was predicted.
+
+    Returns:
+        {"accuracy"} over tokens, and {"by_source": {source: }} where there are several; the examples are texts.
+    """
+    counts = masks.counts
+    sources = tuple(sorted(set(masks.sources)))
+    texts = np.repeat(np.arange(len(counts)), counts)
+    right = np.bincount(texts, weights=is_right, minlength=len(counts))
+    of_source = np.eye(len(sources))[[sources.index(each) for each in masks.sources]]
+    statistics = np.concatenate([of_source * right[:, None], of_source * counts[:, None]], axis=1)
+    return make_score(statistics, _Accuracies(sources), ACCURACY)
+
+
+def measure_forgetting(config: ForgettingConfig) -> Forgetting:
+    """Compare models on one mask set.
+
+    Args:
+        config: models, corpus and output folder.
+
+    Raises:
+        DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
+    """
+    output = Path(config.output).expanduser()
+    check_corpus(config.corpus, config.prepare)
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    hashes: dict[str, str] = {}
+    # Every model is read before any predicts, one at a time: a mistake shows at once, and memory holds one.
+    for name, place in config.named_models:
+        model, tokenizers[name] = load_masked_lm(place)
+        _check_length(config, name, cast(DomextConfig, model.config))
+        hashes[name] = hash_model(model)
+    _make_folder(output / PREDICTED)
+    texts = choose_texts(config.corpus, config.prepare, num_texts=config.num_texts, seed=config.seed)
+    masks = build_mask_set(
+        texts,
+        tokenizers,
+        mask_frac=config.mask_frac,
+        max_length=config.max_length,
+        shared_words=config.shared_words,
+    )
+    figures: list[ModelFigures] = []
+    for name, place in config.named_models:
+        is_right = _predict_or_read(config, masks, name, place, tokenizers[name], hashes[name])
+        score = score_predictions(is_right, masks)
+        lost: dict[str, PairedDifference] = {}
+        if figures:
+            paths = [ACCURACY, *(f"{BY_SOURCE}.{each}" for each in score.values.get(BY_SOURCE, {}))]
+            lost = compare_paired_figures(score, figures[0].score, paths)
+        figures.append(ModelFigures(name, place, hashes[name], score, score.describe()["intervals"], lost))
+    return Forgetting(config, masks, tuple(figures))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {str(folder.parent)!r} cannot be written to ({error.strerror}).") from error
+
+
+def _check_length(config: ForgettingConfig, name: str, shape: DomextConfig) -> None:
+    if config.max_length > shape.max_row_length:
+        raise ConfigError(
+            f"--max_length is {config.max_length}; the model {name!r} of --models has positions for "
+            f"{shape.max_row_length} tokens."
+        )
+
+
+def _predict_or_read(
+    config: ForgettingConfig,
+    masks: MaskSet,
+    name: str,
+    place: str,
+    tokenizer: PreTrainedTokenizerBase,
+    sha256: str,
+) -> np.ndarray:
+    """Return which tokens a model predicts, bool [tokens], from an earlier call if it was asked the same."""
+    fingerprint = fingerprint_tokenizer(tokenizer)
+    key = hashlib.sha256(f"{sha256} {masks.hash_rows(fingerprint)}".encode()).hexdigest()
+    path = Path(config.output).expanduser() / PREDICTED / f"{key[:32]}.npy"
+    if path.is_file():
+        try:
+            is_right = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise RunError(f"{path} is damaged ({error}); delete it.") from error
+        print(f"{name}: predicted before", file=sys.stderr, flush=True)
+        return is_right
+    model, _ = load_masked_lm(place)
+    if hash_model(model) != sha256:
+        raise RunError(f"--models {name}={place} has changed since this job began; start the job again.")
+    is_right = predict_masked(model, masks.rows[fingerprint], tokenizer.pad_token_id, config.batch_size, name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.save(file, is_right)
+    os.replace(temporary, path)
+    return is_right
+
+
+@torch.inference_mode()
+def predict_masked(
+    model: DomextForMaskedLM, rows: Sequence[MaskedText], pad_id: int, batch_size: int, name: str = ""
+) -> np.ndarray:
+    """Predict the masked tokens of rows, those of a length side by side, on the GPU where there is one.
+
+    Args:
+        model: in evaluation mode.
+        rows: masked texts.
+        pad_id: id of [PAD].
+        batch_size: rows of a forward pass.
+        name: for the progress line.
+
+    Returns:
+        bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cast(nn.Module, model).to(device)
+    found: list[np.ndarray] = [np.zeros(0, dtype=bool)] * len(rows)
+    progress = _Progress(name, len(rows))
+    for batch in _make_batches(rows, batch_size):
+        own = [rows[i] for i in batch]
+        width = max(len(row.input_ids) for row in own)
+        ids = np.full((len(own), width), pad_id, dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for i, row in enumerate(own):
+            ids[i, : len(row.input_ids)] = row.input_ids
+            mask[i, : len(row.input_ids)] = 1
+        places = np.concatenate([i * width + row.places for i, row in enumerate(own)])
+        logits = model(
+            torch.from_numpy(ids).to(device),
+            attention_mask=None if mask.all() else torch.from_numpy(mask).to(device),
+            masked_positions=torch.from_numpy(places).to(device),
+        ).logits
+        labels = np.concatenate([row.labels for row in own])
+        is_right = logits.argmax(dim=-1).cpu().numpy() == labels
+        ends = np.cumsum([len(row.places) for row in own])[:-1]
+        for i, part in zip(batch, np.split(is_right, ends), strict=True):
+            found[i] = part
+        progress.advance(len(own), sum(len(row.input_ids) for row in own))
+    progress.close()
+    return np.concatenate(found)
+
+
+def _make_batches(rows: Sequence[MaskedText], batch_size: int) -> Iterator[list[int]]:
+    """Yield places of rows, those of a length side by side, the longest first: memory is short at once or never."""
+    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i].input_ids), i))
+    for first in range(0, len(order), batch_size):
+        yield order[first : first + batch_size]
+
+
+class _Progress:
+    """One model's texts, rate, time left by tokens.
+
+    Args:
+        name: the model.
+        num_rows: all rows.
+    """
+
+    def __init__(self, name: str, num_rows: int) -> None:
+        self.name, self.num_rows = name, num_rows
+        self.line = StatusLine(is_due=False)
+        self.num_done = self.num_tokens = 0
+
+    def advance(self, num_rows: int, num_tokens: int) -> None:
+        """Count finished rows."""
+        self.num_done, self.num_tokens = self.num_done + num_rows, self.num_tokens + num_tokens
+        # Long rows come first, so what is left is not slower than what was.
+        left = self.line.seconds / self.num_done * (self.num_rows - self.num_done)
+        self.line.show(self._describe(f"at most {format_seconds(left)} left"))
+
+    def close(self) -> None:
+        """Show the last line."""
+        self.line.keep(self._describe(f"done in {format_seconds(self.line.seconds)}"))
+
+    def _describe(self, rest: str) -> str:
+        seconds = self.line.seconds
+        return (
+            f"{self.name}: {self.num_done:,}/{self.num_rows:,} texts  {self.num_done / seconds:,.1f} texts/s  "
+            f"{self.num_tokens / seconds:,.0f} tokens/s  {rest}"
+        )

@@ -1,0 +1,1 @@
+"""The model and the head that fine-tuning begins with."""

@@ -1,0 +1,127 @@
+"""The head that a fine-tuned model brings to its next fine-tuning.
+
+Enters: a checkpoint's folder. Leaves: its head's tensors, in the order of the task's labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from domext_ray.downstream.tasks.task import Task
+from domext_ray.errors import ConfigError
+from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
+from domext_ray.model.base import read_weights
+
+_FAMILY = re.compile("^(Domext|Bert|Roberta)(?=For)")  # their heads have the same tensors
+_ENCODERS = ("bert.", "roberta.")
+_OUTPUTS = {f"{layer}.{each}" for layer in ("classifier", "type_dense") for each in ("weight", "bias")}
+_UNNAMED_LABELS = ("DomextForQuestionAnswering", "DomextForMultipleChoice")  # their outputs are no labels of a set
+_MAX_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class StartHead:
+    """A checkpoint's head.
+
+    Args:
+        kind: its class in heads_domext.py.
+        labels: of its outputs, in order.
+        tensors: fp32, by that class' names.
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+    tensors: dict[str, Tensor]
+
+
+def find_head(folder: Path) -> str | None:
+    """Return the class in heads_domext.py of the head that a checkpoint brings; None: it brings none."""
+    for architecture in _read_config(folder).get("architectures") or ():
+        kind = _FAMILY.sub("Domext", str(architecture))
+        if kind in HEAD_AUTO_CLASSES:
+            return kind
+    return None
+
+
+def read_head(folder: Path, model: str) -> StartHead:
+    """Read the head that a checkpoint brings.
+
+    Args:
+        folder: the checkpoint.
+        model: what the user called it.
+
+    Raises:
+        ConfigError: it brings none.
+        BaseModelError: its weights cannot be read.
+    """
+    kind = find_head(folder)
+    if kind is None:
+        raise ConfigError(f"--keep_head is True; it must be false with --model {model!r}, which brings no task's head.")
+    names: Mapping[str, str] = _read_config(folder).get("id2label") or {}
+    labels = tuple(names[each] for each in sorted(names, key=int))
+    weights = read_weights(folder, model)
+    tensors = {name: each.float().contiguous() for name, each in weights.items() if not name.startswith(_ENCODERS)}
+    return StartHead(kind, labels, tensors)
+
+
+def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a head's tensors in the order of a task's labels.
+
+    Args:
+        head: the head.
+        task: what it goes on with.
+        expected: the tensors of the task's own head, which says the shapes.
+
+    Raises:
+        ConfigError: it is another task's head, or has other labels or shapes.
+    """
+    rule = "leave --keep_head out for a new head"
+    if head.kind != task.head:
+        raise ConfigError(
+            f"--keep_head is True; the model's head is of the kind {head.kind.removeprefix('DomextFor')}, and the task "
+            f"needs {task.head.removeprefix('DomextFor')}; {rule}."
+        )
+    tensors = dict(head.tensors)
+    if task.head not in _UNNAMED_LABELS and not task.head_config:
+        if sorted(head.labels) != sorted(task.head_labels):
+            raise ConfigError(
+                f"--keep_head is True; the model's head has {len(head.labels)} labels ({_shorten(head.labels)}), the "
+                f"set has {len(task.head_labels)} ({_shorten(task.head_labels)}); {rule}."
+            )
+        order = [head.labels.index(label) for label in task.head_labels]
+        for name in tensors.keys() & _OUTPUTS:
+            with contextlib.suppress(RuntimeError):  # of another shape, which is said below
+                tensors[name] = tensors[name].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        wanted = tuple(expected[name].shape) if name in expected else None
+        if shapes.get(name) != wanted:
+            raise ConfigError(
+                f"--keep_head is True; the model's head has {name} of shape {_show(shapes.get(name))}, and this task's "
+                f"of shape {_show(wanted)}; {rule}."
+            )
+    return tensors
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # what reads the model says what is wrong with it
+    return values if isinstance(values, dict) else {}
+
+
+def _shorten(labels: tuple[str, ...]) -> str:
+    return ", ".join(labels[:_MAX_SHOWN]) + (", ..." if len(labels) > _MAX_SHOWN else "")
+
+
+def _show(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else "x".join(map(str, shape)) or "1"

@@ -1,0 +1,253 @@
+"""What fine-tuning starts from: a run, an export, a base -> an encoder's tensors, and a model with a task's head.
+
+Any BERT or RoBERTa is an encoder of this library without extensions, so published models compare directly with
+adapted ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import warnings
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.pretrain import MethodConfig
+from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
+from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_head
+from domext_ray.downstream.start.rules import choose_trainables
+from domext_ray.downstream.tasks.task import Task
+from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.export.card import Terms, read_terms
+from domext_ray.export.model_folder import rebuild_run
+from domext_ray.model.base import hash_tensors, is_own_config, load_base
+from domext_ray.model.domext import heads_domext
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextModel, DomextPreTrainedModel
+from domext_ray.model.graft import add_domains, choose_attention, describe_extensions
+from domext_ray.model.lora import merge_lora
+from domext_ray.runtime.quiet import quiet_libraries
+
+TRAININGS = "trainings"
+"""Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
+
+_ENCODER = "bert."
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """An encoder to fine-tune.
+
+    Args:
+        id: what the user called it.
+        kind: "run", "export" or "base".
+        config: its shape and extensions.
+        tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates merged.
+        tokenizer: its tokenizer.
+        sha256: `hash_tensors` of `tensors` and of `head`'s.
+        brings: kind of the head that it has, see `find_head`; None: it has none.
+        head: that head, if it goes on.
+        terms: those of its card, or of the card of a run's base.
+    """
+
+    id: str
+    kind: str
+    config: DomextConfig
+    tensors: dict[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase
+    sha256: str
+    brings: str | None = None
+    head: StartHead | None = None
+    terms: Terms = field(default_factory=Terms)
+
+    @property
+    def name(self) -> str:
+        """A short name, which says nothing about the machine's folders."""
+        path = Path(self.id).expanduser()
+        if not path.is_dir():
+            return self.id
+        path = path.resolve()
+        return path.parent.name if path.name == "export" else path.name
+
+
+def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> StartModel:
+    """Read the encoder that fine-tuning starts from.
+
+    Args:
+        model: a run's directory, an export of this library, a base's folder, or a hub id.
+        step: checkpoint of a run; 0: the newest.
+        keep_head: read the head that it brings, too.
+
+    Raises:
+        ConfigError: `step` is given and `model` is no run, or `keep_head` and it brings no head.
+        BaseModelError: it is none of these, or its files are not what its configuration says.
+        RunError: a run without a usable checkpoint.
+    """
+    folder = Path(model).expanduser()
+    is_run = (folder / "config.yaml").is_file()
+    if step and not is_run:
+        raise ConfigError(
+            f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
+        )
+    if is_run:
+        if (folder / TRAININGS).is_dir():
+            raise BaseModelError(f"--model {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
+        start = _read_run(model, folder, step)
+    elif is_export(folder):
+        start = _read_export(model, folder)
+    else:
+        start, folder = _read_base(model)
+    start = replace(start, brings=find_head(folder), terms=start.terms if is_run else read_terms(folder))
+    if keep_head:
+        head = read_head(folder, model)
+        start = replace(start, head=head, sha256=hash_tensors({**start.tensors, **head.tensors}))
+    return start
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds a model of this library."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return isinstance(values, dict) and is_own_config(values)
+    return False
+
+
+def load_export(kind: type[DomextPreTrainedModel], folder: Path, option: str) -> tuple[Any, list[str]]:
+    """Load a model of this library in fp32; code that its folder brings along is never run.
+
+    Args:
+        kind: the class to load it as.
+        folder: where it is.
+        option: the command's option that named it, for messages.
+
+    Returns:
+        The model and the names of the tensors that the folder lacks, sorted.
+
+    Raises:
+        BaseModelError: the folder cannot be read.
+    """
+    load = cast(Any, kind.from_pretrained)  # its annotation knows the model alone
+    with quiet_libraries():
+        try:
+            model, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
+        except Exception as error:  # a damaged folder raises whatever its reader raises
+            reason = " ".join(str(error).split())[:200]
+            raise BaseModelError(
+                f"{option} {str(folder)!r} cannot be read as an export of this library ({reason})."
+            ) from error
+    return model, sorted(info["missing_keys"])
+
+
+def _read_run(model: str, folder: Path, step: int) -> StartModel:
+    run = rebuild_run(folder, step)
+    merge_lora(cast(nn.Module, run.model))
+    tensors = _pick_encoder(run.model.state_dict())
+    config = cast(DomextConfig, run.model.config)
+    terms = read_terms(run.base.folder) if run.base else Terms()
+    return StartModel(model, "run", config, tensors, run.tokenizer, hash_tensors(tensors), terms=terms)
+
+
+def _read_export(model: str, folder: Path) -> StartModel:
+    encoder, missing = load_export(DomextModel, folder, "--model")
+    if missing:
+        raise BaseModelError(
+            f"--model {model!r} lacks the tensor {missing[0]} that its config.json asks for; export it again."
+        )
+    tensors = {f"{_ENCODER}{name}": each.contiguous() for name, each in encoder.state_dict().items()}
+    tokenizer = load_tokenizer(folder)
+    check_fit(tokenizer, encoder.config.vocab_size, f"--model {model!r}")
+    return StartModel(model, "export", encoder.config, tensors, tokenizer, hash_tensors(tensors))
+
+
+def _read_base(model: str) -> tuple[StartModel, Path]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # nothing here needs one
+        base = load_base(model)
+    tensors = {name: each for name, each in base.tensors.items() if name.startswith(_ENCODER)}
+    tokenizer = load_tokenizer(base.tokenizer_folder)
+    return StartModel(model, "base", base.config, tensors, tokenizer, hash_tensors(tensors)), base.folder
+
+
+def _pick_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.detach().float().contiguous() for name, each in tensors.items() if name.startswith(_ENCODER)}
+
+
+def build_encoder(start: StartModel, device: torch.device) -> DomextModel:
+    """Make a start model's encoder without a head, in evaluation mode; on the CPU its tensors are the start's own."""
+    encoder: Any = DomextModel(copy.deepcopy(start.config))
+    tensors = {name.removeprefix(_ENCODER): each for name, each in start.tensors.items()}
+    encoder.load_state_dict(tensors, assign=True)
+    choose_attention(encoder, device, bf16=False)
+    return encoder.to(device).eval()
+
+
+def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dropout: float) -> DomextConfig:
+    """Return the configuration of a start model with a task's head and the method's own extension.
+
+    Raises:
+        ConfigError: the method does not fit the encoder, or the task's rows are longer than its positions.
+    """
+    config = copy.deepcopy(start.config)
+    if task.options.max_length > config.max_row_length:
+        raise ConfigError(
+            f"--labelled.max_length is {task.options.max_length}; {start.id!r} takes rows of at most "
+            f"{config.max_row_length} tokens."
+        )
+    if method.top_layers > config.num_hidden_layers:
+        raise ConfigError(
+            f"--method.top_layers is {method.top_layers}; {start.id!r} has {config.num_hidden_layers} layers."
+        )
+    add_domains(config, method, describe_extensions(config))
+    if start.config.active_domains is not None and not method.active_domains:  # what was left out stays left out
+        own = [method.domain] if method.has_domain else []
+        config.active_domains = list(dict.fromkeys([*start.config.active_domains, *own]))
+    labels = task.head_labels
+    config.id2label, config.label2id = dict(enumerate(labels)), {label: i for i, label in enumerate(labels)}
+    for name, value in task.head_config.items():
+        setattr(config, name, value)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+    return config
+
+
+def build_task_model(
+    start: StartModel, task: Task, method: MethodConfig, *, dropout: float, seed: int, head_bilstm: int = 0
+) -> Any:
+    """Make a start model with a task's head; a new head, and the method's own extension, start from `seed`.
+
+    Args:
+        start: the encoder.
+        task: says which head.
+        method: its own extension, and the rule that says what trains.
+        dropout: of hidden states, attention weights and the head's input.
+        seed: of what starts at random.
+        head_bilstm: width of each direction of a BiLSTM between encoder and head; 0: none.
+
+    Returns:
+        The model, with `requires_grad` set by the method's rule (`choose_trainables`).
+
+    Raises:
+        ConfigError: the start model's head goes on and does not fit, or see `describe_task_model`.
+    """
+    config = describe_task_model(start, task, method, dropout)
+    config.head_bilstm = head_bilstm
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)
+    tensors = start.tensors
+    if start.head is not None:
+        own_head = {name: each for name, each in model.state_dict().items() if not name.startswith(_ENCODER)}
+        tensors = {**tensors, **fit_head(start.head, task, own_head)}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected, unexpected
+    own = f".domains.{method.domain}."
+    assert all(not name.startswith(_ENCODER) or own in name for name in missing), missing
+    names = choose_trainables(model, method)
+    for name, param in model.named_parameters():
+        param.requires_grad_(name in names)
+    return model

@@ -1,0 +1,69 @@
+"""Which parameters of a model with a task's head train, and at which rate.
+
+Houlsby section 3 (bottlenecks and LayerNorms, top layers, LayerNorms alone), exBERT section 4 (rates of the top
+layers and the head), BERT section A.3 (everything).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from torch import nn
+
+from domext_ray.config.finetune import FinetuneOptimConfig
+from domext_ray.config.pretrain import MethodConfig
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.heads_domext import PooledHeadModel
+from domext_ray.model.domext.modeling_domext import DomextPreTrainedModel
+from domext_ray.model.graft import is_extension, trains_base
+
+_POOLER = "bert.pooler."
+_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.")
+
+
+def choose_trainables(model: DomextPreTrainedModel, method: MethodConfig) -> set[str]:
+    """Return the names of the parameters that train.
+
+    The task's head always does, and the pooler where the head reads it, as it is a part of the head. Of the encoder:
+    "all": everything; "extensions": every extension, those that the start model brings too; "domain": the method's own
+    bottlenecks only; "top_layers", "layer_norms", "biases": these parts of the base.
+
+    Args:
+        model: a model with a task's head.
+        method: the rule.
+    """
+    reads_pooler = isinstance(model, PooledHeadModel)
+    return {
+        name
+        for name, _ in cast(nn.Module, model).named_parameters()
+        if (reads_pooler if name.startswith(_POOLER) else _trains(name, model, method))
+    }
+
+
+def _trains(name: str, model: DomextPreTrainedModel, method: MethodConfig) -> bool:
+    if not name.startswith("bert.") or method.trains == "all":
+        return True
+    if is_extension(name):
+        own = f".domains.{method.domain}." in name and method.has_domain
+        return method.trains == "extensions" or (method.trains == "domain" and own)
+    return trains_base(name, method, cast(DomextConfig, model.config).num_hidden_layers - method.top_layers)
+
+
+def scale_rates(model: DomextPreTrainedModel, optim: FinetuneOptimConfig, lr: float) -> dict[str, float]:
+    """Return each parameter's rate relative to the grid's, for those that have one of their own.
+
+    Args:
+        model: a model with a task's head.
+        optim: the rates of the head and of the top layers.
+        lr: the grid's peak rate.
+    """
+    first_top = cast(DomextConfig, model.config).num_hidden_layers - optim.top_layers
+    scales: dict[str, float] = {}
+    for name, _ in cast(nn.Module, model).named_parameters():
+        layer = _LAYER.match(name)
+        if not name.startswith("bert.") or name.startswith(_POOLER):
+            scales[name] = optim.head_lr / lr if optim.head_lr else 1.0
+        elif layer is not None and int(layer[1]) >= first_top:
+            scales[name] = optim.top_layers_lr / lr
+    return {name: scale for name, scale in scales.items() if scale != 1.0}

@@ -1,0 +1,1 @@
+"""Task families: examples become inputs, outputs become answers."""

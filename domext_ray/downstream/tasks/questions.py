@@ -1,0 +1,315 @@
+"""Answers to questions as stretches of their contexts (`Question`; SQuAD 1.1 and 2.0, CMRC 2018).
+
+Devlin et al. (2019), sections 4.2 and 4.3: the answer from token i to token j scores S·T_i + E·T_j. Where some
+questions have no answer, "none" scores S·C + E·C, the lowest of a context's windows, and a stretch is the answer if it
+scores more than that plus tau, which is tuned on dev. All stretches are searched, so there is no n-best list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.downstream.tasks.pieces import keep_note, measure_room
+from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.windows import (
+    RowTemplate,
+    TextPieces,
+    Window,
+    add_windows,
+    encode_texts,
+    holds,
+    plan_windows,
+    read_template,
+)
+from domext_ray.labelled.examples import AnyExample, LabelledSet, Question
+from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.metrics import Score, score_answers
+
+MAX_QUESTION_LENGTH = 64
+MAX_ANSWER_LENGTH = 30
+"""Tokens; as in BERT's code for SQuAD."""
+
+MAX_CHINESE_ANSWER_LENGTH = 60
+"""Tokens, which are characters: a word has some two of them."""
+
+CLS = 0
+"""Place of [CLS], which stands for "no answer"."""
+
+_LOWEST = float(np.finfo(np.float32).min)
+_BASELINE_QUESTIONS = 100
+_HAN = re.compile("[\u4e00-\u9fff]")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found for a question.
+
+    Args:
+        text: the answer, cut from the context; "" if there is none.
+        start: first character of the best stretch, whether or not it is the answer.
+        end: the character after its last.
+        score: its score.
+        null_score: score of "none"; 0 in a set where every question has an answer.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+    null_score: float
+
+
+@dataclass(frozen=True)
+class _ContextPart:
+    """The window of a context that a row has, and where it begins in the row."""
+
+    pieces: TextPieces
+    first: int
+
+
+class QuestionTask(Task):
+    """Stretches of contexts that answer questions. A prediction is an `Answer`.
+
+    Questions are cut to 64 tokens, in short rows to two thirds of the row. A window of the context that does not hold
+    the whole answer has [CLS] as its target; in training one window at least holds it. Answers are found up to
+    `max_answer_length` tokens.
+
+    Args:
+        data: the set; questions without an answer in train or dev allow "none".
+        tokenizer: the model's tokenizer (fast).
+        options: how examples become rows; `stride` is what windows share.
+        metric: path of the figure that dev chooses by; empty: "f1".
+        cjk: score as CMRC 2018 does; None: if most letters of the training contexts are Chinese.
+        max_answer_length: tokens; None: 30, or 60 in a Chinese set.
+
+    Raises:
+        ConfigError: there is no figure `metric`.
+    """
+
+    has_token_outputs = True
+    head = "DomextForQuestionAnswering"
+    metric = "f1"
+
+    def __init__(
+        self,
+        data: LabelledSet,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TaskOptions,
+        *,
+        metric: str = "",
+        cjk: bool | None = None,
+        max_answer_length: int | None = None,
+    ) -> None:
+        super().__init__(data, tokenizer, options)
+        self.metric = metric or self.metric
+        self.cjk = is_chinese(cast("Sequence[Question]", data.train)) if cjk is None else cjk
+        longest = MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
+        self.max_answer_length = longest if max_answer_length is None else max_answer_length
+        self.has_null = any(not cast(Question, each).answers for each in (*data.train, *data.dev))
+        self.tau = 0.0
+        self.check_metric()
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The head's two scores of a token."""
+        return ("start", "end")
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row a window of a context; see `Task.encode`.
+
+        Raises:
+            ConfigError: the rows are too short for a question and a context.
+        """
+        questions = cast("Sequence[Question]", examples)
+        template = read_template(self.tokenizer, pair=True)
+        room = measure_room(self.options.max_length, template.num_special, least=2)
+        longest = min(MAX_QUESTION_LENGTH, room * 2 // 3)  # a third of a short row at least is the context's
+        asked = encode_texts(self.tokenizer, [each.question for each in questions])
+        contexts = list(dict.fromkeys(each.context for each in questions))
+        pieces = dict(zip(contexts, encode_texts(self.tokenizer, contexts), strict=True))
+        rows: list[Row] = []
+        counts: dict[str, list[str]] = {}
+        for i, (example, question) in enumerate(zip(questions, asked, strict=True)):
+            context = pieces[example.context]
+            answer = find_answer(example, context) if is_training and example.answers else None
+            if len(question) > longest:
+                counts.setdefault(f"questions are cut to {longest} tokens", []).append(example.source)
+            if is_training and example.answers and answer is None:
+                what = "questions are left out of training because no token has anything of their answer"
+                counts.setdefault(what, []).append(example.source)
+                continue
+            size = self.options.max_length - template.num_special - min(len(question), longest)
+            if answer is not None and answer[1] - answer[0] > min(self.max_answer_length, size):
+                what = f"answers have more than {self.max_answer_length} tokens, or than a window, and cannot be found"
+                counts.setdefault(what, []).append(example.source)
+            rows += self._make_rows(i, question.ids[:longest], context, answer, template, size)
+        for what, sources in counts.items():
+            keep_note(self.notes, f"{len(sources):,} of {len(questions):,} {what}; the first is at {sources[0]}.")
+        return rows
+
+    def _make_rows(
+        self,
+        i: int,
+        question: np.ndarray,
+        context: TextPieces,
+        answer: Window | None,
+        template: RowTemplate,
+        size: int,
+    ) -> list[Row]:
+        windows = plan_windows(len(context), size, self.options.stride)
+        if answer is not None:
+            windows = add_windows(windows, [answer], len(context), size)
+        first = template.find_text(question)
+        rows = []
+        for window in windows:
+            part = context.cut(window)
+            ids, types = template.join(question, part.ids)
+            start, end = CLS, CLS
+            if answer is not None and holds(window, answer):
+                start, end = (first + place - window[0] for place in (answer[0], answer[1] - 1))
+            targets = {"starts": np.array(start, dtype=np.int64), "ends": np.array(end, dtype=np.int64)}
+            rows.append(Row(i, ids, types, targets, _ContextPart(part, first)))
+        return rows
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed cross-entropies, the mean of first and last token; see `Task.compute_loss_sum`."""
+        start = nn.functional.cross_entropy(outputs.start_logits.float(), targets["starts"], reduction="sum")
+        end = nn.functional.cross_entropy(outputs.end_logits.float(), targets["ends"], reduction="sum")
+        return (start + end) / 2
+
+    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the scores of first and last token, fp32 [B, N, 2]."""
+        return (torch.stack([outputs.start_logits.float(), outputs.end_logits.float()], dim=-1),)
+
+    def decode(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[Answer]:
+        """Return the best stretch over each context's windows, or none; see `Task.decode`."""
+        best = [Answer("", 0, 0, _LOWEST, 0.0)] * len(examples)
+        null = [np.inf] * len(examples)
+        for row, (scores,) in zip(rows, outputs, strict=True):
+            part: _ContextPart = row.place
+            null[row.example] = min(null[row.example], float(scores[CLS].sum()))
+            own = scores[part.first : part.first + len(part.pieces)].astype(np.float64)
+            first, last, score = find_best(own, part.pieces.is_visible, self.max_answer_length)
+            if score > best[row.example].score:
+                start, end = int(part.pieces.starts[first]), int(part.pieces.ends[last])
+                best[row.example] = Answer("", start, end, score, 0.0)
+        return [
+            self._decide(cast(Question, example), replace(answer, null_score=lowest if self.has_null else 0.0))
+            for example, answer, lowest in zip(examples, best, null, strict=True)
+        ]
+
+    def _decide(self, example: Question, answer: Answer) -> Answer:
+        is_answer = not self.has_null or answer.score > answer.null_score + self.tau
+        return replace(answer, text=example.context[answer.start : answer.end] if is_answer else "")
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+        """Score the answers' texts; see `metrics.score_answers`."""
+        gold = [cast(Question, each).answer_texts for each in examples]
+        return score_answers(gold, [each.text for each in predictions], cjk=self.cjk)
+
+    def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
+        """Choose tau by the mean F1 (or exact match, if dev chooses by it), of equal ones that nearest to 0.
+
+        Nothing is to be chosen where every question has an answer. See `Task.tune`.
+        """
+        if not self.has_null:
+            return {}
+        figure = 0 if self.metric.endswith("exact") else 1
+        gains = []
+        for example, each in zip(cast("Sequence[Question]", examples), predictions, strict=True):
+            found, none = example.context[each.start : each.end], ""
+            answered, refused = (
+                score_answer(example.answer_texts, text, cjk=self.cjk)[figure] for text in (found, none)
+            )
+            gains.append((each.score - each.null_score, answered - refused))
+        self.tau = choose_threshold(gains)
+        return {"tau": self.tau}
+
+    def apply(self, thresholds: dict[str, float]) -> None:
+        """Take over tau."""
+        self.tau = thresholds.get("tau", 0.0)
+
+    def predict_majority(self, examples: Sequence[AnyExample]) -> list[Answer]:
+        """Answer with as many first words of the context (Chinese: characters) as were best in training, or none."""
+        return [take_units(cast(Question, each), self._num_units, self.cjk) for each in examples]
+
+    @cached_property
+    def _num_units(self) -> int:
+        every = max(1, len(self.data.train) // _BASELINE_QUESTIONS)
+        train = cast("Sequence[Question]", self.data.train)[::every]
+        counts = range(0 if self.has_null else 1, MAX_ANSWER_LENGTH + 1)
+
+        def measure(count: int) -> float:
+            return self.score(train, [take_units(each, count, self.cjk) for each in train]).get("f1")
+
+        return max(counts, key=measure)
+
+
+def find_answer(example: Question, context: TextPieces) -> Window | None:
+    """Return the pieces that have something of the first accepted answer; None if none has."""
+    answer = example.answers[0]
+    places = np.flatnonzero(context.is_visible & (context.ends > answer.start) & (context.starts < answer.end))
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else None
+
+
+def find_best(scores: np.ndarray, is_allowed: np.ndarray, max_length: int) -> tuple[int, int, float]:
+    """Return the first and the last token of the best stretch, and its score.
+
+    Args:
+        scores: float64 [P, 2], of the first and the last token.
+        is_allowed: bool [P], tokens that may be first or last.
+        max_length: tokens of a stretch at most.
+    """
+    starts, ends = np.where(is_allowed[:, None], scores, _LOWEST).T
+    best = (0, 0, _LOWEST)
+    for further in range(min(max_length, len(scores))):
+        sums = starts[: len(starts) - further] + ends[further:]
+        first = int(sums.argmax())
+        if sums[first] > best[2]:
+            best = (first, first + further, float(sums[first]))
+    return best
+
+
+def choose_threshold(gains: Sequence[tuple[float, float]]) -> float:
+    """Return the threshold above which things are done with the highest sum of gains, of equal ones that nearest to 0.
+
+    Args:
+        gains: for every thing its value, which is compared with the threshold, and what doing it gains.
+    """
+    values, amounts = np.array(sorted(gains, reverse=True), dtype=np.float64).T
+    sums = np.concatenate([[0.0], np.cumsum(amounts)])
+    # A threshold lies between two different values, or beyond them all.
+    between = np.concatenate([[values[0] + 1.0], (values[:-1] + values[1:]) / 2, [values[-1] - 1.0]])
+    is_cut = np.concatenate([[True], values[:-1] > values[1:], [True]])
+    places = np.flatnonzero(is_cut)
+    order = np.lexsort((np.abs(between[places]), -sums[places].round(9)))
+    return float(between[places[order[0]]])
+
+
+def take_units(example: Question, count: int, cjk: bool) -> Answer:
+    """Answer with the first words of the context, or its first characters; 0: with none."""
+    if cjk:
+        end = min(count, len(example.context))
+    else:
+        words = list(re.finditer(r"\S+", example.context))[:count]
+        end = words[-1].end() if words else 0
+    text = example.context[:end].lstrip()
+    return Answer(text, end - len(text), end, 0.0, 0.0)
+
+
+def is_chinese(questions: Sequence[Question]) -> bool:
+    """Whether most letters of some contexts are Chinese characters."""
+    text = "".join(each.context for each in questions[:_BASELINE_QUESTIONS])
+    num_letters = sum(map(str.isalpha, text))
+    return 2 * len(_HAN.findall(text)) > num_letters

@@ -1,0 +1,183 @@
+"""Texts with two marked stretches -> the relation between them.
+
+Both stretches are surrounded by marks: "@ … @" the first argument, "# … #" the second, or other characters where the
+vocabulary lacks these. No token is added. The head reads the states at the two opening marks (entity start; Baldini
+Soares et al., "Matching the Blanks", ACL 2019, section 3.2; marks of plain characters as in Zhou and Chen, "An Improved
+Baseline for Sentence-level Relation Extraction", 2022, section 3.1, without types).
+
+A text that is too long keeps all four marks. It loses first what is farthest from the marked stretches, then what lies
+between them, and last the ends of the stretches themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.downstream.tasks.pieces import keep_note, make_backend, measure_room
+from domext_ray.downstream.tasks.task import Row, TaskOptions
+from domext_ray.downstream.tasks.texts import SingleLabelTask
+from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, MarkedText
+
+MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
+"""Characters to mark stretches with, the first two that the vocabulary has."""
+
+_INSIDE, _BETWEEN, _OUTSIDE = 1, 2, 3  # what is kept first; marks, 0, always
+
+
+class RelationTask(SingleLabelTask):
+    """A relation for every marked pair (`MarkedText`); see `SingleLabelTask`. A prediction is a label.
+
+    Raises:
+        ConfigError: a row has no room for the marks, the vocabulary has no two characters to mark with, or as in
+            `SingleLabelTask`.
+    """
+
+    head = "DomextForRelationClassification"
+    metric = "f1.micro"
+
+    def __init__(
+        self,
+        data: LabelledSet,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TaskOptions,
+        *,
+        metric: str = "",
+        positive: str | None = None,
+    ) -> None:
+        super().__init__(data, tokenizer, options, metric=metric, positive=positive)
+        self._room = measure_room(options.max_length, num_special=2, least=4)
+        self.marks = find_marks(tokenizer)
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row an example; see `Task.encode`."""
+        texts = cast("Sequence[MarkedText]", examples)
+        marked = [mark_text(each, self.marks) for each in texts]
+        encodings = make_backend(self.tokenizer).encode_batch([each.text for each in marked], add_special_tokens=False)
+        rows: list[Row] = []
+        num_cut: dict[int, list[str]] = {_OUTSIDE: [], _BETWEEN: []}
+        for i, (example, text, encoding) in enumerate(zip(texts, marked, encodings, strict=True)):
+            places = [find_piece(encoding, each) for each in text.marks]
+            kept, lost = choose_pieces(len(encoding.ids), places, self._room)
+            if lost:
+                num_cut[lost].append(example.source)
+            ids = np.array(encoding.ids, dtype=np.int64)[kept]
+            row_ids = np.concatenate([[self.tokenizer.cls_token_id], ids, [self.tokenizer.sep_token_id]])
+            opening = 1 + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
+            targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
+            rows.append(Row(i, row_ids, targets=targets))
+        self._note_cuts(num_cut, len(texts))
+        return rows
+
+    def _note_cuts(self, sources: dict[int, list[str]], num_texts: int) -> None:
+        for kind, what in (
+            (_OUTSIDE, "is cut around its marked stretches"),
+            (_BETWEEN, "whose marked stretches are farther apart than a row is cut between them as well"),
+        ):
+            if sources[kind]:
+                keep_note(
+                    self.notes,
+                    f"every text of more than {self.options.max_length} tokens {what}: {len(sources[kind])} of "
+                    f"{num_texts}, the first at {sources[kind][0]}.",
+                )
+
+
+@dataclass(frozen=True)
+class MarkedString:
+    """A text with the marks written into it.
+
+    Args:
+        text: the text.
+        marks: places of the characters that open and close the first argument, and the second.
+    """
+
+    text: str
+    marks: tuple[int, int, int, int]
+
+
+def find_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """Return the first two characters of `MARKS` that the vocabulary has.
+
+    Raises:
+        ConfigError: it has no two of them.
+    """
+    encodings = make_backend(tokenizer).encode_batch([f" {mark} " for mark in MARKS], add_special_tokens=False)
+    known = [
+        mark for mark, each in zip(MARKS, encodings, strict=True) if each.ids and tokenizer.unk_token_id not in each.ids
+    ]
+    if len(known) < 2:
+        raise ConfigError(
+            f"the model's vocabulary has {len(known)} of the characters {MARKS}; marking two stretches of a text takes "
+            "two of them, so choose a model whose vocabulary has these."
+        )
+    return known[0], known[1]
+
+
+def mark_text(example: MarkedText, marks: tuple[str, str]) -> MarkedString:
+    """Write marks around both stretches, a space on each side; stretches may nest, touch or overlap.
+
+    Args:
+        example: the text.
+        marks: of the first argument, and of the second.
+    """
+    spans = (example.head, example.tail)
+    # At one place, what closes comes before what opens; of two that open the longer is outside, likewise of two that
+    # close the shorter comes first.
+    events = [(span.start, 1, -(span.end - span.start), 2 * i) for i, span in enumerate(spans)]
+    events += [(span.end, 0, span.end - span.start, 2 * i + 1) for i, span in enumerate(spans)]
+    parts: list[str] = []
+    places = [0, 0, 0, 0]
+    length = last = 0
+    for place, _, _, number in sorted(events):
+        parts += [example.text[last:place], f" {marks[number // 2]} "]
+        length += place - last
+        places[number] = length + 1
+        length, last = length + 3, place
+    parts.append(example.text[last:])
+    return MarkedString("".join(parts), (places[0], places[1], places[2], places[3]))
+
+
+def find_piece(encoding: Encoding, place: int) -> int:
+    """Return the place of the piece that holds a character; byte-level pieces may begin with the space before it."""
+    piece = encoding.char_to_token(place)
+    assert piece is not None, "a mark has a piece of its own"
+    return int(piece)
+
+
+def choose_pieces(num_pieces: int, marks: Sequence[int], room: int) -> tuple[np.ndarray, int]:
+    """Choose the pieces of a text that a row keeps.
+
+    Args:
+        num_pieces: pieces of the text.
+        marks: places of the marks that open and close the first stretch, and the second.
+        room: pieces that the row holds, 4 or more.
+
+    Returns:
+        Places that are kept, int64 in ascending order, and the nearest that was lost: 0 nothing, 2 pieces between or
+        in the stretches, 3 pieces around them only.
+    """
+    if num_pieces <= room:
+        return np.arange(num_pieces), 0
+    places = np.arange(num_pieces)
+    blocks = sorted([(marks[0], marks[1]), (marks[2], marks[3])])
+    first, last = min(marks), max(marks)
+    # Distances to the stretches' own beginnings, to the nearer stretch, and to both together.
+    kinds = np.where((places < first) | (places > last), _OUTSIDE, _BETWEEN)
+    distances = np.maximum(first - places, places - last)
+    between = kinds == _BETWEEN
+    to_blocks = [np.maximum(begin - places, places - end) for begin, end in blocks]
+    distances[between] = np.minimum(*to_blocks)[between]
+    for begin, end in blocks:
+        inside = (places >= begin) & (places <= end)
+        nearer = inside & ((kinds != _INSIDE) | (places - begin < distances))
+        kinds[nearer], distances[nearer] = _INSIDE, (places - begin)[nearer]
+    kinds[list(marks)] = 0
+    order = np.lexsort((distances, kinds))
+    lost = kinds[order[room:]].min()
+    return np.sort(order[:room]), _OUTSIDE if lost == _OUTSIDE else _BETWEEN

@@ -1,0 +1,171 @@
+"""Tasks of two steps: stages that are trained one by one -> one prediction.
+
+Enters: a task made of named stages, each a `Task` with a labelled set of its own, and a function that trains a task.
+Leaves: scores and predictions of the whole chain and of its steps. Relation extraction (entities, then the relation of
+each pair) and term normalisation (recall, then ranking) are built so, as in the AF Adapter's evaluation on CBLUE. No
+stage learns from another's predictions: all of them train on labels, so that their order does not matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from domext_ray.downstream.tasks.task import Task
+from domext_ray.errors import ConfigError
+from domext_ray.labelled.examples import AnyExample, LabelledSet
+from domext_ray.labelled.metrics.metrics import Score
+
+Predict: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+"""Examples of a stage -> what `Task.decode` says of each."""
+
+
+class Fit(Protocol):
+    """Trains a model on a stage and returns what predicts with it."""
+
+    def __call__(self, task: Task, *, stage: str) -> Predict:
+        """Train on `task.data.train`, choose on `task.data.dev`."""
+
+
+class StagedTask(ABC):
+    """A task whose answer takes several models, or a model and a search.
+
+    Args:
+        data: the set.
+        metric: path of the figure that dev chooses by.
+    """
+
+    def __init__(self, data: LabelledSet, metric: str) -> None:
+        self.data, self.metric = data, metric
+        self.notes: list[str] = []
+
+    @property
+    @abstractmethod
+    def stages(self) -> dict[str, Task]:
+        """What has to be trained, by name."""
+
+    @abstractmethod
+    def run_steps(self, predictors: Mapping[str, Predict], examples: Sequence[AnyExample]) -> Any:
+        """Run all steps on examples and return what each found, for `decode`, `tune` and `score_steps`.
+
+        Args:
+            predictors: for each name in `stages` what predicts with its trained model.
+            examples: of one split of `data`.
+        """
+
+    @abstractmethod
+    def decode(self, examples: Sequence[AnyExample], steps: Any) -> list[Any]:
+        """Return one prediction an example from what the steps found."""
+
+    @abstractmethod
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+        """Score predictions against the examples' labels."""
+
+    @abstractmethod
+    def score_steps(self, examples: Sequence[AnyExample], steps: Any) -> dict[str, Score]:
+        """Score what single steps found: where the chain loses."""
+
+    @abstractmethod
+    def predict_baselines(self, examples: Sequence[AnyExample]) -> dict[str, list[Any]]:
+        """Return the predictions of trivial baselines, "majority" among them, by name."""
+
+    def predict_majority(self, examples: Sequence[AnyExample]) -> list[Any]:
+        """Return the predictions of the trivial baseline."""
+        return self.predict_baselines(examples)["majority"]
+
+    def tune(self, examples: Sequence[AnyExample], steps: Any) -> dict[str, float]:
+        """Choose thresholds on dev and keep them; return them by name. Default: none."""
+        return {}
+
+    def apply(self, thresholds: dict[str, float]) -> None:
+        """Take over thresholds that `tune` returned earlier; a task without any takes none."""
+        assert not thresholds, thresholds
+
+
+def choose_metric(metric: str, metrics: Sequence[str], data: LabelledSet) -> str:
+    """Return the figure to choose by, the first if none is named.
+
+    Raises:
+        ConfigError: there is no such figure.
+    """
+    if metric and metric not in metrics:
+        raise ConfigError(f"the metric of {data.name} is {metric!r}; its figures are {', '.join(metrics)}.")
+    return metric or metrics[0]
+
+
+@dataclass(frozen=True)
+class StagedResult:
+    """What a chain of trained stages reached, by split.
+
+    Args:
+        scores: of the whole chain.
+        predictions: one an example.
+        steps: scores of single steps, by name.
+        baselines: scores of trivial baselines, by name.
+        thresholds: what was tuned on dev.
+        notes: what was counted on the way.
+    """
+
+    scores: dict[str, Score]
+    predictions: dict[str, list[Any]]
+    steps: dict[str, dict[str, Score]]
+    baselines: dict[str, dict[str, Score]]
+    thresholds: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def run_stages(task: StagedTask, fit: Fit, *, splits: Sequence[str] = ("dev", "test")) -> StagedResult:
+    """Train every stage, tune on dev, and score the chain.
+
+    Args:
+        task: the task; its thresholds are set.
+        fit: trains one stage.
+        splits: what to score; an empty split is left out. Dev is run in any case, for the thresholds.
+
+    Returns:
+        Scores, predictions and baselines of `splits`.
+    """
+    predictors = {name: fit(each, stage=name) for name, each in task.stages.items()}
+    return evaluate_stages(task, predictors, splits=splits)
+
+
+def evaluate_stages(
+    task: StagedTask,
+    predictors: Mapping[str, Predict],
+    *,
+    splits: Sequence[str] = ("dev", "test"),
+    thresholds: dict[str, float] | None = None,
+) -> StagedResult:
+    """Score a chain of stages that are trained already; see `run_stages`.
+
+    Args:
+        task: the task.
+        predictors: for each stage what predicts with its trained model.
+        splits: what to score; an empty split is left out.
+        thresholds: what was tuned on dev before; None: tune now.
+    """
+    dev_steps = None
+    if thresholds is None:
+        dev_steps = task.run_steps(predictors, task.data.dev)
+        thresholds = task.tune(task.data.dev, dev_steps)
+    else:
+        task.apply(thresholds)
+    result = StagedResult({}, {}, {}, {}, thresholds, ())
+    for split in splits:
+        examples = getattr(task.data, split)
+        if not examples:
+            continue
+        has_steps = split == "dev" and dev_steps is not None
+        steps = dev_steps if has_steps else task.run_steps(predictors, examples)
+        predictions = task.decode(examples, steps)
+        result.predictions[split] = predictions
+        result.scores[split] = task.score(examples, predictions)
+        result.steps[split] = task.score_steps(examples, steps)
+        baselines = task.predict_baselines(examples)
+        result.baselines[split] = {name: task.score(examples, each) for name, each in baselines.items()}
+    notes = [*task.notes, *(f"{name}: {note}" for name, stage in task.stages.items() for note in stage.notes)]
+    return StagedResult(
+        result.scores, result.predictions, result.steps, result.baselines, thresholds, tuple(dict.fromkeys(notes))
+    )

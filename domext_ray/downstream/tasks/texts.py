@@ -1,0 +1,238 @@
+"""Texts and pairs of texts -> one class or one number each.
+
+The classifier reads BERT's pooled first token (Devlin et al., 2019, section 4.1). A pair is one row, as the tokenizer
+writes it: `[CLS] a [SEP] b [SEP]` with segment types for BERT, `<s> a </s></s> b </s>` for RoBERTa. What is too long is
+cut at its end, of a pair the longer text first.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.downstream.tasks.pieces import keep_note, make_backend, measure_room
+from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, MarkedText
+from domext_ray.labelled.metrics.metrics import Score, score_classes, score_values
+
+NO_CLASS = -100
+"""Target of an example whose label the head does not have."""
+
+USUAL_VALUES = (0.1, 10.0)
+"""Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
+
+
+class SingleLabelTask(Task):
+    """What tasks with one class an example have in common.
+
+    A label of dev or test that is none of the set's has no part in the loss, and no prediction of it is right.
+
+    Args:
+        data: the set; its labels are the classes, and its negative label, where it has one, is no part of micro and
+            macro averages.
+        tokenizer: the model's tokenizer (fast).
+        options: how examples become rows.
+        metric: path of the figure that dev chooses by; empty: the family's own.
+        positive: the class whose F1 is "f1.positive"; None: the set's positive label, or the second of two.
+
+    Raises:
+        ConfigError: `positive` is no label, or there is no figure `metric`.
+    """
+
+    def __init__(
+        self,
+        data: LabelledSet,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TaskOptions,
+        *,
+        metric: str = "",
+        positive: str | None = None,
+    ) -> None:
+        super().__init__(data, tokenizer, options)
+        positive = positive or data.positive_label
+        if positive is not None and positive not in data.labels:
+            raise ConfigError(f"the positive class is {positive!r}; {data.name} has {', '.join(data.labels)}.")
+        self.positive = data.labels[1] if positive is None and len(data.labels) == 2 else positive
+        self.metric = metric or self.metric
+        self._label_ids = {label: i for i, label in enumerate(data.labels)}
+        self.check_metric()
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The set's classes."""
+        return self.data.labels
+
+    def make_targets(self, example: LabelledText | MarkedText, is_training: bool) -> dict[str, np.ndarray]:
+        """Return the target "labels", int64 [], of an example.
+
+        Raises:
+            CorpusError: an example to learn from has a label that the head does not have.
+        """
+        if is_training and example.label not in self._label_ids:
+            raise CorpusError(
+                f"{example.source}: the label {example.label!r} is none of {', '.join(self.data.labels)}; "
+                "name it among the set's labels."
+            )
+        return {"labels": np.array(self._label_ids.get(example.label, NO_CLASS), dtype=np.int64)}
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed cross-entropy; see `Task.compute_loss_sum`."""
+        logits, labels = outputs.logits.float(), targets["labels"]
+        return nn.functional.cross_entropy(logits, labels, ignore_index=NO_CLASS, reduction="sum")
+
+    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
+        """Return the rows whose label the head has."""
+        return int(torch.count_nonzero(targets["labels"] != NO_CLASS))
+
+    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the logits [B, classes]."""
+        return (outputs.logits.float(),)
+
+    def decode(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[str]:
+        """Return the class with the highest logit of every example; see `Task.decode`."""
+        labels = [""] * len(examples)
+        for row, (logits,) in zip(rows, outputs, strict=True):
+            assert len(logits) == len(self.data.labels), "classes are no tokens that padding could be cut from"
+            labels[row.example] = self.data.labels[int(logits.argmax())]
+        return labels
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+        """Score classes; see `metrics.score_classes`."""
+        gold = [cast("LabelledText | MarkedText", each).label for each in examples]
+        return score_classes(
+            gold,
+            predictions,
+            self.data.labels,
+            negative=self.data.negative_label,
+            positive=self.positive,
+            primary=self.metric,
+        )
+
+    def predict_majority(self, examples: Sequence[AnyExample]) -> list[str]:
+        """Return the most frequent class of training for every example."""
+        counts = Counter(cast("LabelledText | MarkedText", each).label for each in self.data.train)
+        return [max(self.data.labels, key=counts.__getitem__)] * len(examples)
+
+
+class _TextRows(Task):
+    """Rows of `LabelledText`: a single text or a pair, cut to a row."""
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row an example; see `Task.encode`."""
+        texts = cast("Sequence[LabelledText]", examples)
+        measure_room(self.options.max_length, self.tokenizer.num_special_tokens_to_add(pair=True), least=2)
+        backend = make_backend(self.tokenizer)
+        backend.enable_truncation(self.options.max_length, strategy="longest_first")
+        encodings = backend.encode_batch([each.text if each.pair is None else (each.text, each.pair) for each in texts])
+        has_types = "token_type_ids" in self.tokenizer.model_input_names
+        rows: list[Row] = []
+        for i, (each, encoding) in enumerate(zip(texts, encodings, strict=True)):
+            types = np.array(encoding.type_ids, dtype=np.int64) if has_types and each.pair is not None else None
+            ids = np.array(encoding.ids, dtype=np.int64)
+            rows.append(Row(i, ids, types, self.make_targets(each, is_training)))
+        overlong = [each.source for each, encoding in zip(texts, encodings, strict=True) if encoding.overflowing]
+        if overlong:
+            keep_note(
+                self.notes,
+                f"every text of more than {self.options.max_length} tokens is cut, of a pair the longer one first: "
+                f"{len(overlong)} of {len(texts)}, the first at {overlong[0]}.",
+            )
+        return rows
+
+    @abstractmethod
+    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+        """Return an example's targets."""
+
+
+class ClassificationTask(SingleLabelTask, _TextRows):
+    """A class of every text or pair (`LabelledText`); see `SingleLabelTask`. A prediction is a label."""
+
+    head = "DomextForSequenceClassification"
+    metric = "accuracy"
+
+
+class RegressionTask(_TextRows):
+    """A number for every text or pair (`LabelledText.value`). A prediction is a number in the set's own unit.
+
+    The model predicts in the set's own unit and is trained on it, as in transformers, so that an export needs no other
+    knowledge. The loss is the squared error over the variance of the training values: 1 for the best constant, whatever
+    the unit. A head starts near 0 and learns values like 1000 slowly; `notes` says so.
+
+    Args:
+        data: the set.
+        tokenizer: the model's tokenizer (fast).
+        options: how examples become rows.
+        metric: path of the figure that dev chooses by; empty: "spearman".
+
+    Raises:
+        ConfigError: there is no figure `metric`.
+    """
+
+    head = "DomextForSequenceClassification"
+    metric = "spearman"
+
+    def __init__(
+        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
+    ) -> None:
+        super().__init__(data, tokenizer, options)
+        values = np.array([cast(LabelledText, each).value for each in data.train], dtype=np.float64)
+        self.mean, self.std = float(values.mean()), float(values.std()) or 1.0
+        if max(abs(self.mean), self.std) > USUAL_VALUES[1] or self.std < USUAL_VALUES[0]:
+            self.notes.append(
+                f"the values of {data.name} have mean {self.mean:.3g} and standard deviation {self.std:.3g}, and a "
+                "head starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
+            )
+        self.metric = metric or self.metric
+        self.check_metric()
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """One output."""
+        return ("value",)
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """The problem's type, by which the head computes a loss of its own outside of here."""
+        return {"problem_type": "regression"}
+
+    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+        """Return the target "values", float32 [], of an example."""
+        return {"values": np.array(example.value, dtype=np.float32)}
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed squared error in units of the training values' variance."""
+        errors = (outputs.logits.float().squeeze(-1) - targets["values"]) / self.std
+        return errors.square().sum()
+
+    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the values [B, 1]."""
+        return (outputs.logits.float(),)
+
+    def decode(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[float]:
+        """Return every example's value; see `Task.decode`."""
+        values = [self.mean] * len(examples)
+        for row, (value,) in zip(rows, outputs, strict=True):
+            values[row.example] = float(value.item())
+        return values
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+        """Score values by their correlations."""
+        gold = [cast(LabelledText, each).value for each in examples]
+        return replace(score_values(gold, predictions), primary=self.metric)
+
+    def predict_majority(self, examples: Sequence[AnyExample]) -> list[float]:
+        """Return the mean of training for every example: the constant with the least squared error."""
+        return [self.mean] * len(examples)

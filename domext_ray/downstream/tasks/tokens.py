@@ -1,0 +1,311 @@
+"""Token classification: sentences with IOB2 tags -> rows of windows -> one valid tag sequence a sentence.
+
+As BERT does (Devlin et al., 2019, section 5.3): the first piece of a word carries its tag, other pieces carry none, and
+with `TaskOptions.context` the document around a sentence fills the row. A sentence that is longer than a row makes
+several windows, cut between words; each word is read in the window where it has most pieces on its shorter side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.downstream.tasks.pieces import WordPieces, encode_words, keep_note, measure_room
+from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import AnyExample, LabelledSet, TaggedSentence
+from domext_ray.labelled.metrics.metrics import Score, score_tags
+
+NO_TAG = -100
+"""Target of pieces that carry no tag."""
+
+
+@dataclass(frozen=True)
+class TaggedWords:
+    """The words of a sentence that a row is asked about.
+
+    Args:
+        words: int64 [K], places in the sentence.
+        positions: int64 [K], places of their first pieces in the row.
+    """
+
+    words: np.ndarray
+    positions: np.ndarray
+
+
+class TokenClassificationTask(Task):
+    """Flat entities as one tag a word (`TaggedSentence`).
+
+    A prediction is a tuple of tags, one a word, that is valid IOB2: of all valid sequences the one with the highest sum
+    of logits, found by dynamic programming over the transitions that IOB2 allows. Nothing about transitions is learned
+    (this is no CRF). A word that the tokenizer drops, such as a control character, is outside of entities.
+
+    Args:
+        data: the set; its labels are the entities' types.
+        tokenizer: the model's tokenizer (fast).
+        options: how sentences become rows.
+        metric: path of the figure that dev chooses by; empty: "entity_f1.micro".
+
+    Raises:
+        ConfigError: a row has no room for a piece, or there is no figure `metric`.
+    """
+
+    has_token_outputs = True
+    head = "DomextForTokenClassification"
+    metric = "entity_f1.micro"
+    target_pads = {"labels": NO_TAG}
+
+    def __init__(
+        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
+    ) -> None:
+        super().__init__(data, tokenizer, options)
+        self._tags = ("O", *(f"{prefix}-{label}" for label in data.labels for prefix in "BI"))
+        self._tag_ids = {tag: i for i, tag in enumerate(self._tags)}
+        self._room = measure_room(options.max_length, num_special=2, least=1)
+        self.metric = metric or self.metric
+        self.check_metric()
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The tags: O, then B- and I- of every type."""
+        return self._tags
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        encoded = encode_words(self.tokenizer, [each.words for each in sentences])
+        self._note_oddities(sentences, encoded)
+        encoded = [shorten_words(each, self._room) for each in encoded]
+        rows: list[Row] = []
+        for first, last in self._list_documents(sentences):
+            whole = join_pieces(encoded[first:last])
+            begin = 0
+            for number in range(first, last):
+                end = begin + len(sentences[number].words)
+                tags = self._read_tags(sentences[number], is_training)
+                rows.extend(self._make_rows(number, tags, whole, begin, end))
+                begin = end
+        return rows
+
+    def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[WordPieces]) -> None:
+        """Count the words that have no piece, and those whose pieces alone overflow a row."""
+        for is_odd, what in (
+            (lambda sizes: sizes == 0, "that the tokenizer drops is taken as O"),
+            (lambda sizes: sizes > self._room, f"of more than {self._room} pieces is read by its first ones"),
+        ):
+            counts = [int(is_odd(each.sizes).sum()) for each in encoded]
+            if any(counts):
+                source = next(each.source for each, count in zip(sentences, counts, strict=True) if count)
+                keep_note(self.notes, f"every word {what}: {sum(counts)}, the first at {source}.")
+        if self.options.context and sentences and not any(each.document for each in sentences):
+            keep_note(
+                self.notes,
+                f"context is set, and no sentence names its document ({sentences[0].source}): rows hold one sentence.",
+            )
+
+    def _list_documents(self, sentences: Sequence[TaggedSentence]) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of sentences that may stand in one row."""
+        if not self.options.context:
+            yield from ((i, i + 1) for i in range(len(sentences)))
+            return
+        numbered = enumerate(sentences)
+        for _, group in itertools.groupby(numbered, key=lambda each: each[1].document or each[0]):
+            numbers = [number for number, _ in group]
+            yield numbers[0], numbers[-1] + 1
+
+    def _read_tags(self, sentence: TaggedSentence, is_training: bool) -> np.ndarray:
+        """Targets of the words; a tag that the head does not have is none to learn from, and no mistake but in dev."""
+        for tag in sentence.tags:
+            if is_training and tag not in self._tag_ids:
+                raise CorpusError(
+                    f"{sentence.source}: the tag {tag!r} is of none of the types {', '.join(self.data.labels)}; "
+                    "name its type among the set's labels."
+                )
+        return np.array([self._tag_ids.get(tag, NO_TAG) for tag in sentence.tags], dtype=np.int64)
+
+    def _make_rows(self, number: int, tags: np.ndarray, whole: WordPieces, begin: int, end: int) -> Iterator[Row]:
+        """Yield the rows of the sentence that is words `begin` to `end` of its document."""
+        bounds = whole.bounds
+        sizes = np.diff(bounds[begin : end + 1])
+        windows = [(begin + a, begin + b) for a, b in split_windows(sizes, self._room, self.options.stride)]
+        if self.options.context:
+            windows = [grow_window(bounds, first, last, self._room) for first, last in windows]
+        owners = assign_words(bounds, windows, begin, end)
+        for i, (first, last) in enumerate(windows):
+            words = np.flatnonzero((owners == i) & (sizes > 0))
+            if not len(words) and len(windows) > 1:
+                continue
+            ids = whole.ids[bounds[first] : bounds[last]]
+            positions = 1 + bounds[begin + words] - bounds[first]
+            labels = np.full(len(ids) + 2, NO_TAG, dtype=np.int64)
+            labels[positions] = tags[words]
+            row_ids = np.concatenate([[self.tokenizer.cls_token_id], ids, [self.tokenizer.sep_token_id]])
+            yield Row(number, row_ids, targets={"labels": labels}, place=TaggedWords(words, positions))
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed cross-entropy of the tagged words; see `Task.compute_loss_sum`."""
+        logits = outputs.logits.float().flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets["labels"].flatten(), ignore_index=NO_TAG, reduction="sum")
+
+    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
+        """Return the tagged words."""
+        return int(torch.count_nonzero(targets["labels"] != NO_TAG))
+
+    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the logits [B, N, tags]."""
+        return (outputs.logits.float(),)
+
+    def decode(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[tuple[str, ...]]:
+        """Return the tags of every sentence's words; see `Task.decode`."""
+        scores = [np.full((len(cast(TaggedSentence, each).words), len(self._tags)), -np.inf) for each in examples]
+        for each in scores:
+            each[:, 0] = 0.0  # what no row is asked about is O
+        for row, (logits,) in zip(rows, outputs, strict=True):
+            scores[row.example][row.place.words] = logits[row.place.positions]
+        return [tuple(self._tags[i] for i in find_best_tags(each)) for each in scores]
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+        """Score tags by their entities, boundaries and type (seqeval's strict mode)."""
+        gold = [cast(TaggedSentence, each).tags for each in examples]
+        return replace(score_tags(gold, predictions, self.data.labels), primary=self.metric)
+
+    def predict_majority(self, examples: Sequence[AnyExample]) -> list[tuple[str, ...]]:
+        """Give every word its most frequent tag in training, O if it is new; I- that continues nothing becomes B-.
+
+        All O, the most frequent tag, would find no entity at all.
+        """
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for each in cast("Sequence[TaggedSentence]", self.data.train):
+            for word, tag in zip(each.words, each.tags, strict=True):
+                counts[word][tag] += 1
+        usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
+        sentences = cast("Sequence[TaggedSentence]", examples)
+        return [repair_tags([usual.get(word, "O") for word in each.words]) for each in sentences]
+
+
+def shorten_words(pieces: WordPieces, room: int) -> WordPieces:
+    """Keep the first `room` pieces of every word."""
+    sizes = pieces.sizes
+    if not len(sizes) or sizes.max() <= room:
+        return pieces
+    within = np.arange(len(pieces.ids)) - np.repeat(pieces.bounds[:-1], sizes)
+    bounds = np.concatenate([[0], np.cumsum(np.minimum(sizes, room))])
+    return WordPieces(pieces.ids[within < room], bounds)
+
+
+def join_pieces(sentences: Sequence[WordPieces]) -> WordPieces:
+    """Put the words of sentences one after another."""
+    if len(sentences) == 1:
+        return sentences[0]
+    sizes = np.concatenate([each.sizes for each in sentences])
+    return WordPieces(np.concatenate([each.ids for each in sentences]), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def split_windows(sizes: np.ndarray, room: int, stride: int) -> list[tuple[int, int]]:
+    """Cut a sentence into ranges of whole words that fit a row.
+
+    Args:
+        sizes: int64 [W], pieces of every word, each `room` at most.
+        room: pieces of a window at most.
+        stride: pieces that a window shares with the one before, at most; fewer where the next word needs the room.
+
+    Returns:
+        Ranges [first, last) that cover all words; each goes further than the one before.
+    """
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    windows: list[tuple[int, int]] = []
+    first = 0
+    while True:
+        last = int(np.searchsorted(bounds, bounds[first] + room, side="right")) - 1
+        windows.append((first, last))
+        if last == len(sizes):
+            return windows
+        # Word `last` did not fit after `first`, so the next window begins later, whatever the stride.
+        shared_from = max(bounds[last] - stride, bounds[last + 1] - room)
+        first = int(np.searchsorted(bounds, shared_from, side="left"))
+
+
+def grow_window(bounds: np.ndarray, first: int, last: int, room: int) -> tuple[int, int]:
+    """Widen a range of words until the row is full, by as many pieces on either side as there are.
+
+    Args:
+        bounds: int64 [W + 1], first piece of every word of the document, and their number.
+        first: the range's first word.
+        last: the word after its last.
+        room: pieces of a window at most.
+    """
+    spare = room - (bounds[last] - bounds[first])
+    left = min(bounds[first], max(spare // 2, spare - (bounds[-1] - bounds[last])))
+    first = int(np.searchsorted(bounds, bounds[first] - left, side="left"))
+    return first, int(np.searchsorted(bounds, bounds[first] + room, side="right")) - 1
+
+
+def assign_words(bounds: np.ndarray, windows: Sequence[tuple[int, int]], begin: int, end: int) -> np.ndarray:
+    """Give every word of a sentence to the window where its shorter side has most pieces, the first of equals.
+
+    Args:
+        bounds: int64 [W + 1], of the document.
+        windows: ranges of the document's words; together they cover the sentence.
+        begin: the sentence's first word.
+        end: the word after its last.
+
+    Returns:
+        int64 [end - begin], numbers of windows.
+    """
+    owners = np.full(end - begin, -1, dtype=np.int64)
+    most = np.full(end - begin, -1, dtype=np.int64)
+    for i, (first, last) in enumerate(windows):
+        words = np.arange(max(first, begin), min(last, end))
+        context = np.minimum(bounds[words] - bounds[first], bounds[last] - bounds[words + 1])
+        is_better = context > most[words - begin]
+        better = words[is_better] - begin
+        owners[better], most[better] = i, context[is_better]
+    assert (owners >= 0).all()
+    return owners
+
+
+def find_best_tags(scores: np.ndarray) -> np.ndarray:
+    """Return the valid IOB2 sequence with the highest sum of scores (Viterbi).
+
+    Args:
+        scores: float [W, 1 + 2·T], of O, then of B- and I- of every type; -inf where a tag is out of the question.
+
+    Returns:
+        int64 [W], columns; an I- always follows B- or I- of its type.
+    """
+    best = scores.argmax(axis=1)
+    before = np.concatenate([[0], best[:-1]])
+    is_inside = (best > 0) & (best % 2 == 0)
+    if not (is_inside & (before != best) & (before != best - 1)).any():
+        return best
+    total = scores[0].astype(np.float64)
+    total[2::2] = -np.inf
+    origins = np.zeros(scores.shape, dtype=np.int64)
+    begins, insides = np.arange(1, scores.shape[1], 2), np.arange(2, scores.shape[1], 2)
+    for i in range(1, len(scores)):
+        origins[i] = total.argmax()
+        origins[i, 2::2] = np.where(total[begins] >= total[insides], begins, insides)
+        total = total[origins[i]] + scores[i]
+    path = [int(total.argmax())]
+    for i in range(len(scores) - 1, 0, -1):
+        path.append(int(origins[i, path[-1]]))
+    return np.array(path[::-1])
+
+
+def repair_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Turn an I- that continues no entity of its type into B-."""
+    repaired: list[str] = []
+    for tag in tags:
+        continues = bool(repaired) and repaired[-1] != "O" and repaired[-1][2:] == tag[2:]
+        repaired.append(f"B-{tag[2:]}" if tag.startswith("I-") and not continues else tag)
+    return tuple(repaired)

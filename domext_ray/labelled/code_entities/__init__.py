@@ -1,0 +1,1 @@
+"""The labelled set that ships, and the set that a configuration names."""

@@ -1,0 +1,428 @@
+"""Predictions against labels -> scores: entities, classes, numbers, answers, triples, standard terms.
+
+Enters: gold labels and predictions of the same examples, in the examples' own terms. Leaves: a `Score`, whose figures
+are fractions from 0 to 1 and can be resampled over the examples. Precision, recall and F1 over several types come
+
+- micro: from the counts of all types together;
+- macro: the mean over the types that occur in the gold labels or in the predictions (scikit-learn's and seqeval's
+  rule; in a resample, those that occur in it);
+- per type, 0 for a type that does not occur.
+
+F1 is 2·TP / (2·TP + FP + FN); a negative class ("no relation") is left out of micro and macro.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from domext_ray.labelled.examples import Entity
+from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.scores import (
+    PairedDifference,
+    Score,
+    compare_paired,
+    compare_paired_figures,
+    make_score,
+)
+
+__all__ = [
+    "PairedDifference",
+    "Score",
+    "compare_paired",
+    "compare_paired_figures",
+    "read_tags",
+    "score_answers",
+    "score_classes",
+    "score_entities",
+    "score_tags",
+    "score_terms",
+    "score_triples",
+    "score_values",
+]
+
+RECALL_DEPTHS = (1, 5, 10)
+
+
+def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Divide, nan where the denominator is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(denominator > 0, numerator / denominator, np.nan)
+
+
+def _divide_or_zero(numerator: np.ndarray, denominator: np.ndarray, occurring: np.ndarray) -> np.ndarray:
+    """Divide; 0 where only the denominator is 0 (nothing predicted, say), nan where nothing occurs on either side."""
+    return np.where(occurring > 0, np.nan_to_num(divide(numerator, denominator)), np.nan)
+
+
+def _check_lengths(gold: Sequence[Any], predicted: Sequence[Any]) -> None:
+    if len(gold) != len(predicted):
+        raise ValueError(f"there are {len(gold)} gold labels and {len(predicted)} predictions.")
+
+
+def _mean_defined(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of what is not nan; nan without any."""
+    is_defined = ~np.isnan(values)
+    return divide(np.nan_to_num(values).sum(axis=-1), is_defined.sum(axis=-1))
+
+
+@dataclass(frozen=True)
+class _CountFigures:
+    """Sums [R, 3·T] of matches, predictions and gold labels by type -> precision, recall and F1."""
+
+    types: tuple[str, ...]
+    names: tuple[str, str, str]
+    per_type: str = "per_type"
+
+    def __call__(self, sums: np.ndarray) -> dict[str, Any]:
+        matches, predictions, golds = np.split(sums, 3, axis=1)
+        figures = {}
+        for name, numerator, denominator in zip(
+            self.names,
+            (matches, matches, 2 * matches),
+            (predictions, golds, predictions + golds),
+            strict=True,
+        ):
+            by_type = _divide_or_zero(numerator, denominator, predictions + golds)
+            occurring = (predictions + golds).sum(axis=1)
+            micro = _divide_or_zero(numerator.sum(axis=1), denominator.sum(axis=1), occurring)
+            figures[name] = {
+                "micro": micro,
+                "macro": _mean_defined(by_type),
+                self.per_type: {each: by_type[:, i] for i, each in enumerate(self.types)},
+            }
+        return figures
+
+
+def score_entities(
+    gold: Sequence[Collection[Entity]], predicted: Sequence[Collection[Entity]], types: Sequence[str]
+) -> Score:
+    """Score entities: one counts as found when start, end and type are right.
+
+    Args:
+        gold: entities of each example, nested ones included.
+        predicted: as many collections; duplicates count once.
+        types: in the order of the figures; others that occur follow them.
+
+    Returns:
+        {"entity_precision", "entity_recall", "entity_f1"}, each {"micro", "macro", "per_type": {type: }}; primary
+        "entity_f1.micro".
+
+    Raises:
+        ValueError: the lengths differ, or there is no example.
+    """
+    _check_lengths(gold, predicted)
+    sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
+    occurring = {each.label for pair in sets for side in pair for each in side}
+    all_types = (*types, *sorted(occurring - {*types}))
+    place = {each: i for i, each in enumerate(all_types)}
+    statistics = np.zeros((len(sets), 3, len(all_types)))
+    for row, (own, found) in zip(statistics, sets, strict=True):
+        for counts, entities in zip(row, (own & found, found, own), strict=True):
+            for each in entities:
+                counts[place[each.label]] += 1
+    compute = _CountFigures(all_types, ("entity_precision", "entity_recall", "entity_f1"))
+    return make_score(statistics.reshape(len(sets), -1), compute, "entity_f1.micro")
+
+
+def read_tags(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sentence's IOB2 tags, in order; I- that continues no entity of its type is outside.
+
+    Args:
+        tags: "O", "B-TYPE" or "I-TYPE".
+    """
+    found: list[Entity] = []
+    label, start = "", 0
+    for i, tag in enumerate([*tags, "O"]):
+        if tag.startswith("I-") and label and tag[2:] == label:
+            continue
+        if label:
+            found.append(Entity(start, i, label))
+        label, start = (tag[2:] if tag.startswith("B-") else ""), i
+    return found
+
+
+def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], types: Sequence[str]) -> Score:
+    """Score IOB2 tags by their entities, as seqeval's strict mode does.
+
+    Args:
+        gold: tags of each sentence.
+        predicted: as many tags for each.
+        types: in the order of the figures.
+
+    Returns:
+        As `score_entities`; places are words.
+
+    Raises:
+        ValueError: the numbers of sentences, or of a sentence's tags, differ.
+    """
+    _check_lengths(gold, predicted)
+    for i, (own, found) in enumerate(zip(gold, predicted, strict=True)):
+        if len(own) != len(found):
+            raise ValueError(f"sentence {i} has {len(own)} gold tags and {len(found)} predicted ones.")
+    return score_entities([read_tags(each) for each in gold], [read_tags(each) for each in predicted], types)
+
+
+@dataclass(frozen=True)
+class _ClassFigures:
+    """Sums [R, 3·L] of matches, predictions and gold labels by label -> figures of single-label classes."""
+
+    labels: tuple[str, ...]
+    negative: str | None
+    positive: str | None
+
+    def __call__(self, sums: np.ndarray) -> dict[str, Any]:
+        matches, predictions, golds = np.split(sums, 3, axis=1)
+        total, correct = golds.sum(axis=1), matches.sum(axis=1)
+        figures: dict[str, Any] = {"accuracy": divide(correct, total)}
+        kept = [i for i, each in enumerate(self.labels) if each != self.negative]
+        own = [part[:, kept] for part in (matches, predictions, golds)]
+        names = ("precision", "recall", "f1")
+        averages = _CountFigures(tuple(self.labels[i] for i in kept), names, "per_label")(np.concatenate(own, axis=1))
+        by_label = _CountFigures(self.labels, names, "per_label")(sums)
+        for name in names:
+            figures[name] = {**averages[name], "per_label": by_label[name]["per_label"]}
+            if self.positive is not None:
+                figures[name]["positive"] = by_label[name]["per_label"][self.positive]
+        # Gorodkin's R_K, which is Matthews' coefficient for two classes; undefined when a side has one class only.
+        covariance = correct * total - (predictions * golds).sum(axis=1)
+        spread = (total**2 - (predictions**2).sum(axis=1)) * (total**2 - (golds**2).sum(axis=1))
+        figures["matthews"] = divide(covariance, np.sqrt(np.maximum(spread, 0.0)))
+        return figures
+
+
+def score_classes(
+    gold: Sequence[str],
+    predicted: Sequence[str],
+    labels: Sequence[str],
+    *,
+    negative: str | None = None,
+    positive: str | None = None,
+    primary: str = "accuracy",
+) -> Score:
+    """Score one class an example.
+
+    Args:
+        gold: the classes.
+        predicted: as many.
+        labels: in the order of the figures; others that occur follow them.
+        negative: class that micro and macro averages leave out, such as "no relation".
+        positive: class whose own precision, recall and F1 are also given as "positive" (binary tasks).
+        primary: path of the figure to choose by.
+
+    Returns:
+        {"accuracy", "matthews", "precision", "recall", "f1"}; the last three {"micro", "macro", "per_label": {label: }}
+        and with `positive` "positive".
+
+    Raises:
+        ValueError: the lengths differ, there is no example, or there is no label `positive`.
+    """
+    _check_lengths(gold, predicted)
+    all_labels = (*labels, *sorted({*gold, *predicted} - {*labels}))
+    if positive is not None and positive not in all_labels:
+        raise ValueError(f"the positive class {positive!r} is none of {', '.join(all_labels)}.")
+    place = {each: i for i, each in enumerate(all_labels)}
+    own = np.array([place[each] for each in gold], dtype=np.int64)
+    found = np.array([place[each] for each in predicted], dtype=np.int64)
+    one_hot = np.eye(len(all_labels))
+    statistics = np.concatenate([one_hot[own] * (own == found)[:, None], one_hot[found], one_hot[own]], axis=1)
+    return make_score(statistics, _ClassFigures(all_labels, negative, positive), primary)
+
+
+@dataclass(frozen=True, eq=False)
+class _Correlations:
+    """How often each pair was drawn, [R, n] -> correlations.
+
+    Args:
+        gold: [n].
+        predicted: [n].
+    """
+
+    gold: np.ndarray
+    predicted: np.ndarray
+
+    def __call__(self, counts: np.ndarray) -> dict[str, Any]:
+        sides = [each - each.mean() for each in (self.gold, self.predicted)]
+        pearson = _correlate(counts, *(np.broadcast_to(each, counts.shape) for each in sides))
+        return {
+            "pearson": pearson,
+            "spearman": _correlate(counts, _rank(self.gold, counts), _rank(self.predicted, counts)),
+        }
+
+
+def _correlate(counts: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Pearson's correlation over the last axis, each pair as often as it was drawn; nan where one side is constant."""
+    total = counts.sum(axis=1)
+
+    def average(*factors: np.ndarray) -> np.ndarray:
+        return np.einsum(",".join(["rn"] * (1 + len(factors))) + "->r", counts, *factors) / total
+
+    means, squares = (average(x), average(y)), (average(x, x), average(y, y))
+    variances = [square - mean**2 for mean, square in zip(means, squares, strict=True)]
+    varies = [variance > 1e-12 * square for variance, square in zip(variances, squares, strict=True)]
+    spread = np.where(varies[0] & varies[1], np.sqrt(np.abs(variances[0] * variances[1])), 0.0)
+    return np.clip(divide(average(x, y) - means[0] * means[1], spread), -1.0, 1.0)
+
+
+def _rank(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Ranks of the values [n] among the drawn ones, [R, n]; ties share their mean rank."""
+    _, firsts, places = np.unique(np.sort(values), return_index=True, return_inverse=True)
+    order = np.argsort(values, kind="stable")
+    tied = np.add.reduceat(counts[:, order], firsts, axis=1)
+    by_value = np.cumsum(tied, axis=1) - tied / 2 + 0.5
+    ranks = np.empty_like(counts)
+    ranks[:, order] = by_value[:, places]
+    return ranks
+
+
+def score_values(gold: Sequence[float], predicted: Sequence[float]) -> Score:
+    """Score one number an example by its correlation with the gold value.
+
+    Args:
+        gold: the values.
+        predicted: as many.
+
+    Returns:
+        {"pearson", "spearman"}, -1 to 1, 0 where one side is constant; ties share their mean rank. Primary "spearman".
+
+    Raises:
+        ValueError: the lengths differ, or there is no example.
+    """
+    _check_lengths(gold, predicted)
+    own, found = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    return make_score(np.stack([own, found], axis=1), _Correlations(own, found), "spearman", is_additive=False)
+
+
+@dataclass(frozen=True)
+class _AnswerFigures:
+    """Sums [R, 6] of (questions, exact, F1) over those with an answer and those without -> figures."""
+
+    has_answer: bool
+    no_answer: bool
+
+    def __call__(self, sums: np.ndarray) -> dict[str, Any]:
+        parts = {"has_answer": sums[:, :3], "no_answer": sums[:, 3:]}
+        figures = _divide_answers(parts["has_answer"] + parts["no_answer"])
+        for name, part in parts.items():
+            if self.has_answer and self.no_answer:
+                figures[name] = _divide_answers(part)
+        return figures
+
+
+def _divide_answers(sums: np.ndarray) -> dict[str, Any]:
+    return {"exact": divide(sums[:, 1], sums[:, 0]), "f1": divide(sums[:, 2], sums[:, 0])}
+
+
+def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], *, cjk: bool = False) -> Score:
+    """Score answers to questions as the official evaluation of SQuAD, or of CMRC 2018, does.
+
+    Args:
+        gold: accepted answers of each question; none: it has no answer, and only "" is right.
+        predicted: one answer a question; "" says that there is none.
+        cjk: CMRC 2018's rule instead of SQuAD's.
+
+    Returns:
+        {"exact", "f1"} as fractions (the scripts print per cents), and where the set has questions with and without an
+        answer, the same of each kind: {"has_answer": {}, "no_answer": {}}. Primary "f1".
+
+    Raises:
+        ValueError: the lengths differ, or there is no example.
+    """
+    _check_lengths(gold, predicted)
+    statistics = np.zeros((len(gold), 6))
+    for row, answers, answer in zip(statistics, gold, predicted, strict=True):
+        first = 0 if answers else 3
+        row[first : first + 3] = 1.0, *score_answer(answers, answer, cjk=cjk)
+    compute = _AnswerFigures(any(map(len, gold)), not all(map(len, gold)))
+    return make_score(statistics, compute, "f1")
+
+
+def _compute_relations(sums: np.ndarray) -> dict[str, Any]:
+    """Sums [R, 3] of matches, predictions and gold triples -> figures."""
+    matches, predictions, golds = sums.T
+    return {
+        "relation_f1": {
+            "micro": divide(2 * matches, predictions + golds),
+            "precision": _divide_or_zero(matches, predictions, predictions + golds),
+            "recall": _divide_or_zero(matches, golds, predictions + golds),
+        }
+    }
+
+
+def _count_matches(gold: Sequence[Collection[Any]], predicted: Sequence[Collection[Any]]) -> np.ndarray:
+    """Matches, predictions and gold labels of each example, [n, 3]."""
+    sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
+    return np.array([[len(g & p), len(p), len(g)] for g, p in sets], dtype=np.float64).reshape(-1, 3)
+
+
+def score_triples(
+    gold: Sequence[Collection[tuple[Any, ...]]], predicted: Sequence[Collection[tuple[Any, ...]]]
+) -> Score:
+    """Score relations: one counts as found when all parts of its tuple are right.
+
+    Args:
+        gold: tuples such as (head, label, tail) of each example.
+        predicted: as many collections; duplicates count once.
+
+    Returns:
+        {"relation_f1": {"micro", "precision", "recall"}}; primary "relation_f1.micro".
+
+    Raises:
+        ValueError: the lengths differ, or there is no example.
+    """
+    _check_lengths(gold, predicted)
+    return make_score(_count_matches(gold, predicted), _compute_relations, "relation_f1.micro")
+
+
+@dataclass(frozen=True)
+class _TermFigures:
+    """Sums [R, 5 + depths] of examples, exact ones, and terms matched, predicted, gold, found by depth -> figures."""
+
+    depths: tuple[int, ...]
+
+    def __call__(self, sums: np.ndarray) -> dict[str, Any]:
+        examples, exact, matches, predictions, golds = sums[:, :5].T
+        figures: dict[str, Any] = {
+            "accuracy": divide(exact, examples),
+            "precision": _divide_or_zero(matches, predictions, golds),
+            "f1": divide(2 * matches, predictions + golds),
+        }
+        recall = {f"at_{depth}": divide(sums[:, 5 + i], golds) for i, depth in enumerate(self.depths)}
+        return {**figures, "recall": {"all": divide(matches, golds), **recall}}
+
+
+def score_terms(
+    gold: Sequence[Collection[str]],
+    predicted: Sequence[Sequence[str]],
+    *,
+    ranked: Sequence[Sequence[str]] | None = None,
+) -> Score:
+    """Score the standard terms that a wording was taken to mean.
+
+    Args:
+        gold: terms of each example, one or more.
+        predicted: the terms that were chosen for each, best first.
+        ranked: longer lists of candidates, best first, which `recall.at_5` and so on are measured on.
+
+    Returns:
+        {"accuracy" (all of an example's terms and no other), "precision", "f1" (micro over terms), "recall": {"all"}},
+        with `ranked` also recall "at_1", "at_5", "at_10": gold terms among the first candidates, as deep as the longest
+        list. Primary "f1".
+
+    Raises:
+        ValueError: the lengths differ, or there is no example.
+    """
+    _check_lengths(gold, predicted)
+    counts = _count_matches(gold, predicted)
+    columns = [np.ones(len(counts)), (counts == counts[:, :1]).all(axis=1), *counts.T]
+    depths: tuple[int, ...] = ()
+    if ranked is not None:
+        _check_lengths(gold, ranked)
+        longest = max(map(len, ranked), default=0)
+        depths = tuple(each for each in RECALL_DEPTHS if each <= longest)
+        for depth in depths:
+            columns.append(_count_matches(gold, [each[:depth] for each in ranked])[:, 0])
+    return make_score(np.stack(columns, axis=1), _TermFigures(depths), "f1")

@@ -1,0 +1,130 @@
+"""Questions about a context -> examples with the places of their answers.
+
+Enters: SQuAD v1.1 and v2.0 JSON (and CMRC 2018, which has its layout), or rows as in the `datasets` library's SQuAD.
+Leaves: `Question`s. An answer that is not at its offset is looked for nearby; one that cannot be found is counted in
+`Dirt`, and a question that thereby loses all its answers is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import Entity, Question
+from domext_ray.labelled.readers.files import Dirt, Ids, Record, check_text, read_text
+from domext_ray.labelled.readers.json_places import JsonCursor
+from domext_ray.labelled.readers.records import as_objects
+from domext_ray.labelled.set_description import SetDescription
+
+NEAR_CHARS = 20
+"""How far from its offset an answer may be that occurs more than once."""
+
+
+def read_squad(path: Path) -> Iterator[Record]:
+    """Yield one record a question of a SQuAD file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CorpusError: a file of another layout.
+    """
+    cursor = JsonCursor(path, read_text(path))
+    has_data = False
+    for key in cursor.iterate_members("a SQuAD file"):
+        if key != "data":
+            cursor.decode()
+            continue
+        has_data = True
+        for _ in cursor.iterate_list("data"):
+            for inner_key in cursor.iterate_members("an article"):
+                if inner_key == "paragraphs":
+                    for _ in cursor.iterate_list("paragraphs"):
+                        yield from _read_paragraph(path, cursor)
+                else:
+                    cursor.decode()
+    cursor.expect_end()
+    if not has_data:
+        raise CorpusError(f"{path}:1 has another layout: a SQuAD file has a key 'data'.")
+
+
+def _read_paragraph(path: Path, cursor: JsonCursor) -> Iterator[Record]:
+    line = cursor.line
+    context: Any = None
+    questions: list[tuple[int, Any]] = []
+    for key in cursor.iterate_members("a paragraph"):
+        if key == "qas":
+            questions = [(number, cursor.decode()) for number in cursor.iterate_list("qas")]
+        else:
+            value = cursor.decode()
+            context = value if key == "context" else context
+    if not isinstance(context, str):
+        raise CorpusError(f"{path}:{line} has another layout: a paragraph must have a text as 'context'.")
+    for number, values in questions:
+        if not isinstance(values, dict) or "question" not in values or "answers" not in values:
+            raise CorpusError(f"{path}:{number} has another layout: each of qas must have 'question' and 'answers'.")
+        roles = {each: values.get(each) for each in ("id", "question", "answers", "is_impossible")}
+        yield Record({**roles, "context": context}, str(path), number)
+
+
+def make_questions(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[Question]:
+    """Make questions with the places of their answers.
+
+    Args:
+        records: their values by role.
+        description: its `no_answer` says whether a question without answers is one, or dirt.
+        dirt: counts answers that are not where they should be, and questions that have none left.
+
+    Raises:
+        CorpusError: answers of another layout.
+    """
+    ids = Ids()
+    made = []
+    for record in records:
+        context = check_text(record, "context", dirt, is_stripped=False)
+        question = check_text(record, "question", dirt) if context is not None else None
+        if context is None or question is None:
+            continue
+        listed = [] if record.values["is_impossible"] else _list_answers(record)
+        if not listed and not description.no_answer:
+            dirt.add(record.source, "question", "has no answer (no_answer is false)")
+            continue
+        answers = [each for values in listed if (each := _place_answer(values, context, record, dirt)) is not None]
+        if listed and not answers:
+            dirt.add(record.source, "question", "has none of its answers in the context")
+            continue
+        made.append(Question(ids.make(record.values["id"]), record.source, question, context, tuple(answers)))
+    return made
+
+
+def _list_answers(record: Record) -> list[dict[str, Any]]:
+    answers = record.values["answers"]
+    listed = as_objects(answers if answers is not None else [])
+    if listed is None or any(not isinstance(each.get("text"), str) for each in listed):
+        raise CorpusError(f"{record.source} has another layout: answers must be a list of objects with 'text'.")
+    return listed
+
+
+def _place_answer(values: dict[str, Any], context: str, record: Record, dirt: Dirt) -> Entity | None:
+    """Return the stretch of an answer: at its offset, or nearest to it, or where it occurs alone."""
+    text, start = values["text"], values.get("answer_start")
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise CorpusError(f"{record.source} has an answer without a whole number as 'answer_start'.")
+    if not text.strip():
+        dirt.add(record.source, "answer", "is empty")
+        return None
+    if start >= 0 and context.startswith(text, start):
+        return Entity(start, start + len(text), "")
+    places = []
+    place = context.find(text)
+    while place >= 0:
+        places.append(place)
+        place = context.find(text, place + 1)
+    nearest = min(places, key=lambda each: abs(each - start), default=None)
+    if nearest is None or (len(places) > 1 and abs(nearest - start) > NEAR_CHARS):
+        dirt.add(record.source, "answer", "is not in the context near its offset", text)
+        return None
+    dirt.add(record.source, "answer", "is not at its offset", text, outcome="moved")
+    return Entity(nearest, nearest + len(text), "")

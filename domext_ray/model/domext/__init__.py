@@ -1,0 +1,1 @@
+"""The augmented model: the four files that exports carry along."""

@@ -1,0 +1,121 @@
+"""Several runs on one corpus become one table and one picture: what was learned and what was forgotten, by seconds.
+
+Enters: run directories with metrics.jsonl and summary.json. Leaves: the table as Markdown, and a PNG. Bits per
+character and the general probe compare between vocabularies; token losses do not, so they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.files import split_paths
+from domext_ray.report.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, save_picture
+from domext_ray.report.summary import read_summary
+from domext_ray.training.metrics import read_metrics
+
+BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
+COLORS = (BLUE, ORANGE, GREEN, VIOLET, "#b3365b", "#8a6d1f", INK, MUTED)
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run's part of a comparison.
+
+    Args:
+        name: its directory's name.
+        summary: content of summary.json.
+        evaluations: records of metrics.jsonl that hold an evaluation, each with `seconds` spent in training before it.
+    """
+
+    name: str
+    summary: dict[str, Any]
+    evaluations: tuple[dict[str, Any], ...]
+
+
+def choose_runs(runs: str) -> list[Path]:
+    """Return the folders of --runs, each one once.
+
+    Raises:
+        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
+    """
+    folders = [Path(each).expanduser() for each in split_paths(runs)]
+    places = [each.resolve() for each in folders]
+    twice = [folder for i, folder in enumerate(folders) if places[i] in places[:i]]
+    if twice:
+        raise ConfigError(f"--runs is {runs!r}; it must be different runs, and {str(twice[0])!r} is given twice.")
+    return folders
+
+
+def read_run(run_dir: Path) -> ComparedRun:
+    """Read a finished run.
+
+    Raises:
+        RunError: it has no summary or no metrics.
+    """
+    summary = read_summary(run_dir / "summary.json")
+    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if each.get(BITS) is not None]
+    if not records:
+        raise RunError(f"{run_dir / 'metrics.jsonl'} has no evaluation; run the job again.")
+    evaluations = tuple({**each, "seconds": each.get("time/seconds", 0.0)} for each in records)
+    return ComparedRun(run_dir.resolve().name, summary, evaluations)
+
+
+def format_comparison(runs: Sequence[ComparedRun]) -> str:
+    """Return the runs as a Markdown table; a last line says so if their bits per character do not compare."""
+    lines = [
+        "| run | trained | tokens read | training seconds | bits a character | general accuracy |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for run in runs:
+        bits, general = run.summary["domain"]["bits_per_character"], run.summary["general"]["mlm_accuracy"]
+        lines.append(
+            f"| {run.name} | {run.summary['parameters']['trainable']:,} | {run.summary['train']['tokens']:,} | "
+            f"{run.summary['train']['wall_seconds']:.0f} | {_format_pair(bits, '{:.3f}')} | "
+            f"{_format_pair(general, '{:.1%}')} |"
+        )
+    warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
+    return "\n".join([*lines, *(line for each in warnings for line in ("", each))])
+
+
+def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:
+    """Return a warning if runs scored different texts; nothing if their bits per character compare.
+
+    Args:
+        num_characters: scored characters by run or method.
+    """
+    if len(set(num_characters.values())) < 2:
+        return []
+    counts = ", ".join(f"{name} {size:,}" for name, size in num_characters.items())
+    return [f"Bits a character do not compare: the runs scored different numbers of characters ({counts})."]
+
+
+def _format_pair(pair: dict[str, float | None], form: str) -> str:
+    return " → ".join("–" if value is None else form.format(value) for value in (pair["before"], pair["after"]))
+
+
+def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
+    """Draw bits per character and general accuracy of the runs over their training seconds as a PNG."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 4.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _plot(left, runs, BITS, "Learned: held-out domain text", "bits a character (less is better)")
+        _plot(right, runs, GENERAL, "Kept: everyday English", "masked words predicted (%)")
+        right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        save_picture(figure, path)
+
+
+def _plot(axes: Axes, runs: Sequence[ComparedRun], metric: str, title: str, unit: str) -> None:
+    for i, run in enumerate(runs):
+        points = [(each["seconds"], each[metric]) for each in run.evaluations if each[metric] is not None]
+        axes.plot(*zip(*points, strict=True), color=COLORS[i % len(COLORS)], marker="o", markersize=4, label=run.name)
+    axes.set(title=title, ylabel=unit, xlabel="seconds of training")

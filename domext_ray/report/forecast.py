@@ -1,0 +1,140 @@
+"""What a run will take, before it starts: rows, steps, epochs, hours and disk.
+
+Enters: a configuration, its base and its counts. Leaves: a `Forecast`, which a dry run prints. Rows are estimated from
+a sample of the text, hours from a rate that is given or measured here; nothing is prepared, and Ray is not started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.estimate import RowEstimate, estimate_rows
+from domext_ray.corpus.shards import make_settings
+from domext_ray.corpus.texts.sources import Sources
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.model.base import SHIPPED_BASE, Base, load_base
+from domext_ray.model.counts import ParameterCounts
+from domext_ray.progress import format_seconds
+from domext_ray.training.phases import count_limited_steps, count_phase_steps
+
+BYTES_PER_VALUE = 4  # checkpoints and exports are fp32
+TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run is expected to take.
+
+    Args:
+        estimates: training rows by length phase; None where they cannot be estimated.
+        num_steps: steps until the first limit; 0: not known without rows.
+        num_epochs: passes over the corpus in these.
+        num_tokens: tokens read in these.
+        tokens_per_second: of all workers together; 0: not known.
+        is_measured: whether that rate was measured here.
+        seconds: training time; 0: not known.
+        checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
+    """
+
+    estimates: tuple[RowEstimate | None, ...]
+    num_steps: int
+    num_epochs: float
+    num_tokens: int
+    tokens_per_second: float
+    is_measured: bool
+    seconds: float
+    checkpoint_bytes: int
+    export_bytes: int
+
+    @property
+    def corpus_bytes(self) -> int:
+        """Bytes of the prepared corpora."""
+        return sum(each.num_bytes for each in self.estimates if each is not None)
+
+
+def make_forecast(
+    config: PretrainConfig,
+    base: Base | None,
+    sources: Sources,
+    counts: ParameterCounts,
+    measure: Callable[[], float],
+) -> Forecast:
+    """Estimate what a run will take.
+
+    Args:
+        config: the run, its method's sizes solved.
+        base: its base; None for words and weights that are still to be learned: rows are then those of the words that
+            ship.
+        sources: its corpus.
+        counts: its parameters.
+        measure: returns tokens per second of one worker, or 0; called if `train.tokens_per_second` is not given.
+
+    Raises:
+        CorpusError: the sample that is read is damaged, or lacks the field.
+    """
+    tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
+    pairs = config.objective.next_sentence
+    lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
+    estimates = tuple(
+        estimate_rows(sources, config.prepare, make_settings(tokenizer, config.prepare, length, pairs))
+        for length in lengths
+    )
+    rate = config.train.tokens_per_second
+    is_measured = not rate
+    if is_measured:
+        rate = measure() * (config.scale.num_workers if config.scale.use_gpu is True else 1)
+    known = [each for each in estimates if each is not None]
+    num_steps, num_epochs, num_tokens = 0, 0.0, 0
+    if len(known) == len(lengths):
+        num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
+        for each, steps in zip(known, count_phase_steps(config, num_steps), strict=True):
+            num_rows = steps * config.train.global_batch_size
+            num_epochs += num_rows / each.num_rows
+            num_tokens += round(num_rows * each.num_tokens / each.num_rows)
+    seconds = num_tokens / rate if rate else 0.0
+    if config.train.max_seconds and seconds > config.train.max_seconds:
+        share = config.train.max_seconds / seconds
+        num_steps, num_epochs, num_tokens = int(num_steps * share), num_epochs * share, int(num_tokens * share)
+        seconds = config.train.max_seconds
+    trained = counts.trainable * BYTES_PER_VALUE
+    return Forecast(
+        estimates,
+        num_steps,
+        num_epochs,
+        num_tokens,
+        rate,
+        is_measured,
+        seconds,
+        trained * TENSORS_PER_PARAMETER * config.run.keep_checkpoints,
+        counts.total * BYTES_PER_VALUE,
+    )
+
+
+def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
+    """Return the lines of a dry run."""
+    lines = []
+    for estimate, length in zip(
+        forecast.estimates, (config.train.seq_length, config.train.long_seq_length), strict=False
+    ):
+        rows = "not estimated: no sample of the text makes a row quickly (jobs/prepare_corpus.py counts them)"
+        if estimate is not None:
+            share = f"estimated from {estimate.sampled_frac:.0%} of the text"
+            rows = f"{estimate.num_rows:,} of {length} tokens at most ({share})"
+        lines.append(("training rows", rows))
+    if forecast.num_steps:
+        steps = f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs, {forecast.num_tokens:,} tokens"
+        lines.append(("steps", steps))
+        hours = "not known: no GPU is here to measure on; give --train.tokens_per_second"
+        if forecast.tokens_per_second:
+            origin = "measured here" if forecast.is_measured else "--train.tokens_per_second"
+            hours = f"{format_seconds(forecast.seconds)} at {forecast.tokens_per_second:,.0f} tokens/s ({origin})"
+        lines.append(("training time", hours))
+    sizes = {
+        "prepared corpus": forecast.corpus_bytes,
+        "checkpoints": forecast.checkpoint_bytes,
+        "export": forecast.export_bytes,
+    }
+    lines.append(("disk", ", ".join(f"{size / 1e6:,.0f} MB {name}" for name, size in sizes.items() if size)))
+    return "\n".join(["expected:", *(f"  {name:<22}{text}" for name, text in lines)])

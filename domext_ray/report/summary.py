@@ -1,0 +1,205 @@
+"""What a run says of itself in words and numbers: before it starts, of its corpus, and in summary.json at its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config.places import hide_places
+from domext_ray.config.pretrain import PretrainConfig, dump_yaml, resolve_micro_batch_size
+from domext_ray.corpus.manifest import SPLITS, Manifest
+from domext_ray.corpus.texts.sources import Sources
+from domext_ray.errors import RunError
+from domext_ray.export.folder import read_export_record
+from domext_ray.files import NUMBER, Kind, read_json, write_text
+from domext_ray.model.counts import ParameterCounts
+from domext_ray.report.forecast import Forecast, describe_forecast
+from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
+from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
+from domext_ray.training.metrics import read_metrics
+
+LISTED_FILES = 20
+_MEASURED: Kind = (int, float, type(None))
+_EXPECTED: dict[str, Kind] = {
+    **{f"train.{name}": int for name in ("steps", "tokens")},
+    **{f"train.{name}": NUMBER for name in ("tokens_per_second", "data_wait_frac", "wall_seconds")},
+    **{f"parameters.{name}": NUMBER for name in ("trainable", "trainable_frac")},
+    **{
+        f"{name}.{when}": _MEASURED
+        for name in ("domain.mlm_loss", "domain.mlm_accuracy", "domain.bits_per_character", "general.mlm_accuracy")
+        for when in ("before", "after")
+    },
+}
+
+
+def describe_sources(sources: Sources, paths: RunPaths) -> str:
+    """Return what a dry run of the preparation prints: the files and their size."""
+    files = {file.path: file.size for task in sources.tasks for file in task.files}
+    lines = [f"  {size / 1e6:>12,.2f} MB  {path}" for path, size in list(files.items())[:LISTED_FILES]]
+    if len(files) > LISTED_FILES:
+        lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
+    return "\n".join(
+        [
+            f"corpus: {len(files):,} files, {sources.num_bytes / 1e6:,.2f} MB, {len(sources.tasks):,} read tasks",
+            *lines,
+            f"folder of prepared corpora: {paths.corpora}",
+            "dry run: nothing was started",
+        ]
+    )
+
+
+def describe_manifest(manifest: Manifest) -> str:
+    """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped and why."""
+    lines = [f"{'split':<10}{'shards':>8}{'rows':>14}{'tokens':>16}"]
+    for split in SPLITS:
+        records, num_rows, num_tokens = manifest.records(split), manifest.num_rows(split), manifest.num_tokens(split)
+        lines.append(f"{split:<10}{len(records):>8,}{num_rows:>14,}{num_tokens:>16,}")
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(manifest.dropped.items()))
+    lines += [f"documents: {manifest.num_documents:,}", f"dropped: {dropped or 'none'}", f"folder: {manifest.folder}"]
+    return "\n".join(lines)
+
+
+def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, forecast: Forecast) -> str:
+    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast."""
+    memory = estimate_memory(config, counts)
+    parts = "\n".join(f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items())
+    return (
+        f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
+        f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
+        f"({counts.trainable_frac:.2%} of base + extension)\n"
+        f"memory per rank, estimated:\n{parts}\n  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
+        f"{describe_forecast(forecast, config)}\n"
+        "dry run: nothing was started"
+    )
+
+
+def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str, int]:
+    """Estimate bytes of one rank: weights, gradients and moments by ZeRO stage, activations of a micro batch.
+
+    Activations count the tensors that the backward pass of a BERT layer keeps: about 34 hidden-size vectors a token
+    and layer at two bytes (Korthikanti et al. 2022, without attention scores, which fused attention never keeps).
+    """
+    stage, world = config.engine.zero_stage, config.scale.num_workers
+    wide = config.engine.base_dtype == "fp32" or (
+        config.engine.base_dtype == "auto" and config.scale.use_gpu is not True
+    )
+    frozen = (counts.total - counts.trainable) * (4 if wide else 2)
+    weights = counts.trainable * 4
+    tokens = resolve_micro_batch_size(config) * config.train.seq_length
+    bytes_per_value = 2 if config.engine.precision == "bf16" else 4
+    layers = 1 if config.engine.activation_checkpointing else counts.num_hidden_layers
+    moments = weights * 2 // (world if stage >= 1 else 1)
+    return {
+        "frozen_weights": frozen // (world if stage == 3 else 1),
+        "trainable_weights": weights // (world if stage == 3 else 1),
+        "gradients": weights // (world if stage >= 2 else 1),
+        "optimizer_moments": 0 if config.engine.offload else moments,
+        "activations": tokens * counts.hidden_size * layers * 17 * bytes_per_value,
+    }
+
+
+def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:
+    """Write summary.json from the metrics of a run and return it."""
+    records = read_metrics(run_dir / "metrics.jsonl")
+    steps = [each for each in records if "train/mlm_loss" in each]
+    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
+    if not steps or find_latest(run_dir / "checkpoints") is None:
+        raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
+    before, after, last = evaluated[0], evaluated[-1], steps[-1]
+    seconds = last["time/seconds"]
+    summary = {
+        "parameters": {
+            "total": counts.total,
+            "trainable": counts.trainable,
+            "trainable_frac": counts.trainable_frac,
+        },
+        "domain": {
+            name: {"before": before[f"eval/domain_{name}"], "after": after[f"eval/domain_{name}"]}
+            for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")
+        },
+        "general": {
+            "mlm_accuracy": {
+                "before": before["eval/general_mlm_accuracy"],
+                "after": after["eval/general_mlm_accuracy"],
+            }
+        },
+        "train": {
+            "steps": last["step"],
+            "tokens": last["train/tokens"],
+            "tokens_per_second": last["train/tokens"] / seconds,
+            "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
+            "wall_seconds": seconds,
+        },
+        "corpus": {
+            "rows": manifest.num_rows("train"),
+            "tokens": manifest.num_tokens("train"),
+            "dropped": manifest.dropped,
+        },
+        "evaluation": {
+            "domain_tokens": after["eval/domain_tokens"],
+            "domain_characters": after["eval/domain_characters"],
+            "general_words": after["eval/general_words"],
+        },
+        "method": asdict(config.method),
+        "base": hide_places(config.base),
+    }
+    write_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Read a run's summary.json.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    if not path.exists():
+        raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.")
+    return read_json(path, "delete it and run the job again, which writes it anew", _EXPECTED)
+
+
+def is_finished(run_dir: Path, config: PretrainConfig) -> bool:
+    """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
+
+    Raises:
+        RunError: its summary.json is damaged.
+    """
+    summary = run_dir / "summary.json"
+    if not (summary.exists() and (run_dir / "report.html").exists() and (run_dir / "export").exists()):
+        return False
+    try:
+        read_config(run_dir, PretrainConfig)
+    except RunError:  # going on writes it anew
+        return False
+    done, limits = read_summary(summary)["train"], config.train
+    has_reached_limit = (
+        0 < limits.max_steps <= done["steps"]
+        or 0 < limits.max_tokens <= done["tokens"]
+        or 0 < limits.max_seconds <= done["wall_seconds"]
+    )
+    return has_reached_limit and _is_exported(run_dir, done["steps"])
+
+
+def _is_exported(run_dir: Path, step: int) -> bool:
+    """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
+    record = read_export_record(run_dir / "export")
+    if record is None:  # of a version that did not record it, if this one has not trained here since
+        return not (run_dir / MADE_WITH).exists()
+    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
+    return newest == record.step == step and record.checkpoint_sha256 == (
+        find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
+    )
+
+
+def describe_end(run_dir: Path, config: PretrainConfig) -> str:
+    """Return what to say when there is nothing left to do, and how it could go on."""
+    steps, horizon = read_summary(run_dir / "summary.json")["train"]["steps"], config.optim.decay_steps
+    if steps < horizon:
+        more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
+    else:
+        more = describe_continuation(config, run_dir)
+    return (
+        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+    )

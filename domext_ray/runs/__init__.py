@@ -1,0 +1,1 @@
+"""A run's directory: its identity, its lock, its files and events."""

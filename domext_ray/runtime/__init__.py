@@ -1,0 +1,1 @@
+"""The process that a job is: signals, noise, Ray."""

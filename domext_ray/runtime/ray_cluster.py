@@ -1,0 +1,336 @@
+"""The Ray that a job uses: a cluster that is found, or a local one that is started; and what it has.
+
+A local Ray is its job's own: it listens on localhost, asks for a token that nobody else knows, and keeps its files and
+sockets in a folder that nobody else may enter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import socket
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc  # type: ignore[import-untyped]
+import ray
+import torch
+from ray._private import ray_constants
+from ray._private.authentication import authentication_token_setup
+from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
+from ray.exceptions import AuthenticationError, RayError
+
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.runtime.stopping import keep_signals
+
+OBJECT_STORE_BYTES = 512 * 2**20
+CONNECT_SECONDS = 5.0
+START_ATTEMPTS = 3
+LOOPBACK = Path("/sys/class/net/lo")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+ConfigT = TypeVar("ConfigT", bound=Any)
+
+
+def start_ray() -> None:
+    """Connect to the cluster that RAY_ADDRESS or the job server names, or start a local one on localhost.
+
+    The local one has token authentication, no dashboard and a bounded object store.
+
+    Raises:
+        ConfigError: the cluster does not answer, or refuses the token.
+        RunError: a local Ray does not start, or somebody else has its folder.
+    """
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default of later versions, without a warning
+    address = _find_address()
+    if address:
+        _check_cluster(address)
+        try:
+            with keep_signals():
+                ray.init(log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:  # for example another version of Ray
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"the Ray cluster at RAY_ADDRESS {address!r} cannot be used: {reason}") from error
+        return
+    _keep_to_this_machine()
+    options: dict[str, Any] = {
+        "num_cpus": count_cpus(),
+        "num_gpus": torch.cuda.device_count(),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+        "_temp_dir": str(_make_private_folder() / "ray"),
+    }
+    for _ in range(START_ATTEMPTS):
+        try:
+            with keep_signals():
+                ray.init(address="local", **options)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+    raise RunError(
+        f"Ray's processes have not started within {START_ATTEMPTS} times 30 s, as on a machine that is very busy; try "
+        f"again later (their logs: {options['_temp_dir']}/session_latest/logs)."
+    )
+
+
+def _find_address() -> str:
+    """The address of the cluster that is to be used; empty: a Ray of the job's own."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
+def _check_cluster(address: str) -> None:
+    """Ask a cluster for its id, with the token: `ray.init` would try for minutes, and say so in raw lines."""
+    host, _, port = address.rpartition(":")
+    if address == "auto":  # which `ray.init` looks up on this machine
+        return
+    named = f"RAY_ADDRESS is {address!r}"
+    if "://" in address or not host or not port.isdigit():
+        raise ConfigError(
+            f"{named}; it must be HOST:PORT of a cluster's head, such as 10.0.0.1:6379, or unset for a Ray of the "
+            "job's own (from outside a cluster: ray job submit)."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"{named}, and nothing answers there ({reason}); start that cluster, correct the address, or unset "
+            "RAY_ADDRESS for a Ray of the job's own."
+        ) from error
+    token = (
+        "this machine needs the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
+        "~/.ray/auth_token"
+    )
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        try:
+            ask(b"", timeout=CONNECT_SECONDS, metadata=list(make_token_header().items()))
+        except AuthenticationError as error:
+            raise ConfigError(f"{named} and RAY_AUTH_MODE is token, but there is none; {token}.") from error
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise ConfigError(
+                    f"{named}, and the cluster there refuses the token, or misses it; {token}."
+                ) from error
+            raise ConfigError(
+                f"{named}, and what answers there is no Ray cluster ({error.code().name}); give the head's HOST:PORT, "
+                "usually with port 6379, or unset RAY_ADDRESS for a Ray of the job's own."
+            ) from error
+
+
+def make_token_header() -> dict[str, str]:
+    """Return the header that shows this machine's token to a cluster; empty where tokens are off.
+
+    Raises:
+        AuthenticationError: RAY_AUTH_MODE is token and there is none.
+    """
+    header = AuthenticationTokenLoader.instance().get_token_for_http_header()
+    return {name.lower(): value for name, value in header.items()}
+
+
+def _keep_to_this_machine() -> None:
+    """Prepare a local Ray: localhost, a token of its own, and workers that are not the last in line for a CPU."""
+    if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
+        # In the environment, which nobody else may read: Ray would write it to ~/.ray/auth_token, for everybody.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Ray turns the token on for a local cluster, and warns of it in every run.
+    logging.getLogger(authentication_token_setup.__name__).setLevel(logging.ERROR)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets any other process of the machine starve a run
+    # Ray's switch between a node's own address and localhost, which it throws where it makes no clusters. A node
+    # address of 127.0.0.1 alone would be replaced, and every port would be open to the network.
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    if LOOPBACK.exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK.name)  # workers talk to each other there, too
+
+
+def _make_private_folder() -> Path:
+    """Make the folder of this user's local Rays, whose own folders are open to everybody.
+
+    Raises:
+        RunError: somebody else has it.
+    """
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise RunError(f"{folder} belongs to another user; delete it, or give another folder in RAY_TMPDIR.")
+    folder.chmod(0o700)
+    return folder
+
+
+def count_cpus() -> int:
+    """Return the CPUs that this process may use: those of its container and its affinity, not the machine's."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    for quota, period in _read_quotas():
+        cpus = min(cpus, quota / period)
+    return max(1, int(cpus))
+
+
+def _read_quotas() -> Iterator[tuple[int, int]]:
+    """Yield the CPU quotas of this process's control groups, of either version: microseconds in every so many."""
+    for line in OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
+        _, controllers, place = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = CGROUPS / "cpu" if controllers else CGROUPS
+        own = top / place.strip("/")  # in a container it may be missing, and the top is the container's
+        for folder in {own, *(each for each in own.parents if each.is_relative_to(top))}:
+            with contextlib.suppress(OSError):
+                if controllers:
+                    quota, period = ((folder / f"cpu.cfs_{each}_us").read_text() for each in ("quota", "period"))
+                else:
+                    quota, period = (folder / "cpu.max").read_text().split()
+                if quota.strip() not in ("max", "-1"):
+                    yield int(quota), int(period)
+
+
+def count_gpus() -> int | None:
+    """Return the GPUs that there are: of the cluster or, for a Ray that is not started yet, of this machine.
+
+    Returns:
+        Their number; None as long as there is no connection to the cluster that RAY_ADDRESS names.
+    """
+    if ray.is_initialized():
+        return int(ray.cluster_resources().get("GPU", 0.0))
+    return None if _find_address() else torch.cuda.device_count()
+
+
+def settle_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
+    """Decide `--scale.use_gpu auto`, and refuse `true` where there are too few GPUs.
+
+    Args:
+        config: a configuration with a `scale`.
+        wanted: GPUs that are needed, one per process.
+        option: what to lower to need fewer.
+
+    Returns:
+        The configuration with true or false; as it is, while the cluster's GPUs are not known yet.
+
+    Raises:
+        ConfigError: there are fewer GPUs than wanted.
+    """
+    use_gpu, num_gpus = config.scale.use_gpu, count_gpus()
+    if use_gpu is False or num_gpus is None:
+        return config
+    place, more = ("the cluster", ", or add nodes") if _find_address() else ("this machine", "")
+    lower = f"lower {option}" if option and num_gpus else "leave --scale.use_gpu at auto"
+    if use_gpu is True and num_gpus < wanted:
+        needed = f"{wanted} GPU{'s' if wanted > 1 else ''}"
+        raise ConfigError(f"--scale.use_gpu true needs {needed} and {place} has {num_gpus}; {lower}{more}.")
+    if 0 < num_gpus < wanted:
+        print(f"note: {place} has {num_gpus} of {wanted} GPUs, so CPUs train; {lower} to use it.", flush=True)
+    return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= wanted))
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node has for a job's processes.
+
+    Args:
+        cpus: CPUs, as Ray counts them.
+        gpus: GPUs.
+    """
+
+    cpus: float
+    gpus: float
+
+    def hold(self, share: float, *, with_gpu: bool, spare: float = 0.0) -> int:
+        """Return how many processes of a CPU share fit, `spare` CPUs left over."""
+        number = math.floor((self.cpus - spare) / share + 1e-9)
+        return min(number, int(self.gpus)) if with_gpu else number
+
+
+def list_nodes() -> list[Node]:
+    """Return the cluster's nodes; Ray is initialised."""
+    alive = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    return [Node(each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in alive]
+
+
+def share_cpus(nodes: Sequence[Node], number: int, *, most: float, with_gpu: bool, read_cpus: float) -> float:
+    """Return the largest CPU share of so many processes that leaves every node CPUs for reading tasks.
+
+    Args:
+        nodes: where they will be.
+        number: processes.
+        most: the largest share that is of use.
+        with_gpu: each process also takes a GPU.
+        read_cpus: CPUs that a reading task asks of one node; twice as many are left where that is possible.
+
+    Returns:
+        The share, in hundredths of a CPU; 0.0 where there is no room at all.
+    """
+    for spare in (2 * read_cpus, read_cpus):
+        for hundredths in range(round(100 * most), 0, -1):
+            share = hundredths / 100
+            if sum(max(0, each.hold(share, with_gpu=with_gpu, spare=spare)) for each in nodes) >= number:
+                return share
+    return 0.0
+
+
+def find_shortage(nodes: Sequence[Node], number: int, share: float, *, with_gpu: bool, read_cpus: float) -> str:
+    """Say what keeps so many processes from running on a cluster's nodes; empty: nothing.
+
+    A process and a reading task each need one node that has all they ask for: sums over the cluster say nothing. Ray
+    may place processes in any way that fits, so the worst one counts: no node left with room for a reading task.
+    """
+    room = [each.hold(share, with_gpu=with_gpu) for each in nodes]
+    if sum(room) < number:
+        return f"there is room for {sum(room)}"
+    crowded = [each.hold(share, with_gpu=False, spare=read_cpus) + 1 for each in nodes]
+    if all(least <= most for least, most in zip(crowded, room, strict=True)) and sum(crowded) <= number:
+        return f"they may leave no node the {read_cpus:g} CPUs that a reading task asks for"
+    return ""
+
+
+def describe_nodes(nodes: Sequence[Node]) -> str:
+    """Return what a cluster has, as "4 nodes of 1 CPU"."""
+    kinds = Counter(nodes)
+    return " and ".join(
+        f"{number} node{'s' if number > 1 else ''} of {node.cpus:g} CPU{'' if node.cpus == 1 else 's'}"
+        + (f" and {node.gpus:g} GPU{'' if node.gpus == 1 else 's'}" if node.gpus else "")
+        for node, number in kinds.items()
+    )
+
+
+def describe_waiting() -> str:
+    """Say what Ray cannot place now and what is free, in one clause; empty: nothing waits. Ray is initialised."""
+    try:
+        state = get_cluster_resource_state(GcsClient(address=ray.get_runtime_context().gcs_address))
+    except RayError:  # Ray is ending, or too busy to say
+        return ""
+    asked: Counter[str] = Counter()
+    for each in state.pending_resource_requests:  # tasks and actors
+        asked[_describe_bundle(each.request.resources_bundle)] += each.count
+    for gang in state.pending_gang_resource_requests:  # workers that start together
+        asked.update(_describe_bundle(each.resources_bundle) for each in gang.requests)
+    if not asked:
+        return ""
+    free, total = ray.available_resources(), ray.cluster_resources()
+    wanted = ", ".join(f"{number} times {bundle}" for bundle, number in asked.most_common(3))
+    names = [name for name in ("CPU", "GPU") if name == "CPU" or name in total]
+    has = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in names)
+    return f"Ray has no room yet for {wanted}; free are {has} on {describe_nodes(list_nodes())}"
+
+
+def _describe_bundle(bundle: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in sorted(bundle.items())) or "a task"

@@ -1,0 +1,205 @@
+"""How a job ends when it is told to: Ctrl-C, SIGTERM (pre-emption) or SIGHUP (the terminal is gone).
+
+A signal raises KeyboardInterrupt wherever the job is. Inside `save_first` it asks for a save and lets the job go on
+until that is done, within a limit. A Ctrl-C after the first signal ends the job at once; other signals after it change
+nothing, because a terminal that closes may send SIGHUP twice. The exit code is 128 + the first signal's number, as
+shells have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from domext_ray.errors import DomextError, find_user_error
+
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+SAVE_SECONDS = {signal.SIGINT: 60, signal.SIGTERM: 600, signal.SIGHUP: 600}
+"""How long a job goes on for its save; whoever sends SIGTERM sends SIGKILL when that is too long."""
+LOOK_SECONDS = 0.5
+"""Between two looks at whether the save is done."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A job has ended because it was told to; its message is one sentence that says how to go on."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """What a job can save before it ends.
+
+    Args:
+        ask: asks for it; False when there is nothing to save, and the job ends at once.
+        is_done: whether it is there. The job then ends at once: what else it waits for may have got the signal, too.
+    """
+
+    ask: Callable[[], bool]
+    is_done: Callable[[], bool]
+
+
+class _Signals:
+    """What has arrived; there is one for the process, as there is one handler of each signal."""
+
+    def __init__(self) -> None:
+        self.before: dict[signal.Signals, Any] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        self.first: signal.Signals | None = None
+        self.save: Save | None = None
+        self.deadline = 0.0  # of a save that is waited for, as time.monotonic() has it
+
+    @property
+    def is_saving(self) -> bool:
+        return self.deadline > 0
+
+    def install(self) -> None:
+        for each in self.before:
+            signal.signal(each, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.first is None:
+            self.first = signal.Signals(number)
+            if self._can_save():
+                return
+        elif number in (signal.SIGTERM, signal.SIGHUP):
+            return
+        elif number == signal.SIGALRM:
+            if not self.is_saving or not self._is_over():
+                return
+        elif not self.is_saving:  # the job is ending, and its user will not wait for it
+            _say(f"\n{describe_end()}\n")
+            os._exit(exit_code())
+        self.end_saving()
+        raise KeyboardInterrupt
+
+    def _can_save(self) -> bool:
+        """Ask for a save; whether there is one to wait for."""
+        assert self.first is not None
+        try:
+            if self.save is None or not self.save.ask():
+                return False
+        except OSError:  # the request cannot be written, so nothing could be saved either
+            return False
+        self.deadline = time.monotonic() + SAVE_SECONDS[self.first]
+        signal.signal(signal.SIGALRM, self._handle)
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+        _say(f"\n{NAMES[self.first]}: the next step is saved, then the job ends (Ctrl-C ends it at once)\n")
+        return True
+
+    def _is_over(self) -> bool:
+        """Whether the save is there, or is not waited for any longer."""
+        assert self.save is not None
+        return self.save.is_done() or time.monotonic() > self.deadline
+
+    def end_saving(self) -> None:
+        if self.is_saving:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.deadline = 0.0
+
+
+_SIGNALS = _Signals()
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[None]:
+    """Answer the three signals as this module says; one that the job was started to ignore (nohup) stays ignored."""
+    handlers = {each: signal.getsignal(each) for each in NAMES}
+    _SIGNALS.before = {each: handler for each, handler in handlers.items() if handler != signal.SIG_IGN}
+    _SIGNALS.reset()
+    _SIGNALS.install()
+    try:
+        yield
+    finally:
+        for each, handler in _SIGNALS.before.items():
+            signal.signal(each, signal.SIG_DFL if is_stopped() else handler)
+        _SIGNALS.before = {}
+
+
+@contextlib.contextmanager
+def keep_signals() -> Iterator[None]:
+    """Keep the handlers over the start of Ray, which takes SIGTERM; its processes do not get a terminal's SIGHUP."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # children have the mask, too
+    try:
+        yield
+    finally:
+        _SIGNALS.install()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def save_first(save: Save) -> Iterator[None]:
+    """Answer the first signal by asking for a save; what is inside goes on until that is done.
+
+    Raises:
+        KeyboardInterrupt: when the save is done, or was not done in time.
+    """
+    _SIGNALS.save = save
+    try:
+        yield
+    finally:
+        _SIGNALS.end_saving()
+        _SIGNALS.save = None
+    if _SIGNALS.first is not None:
+        raise KeyboardInterrupt
+
+
+def is_stopped() -> bool:
+    """Whether one of the signals has arrived: errors after it are what ending brings with it."""
+    return _SIGNALS.first is not None
+
+
+def signal_name() -> str:
+    """Return what the user calls the signal that ends the job."""
+    return NAMES[_SIGNALS.first or signal.SIGINT]
+
+
+def exit_code() -> int:
+    """Return 128 + the signal's number."""
+    return 128 + (_SIGNALS.first or signal.SIGINT)
+
+
+def describe_end() -> str:
+    """Return the last sentence of a job that was told to end and has nothing to say about where it stands."""
+    return f"stopped by {signal_name()}; the same command goes on with what is not finished."
+
+
+def exit_saying(sentence: str, code: int) -> SystemExit:
+    """Say a job's last sentence on standard error, and return what ends it."""
+    for stream, text in ((sys.stdout, ""), (sys.stderr, f"{sentence}\n")):
+        try:
+            print(text, end="", file=stream, flush=True)
+        except OSError:  # the terminal is gone: nothing can be said there, and the exit code shall stay
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return SystemExit(code)
+
+
+def _say(text: str) -> None:
+    """Write to standard error from a handler; a terminal that is gone is no reason to fail."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+
+
+@contextlib.contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """Print a user's mistake, or that the job was stopped, as one sentence and exit; other exceptions pass.
+
+    The exit code is 2 for a mistake and 128 + the signal's number for a job that was stopped (130 for Ctrl-C).
+    """
+    with catch_signals():
+        try:
+            yield
+        except BaseException as error:
+            if is_stopped() and not isinstance(error, DomextError):  # other errors are what ending brings with it
+                raise exit_saying(str(error) if isinstance(error, Stopped) else describe_end(), exit_code()) from None
+            user_error = find_user_error(error) if isinstance(error, Exception) else None
+            if user_error is None:
+                raise
+            raise exit_saying(f"error: {user_error}", 2) from None

@@ -1,0 +1,1 @@
+"""Several methods side by side."""
