@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.config.pretrain import MethodConfig, PretrainConfig, identity_of
+from domext_ray.config.identity import identity_of
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.shards import identify_corpus, prepare_corpus
 from domext_ray.corpus.texts.check import check_corpus

@@ -34,7 +34,8 @@ from transformers import (
 from transformers.utils import logging
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Point, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model

@@ -20,7 +20,8 @@ from rivals import AfRival, ExbertRival, Rival
 from rivals_adapters import AdaptersRival
 from torch import Tensor
 
-from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, is_extension
 

@@ -26,14 +26,8 @@ import torch.distributed as dist
 from methods import ROWS, Row, find_row
 from torch import Tensor
 
-from domext_ray.config.pretrain import (
-    EngineConfig,
-    OptimConfig,
-    PretrainConfig,
-    TrainConfig,
-    VocabConfig,
-    dump_yaml,
-)
+from domext_ray.config.identity import dump_yaml
+from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, TrainConfig, VocabConfig
 from domext_ray.corpus.vocabulary.extension import import_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from domext_ray.config.pretrain import MethodConfig, ObjectiveConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ObjectiveConfig
 
 ALL_MATRICES = "query,key,value,attention_output,intermediate,output"
 

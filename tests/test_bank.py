@@ -24,8 +24,11 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 
 from domext_ray.adapters.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
 from domext_ray.adapters.serving import serve_adapters
+from domext_ray.config.identity import dump_yaml
 from domext_ray.config.jobs import BankConfig
-from domext_ray.config.pretrain import MethodConfig, ObjectiveConfig, PretrainConfig, dump_yaml, parse_config
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain

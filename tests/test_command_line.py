@@ -17,7 +17,8 @@ from domext_ray.config.command_line import Job, format_help, run_job
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.option_list import list_options, list_sections
 from domext_ray.config.option_values import build, read_file, read_flags
-from domext_ray.config.pretrain import PretrainConfig, parse_config
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
 

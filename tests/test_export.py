@@ -28,7 +28,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from domext_ray.config.pretrain import MethodConfig, PretrainConfig, dump_yaml
+from domext_ray.config.identity import dump_yaml
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError

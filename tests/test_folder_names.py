@@ -11,7 +11,8 @@ import pytest
 
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
-from domext_ray.config.pretrain import PretrainConfig, parse_config
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import hold_run
 

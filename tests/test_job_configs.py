@@ -9,15 +9,10 @@ import pytest
 import yaml
 
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
+from domext_ray.config.identity import describe_difference, dump_yaml, to_dict
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.pretrain import (
-    ObjectiveConfig,
-    PretrainConfig,
-    describe_difference,
-    dump_yaml,
-    parse_config,
-    to_dict,
-)
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
 from domext_ray.pipeline import run_pretraining, run_vocabulary

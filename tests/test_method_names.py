@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import KNOWN_METHODS, PretrainConfig, dump_yaml, from_dict, parse_config, to_dict
+from domext_ray.config.identity import dump_yaml, from_dict, to_dict
+from domext_ray.config.method import KNOWN_METHODS
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"

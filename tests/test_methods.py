@@ -29,7 +29,8 @@ from methods import ALL_MATRICES, ROWS, Row, find_row
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
-from domext_ray.config.pretrain import MethodConfig, PretrainConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run, rebuild_run

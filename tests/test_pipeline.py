@@ -17,7 +17,8 @@ import pytest
 from job_processes import find_workers, kill_job, start_job, stop_job
 
 from domext_ray import pipeline
-from domext_ray.config.pretrain import PretrainConfig, RunConfig, parse_config
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.model.base import load_base
 from domext_ray.pipeline import run_pretraining

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
-from domext_ray.config.pretrain import PretrainConfig, ScaleConfig, dump_yaml, from_dict, parse_config
+from domext_ray.config.identity import dump_yaml, from_dict
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError

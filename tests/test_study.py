@@ -17,7 +17,8 @@ from job_processes import kill_job, start_job
 from test_report import SUMMARY
 
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.pretrain import PretrainConfig, parse_config
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import write_config

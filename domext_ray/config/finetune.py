@@ -9,11 +9,8 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Literal, TypeVar
 
-from domext_ray.config.option_values import read_number, read_whole
-from domext_ray.config.pretrain import (
+from domext_ray.config.fields import (
     MANY,
-    EngineConfig,
-    MethodConfig,
     UseGpu,
     check_folder_name,
     check_place,
@@ -24,6 +21,9 @@ from domext_ray.config.pretrain import (
     require_at_most,
     require_one_of,
 )
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.option_values import read_number, read_whole
+from domext_ray.config.pretrain import EngineConfig
 
 NumberT = TypeVar("NumberT", int, float)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from domext_ray.config.fields import MANY, check_place, free, require, require_at_most, require_one_of
 from domext_ray.config.pretrain import (
-    MANY,
     EngineConfig,
     ObjectiveConfig,
     OptimConfig,
@@ -18,11 +18,6 @@ from domext_ray.config.pretrain import (
     ScaleConfig,
     TrainConfig,
     check_batch,
-    check_place,
-    free,
-    require,
-    require_at_most,
-    require_one_of,
 )
 from domext_ray.errors import ConfigError
 

@@ -28,7 +28,8 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import PrepareConfig, hashed_options
+from domext_ray.config.identity import hashed_options
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
     MANIFEST,

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
 from domext_ray.export.card import read_terms
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_folder

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.places import hide_places
-from domext_ray.config.pretrain import MethodConfig, PretrainConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.graft import Extensions
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.lora import count_lora_parameters

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedConfig, RobertaConfig
 
-from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.model.base import HEADS, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 
 _PLACES = {
     "query": r"attention\.self\.query",

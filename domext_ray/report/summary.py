@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from domext_ray.config.identity import dump_yaml
 from domext_ray.config.places import hide_places
-from domext_ray.config.pretrain import PretrainConfig, dump_yaml, resolve_micro_batch_size
+from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.errors import RunError

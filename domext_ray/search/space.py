@@ -26,7 +26,9 @@ from typing import Any, cast
 import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import PretrainConfig, from_dict, merge_options, to_dict
+from domext_ray.config.identity import from_dict, to_dict
+from domext_ray.config.option_values import merge_options
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, find_user_error
 

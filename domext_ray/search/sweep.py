@@ -23,7 +23,7 @@ from ray import tune
 from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
-from domext_ray.config.pretrain import identity_of
+from domext_ray.config.identity import identity_of
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.corpus.texts.check import check_corpus

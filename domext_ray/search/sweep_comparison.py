@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from domext_ray.config.pretrain import describe_difference
+from domext_ray.config.identity import describe_difference
 from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.errors import RunError
 from domext_ray.progress import format_seconds

@@ -21,7 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from domext_ray.config.pretrain import PretrainConfig, RunConfig, dump_yaml
+from domext_ray.config.identity import dump_yaml
+from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json

@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import PretrainConfig, hashed_options
+from domext_ray.config.identity import hashed_options
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.downstream.finetune.finetuned import make_set_task

@@ -21,20 +21,12 @@ from typing import Any
 
 import yaml
 
+from domext_ray.config.fields import require
+from domext_ray.config.identity import from_dict, identity_of, to_dict
 from domext_ray.config.jobs import StudyConfig
+from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
 from domext_ray.config.places import hide_places
-from domext_ray.config.pretrain import (
-    KNOWN_METHODS,
-    MethodConfig,
-    PretrainConfig,
-    RunConfig,
-    from_dict,
-    identity_of,
-    list_names,
-    merge_options,
-    require,
-    to_dict,
-)
+from domext_ray.config.pretrain import PretrainConfig, RunConfig, merge_options
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import read_json, write_text

@@ -21,7 +21,8 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import cli
 
-from domext_ray.config.pretrain import PretrainConfig, parse_config
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.space import read_space

@@ -29,7 +29,8 @@ from domext_ray.config.finetune import (
     PlaceConfig,
     TrainingScaleConfig,
 )
-from domext_ray.config.pretrain import EngineConfig, dump_yaml, identity_of
+from domext_ray.config.identity import dump_yaml, identity_of
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation.spans import (
     SPANS,

@@ -22,7 +22,8 @@ from domext_ray.config.finetune import (
     LabelledConfig,
     TrainingScaleConfig,
 )
-from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.features.features import (
     collect_segments,
     cut_parts,

@@ -15,7 +15,8 @@ import pytest
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
-from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.grid import (

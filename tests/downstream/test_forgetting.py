@@ -18,7 +18,8 @@ from test_export import make_run
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel, BertTokenizer
 
 from domext_ray.config.jobs import ForgettingConfig
-from domext_ray.config.pretrain import MethodConfig, PrepareConfig, PretrainConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.forgetting.forgetting import (
     Forgetting,

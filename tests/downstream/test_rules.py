@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from domext_ray.config.finetune import FinetuneOptimConfig
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.start.rules import choose_trainables, scale_rates
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification

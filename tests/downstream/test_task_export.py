@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import PLAIN_HEADS, export_fitted, is_plain_task_model
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model

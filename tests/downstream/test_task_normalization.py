@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.start.model import build_task_model, load_start_model
 from domext_ray.downstream.tasks.normalization import (
     DIFFERENT,

@@ -15,7 +15,8 @@ import torch
 from conftest import WORDS
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig
-from domext_ray.config.pretrain import EngineConfig, MethodConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Point, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import count_bottleneck_parameters, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain

@@ -13,7 +13,8 @@ from conftest import save_tokenizer
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining, BertModel, RobertaConfig, RobertaForMaskedLM
 
-from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
 from domext_ray.model.counts import count_module_parameters, count_parameters

@@ -35,7 +35,8 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError
 from domext_ray.model import base as base_module
 from domext_ray.model import graft

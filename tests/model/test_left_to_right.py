@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertLMHeadModel
 
-from domext_ray.config.pretrain import MethodConfig, ShapeConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import StateBiLSTM

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.sweep import SearchConfig, SweepConfig
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import read_space

@@ -9,7 +9,8 @@ import optuna
 import pytest
 import yaml
 
-from domext_ray.config.pretrain import MethodConfig, TrainConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.errors import ConfigError
 from domext_ray.search.space import configure, describe_point, read_space

@@ -25,16 +25,10 @@ from ray import tune
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
-from domext_ray.config.pretrain import (
-    EngineConfig,
-    MethodConfig,
-    PretrainConfig,
-    RunConfig,
-    ScaleConfig,
-    TrainConfig,
-    dump_yaml,
-    parse_config,
-)
+from domext_ray.config.identity import dump_yaml
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.parsing import parse_config
+from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError

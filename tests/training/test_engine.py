@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.pretrain import EngineConfig, MethodConfig, OptimConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
 from domext_ray.model.domext.configuration_domext import DomextConfig

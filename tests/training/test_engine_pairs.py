@@ -12,7 +12,7 @@ import torch.distributed as dist
 from test_engine import LENGTH, OPTIM, ROWS, STAGES, START, STEPS, VOCAB, build_engine, draw_rows, join, launch
 from torch import nn
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.model.base import HEADS
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForPreTraining

@@ -16,14 +16,8 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import (
-    EngineConfig,
-    MethodConfig,
-    ObjectiveConfig,
-    OptimConfig,
-    PretrainConfig,
-    ShapeConfig,
-)
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, OptimConfig, PretrainConfig, ShapeConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest, ShardRecord
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, build_chunks

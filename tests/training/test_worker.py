@@ -14,9 +14,9 @@ import torch
 from conftest import write_corpus
 from safetensors.torch import load_file
 
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import (
     EngineConfig,
-    MethodConfig,
     ObjectiveConfig,
     OptimConfig,
     PretrainConfig,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig, hashed_options
+from domext_ray.config.identity import hashed_options
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew, replace_when_written
 from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary, read_words

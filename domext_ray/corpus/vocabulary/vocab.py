@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig, hashed_options
+from domext_ray.config.identity import hashed_options
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import Sources, resolve_sources

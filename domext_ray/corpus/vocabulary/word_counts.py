@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from domext_ray.config.pretrain import PrepareConfig, hashed_options
+from domext_ray.config.identity import hashed_options
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped
 from domext_ray.corpus.texts.ray_tasks import run_tasks

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
-from domext_ray.config.pretrain import describe_difference
+from domext_ray.config.identity import describe_difference
 from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_finetuned
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask

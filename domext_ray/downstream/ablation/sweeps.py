@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from domext_ray.config.finetune import FULL, AblateConfig, FinetuneConfig
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.comparison import FinetunedRun, check_comparable, read_finetuned
 from domext_ray.downstream.finetune.finetune import count_parameters, run_finetuning
 from domext_ray.downstream.finetune.finetuned import SETS, make_set_task

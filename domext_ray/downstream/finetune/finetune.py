@@ -20,7 +20,7 @@ import numpy as np
 import ray
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import identity_of
+from domext_ray.config.identity import identity_of
 from domext_ray.downstream.features.features import prepare_features
 from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.downstream.finetune.export import check_places

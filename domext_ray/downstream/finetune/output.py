@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.pretrain import dump_yaml
+from domext_ray.config.identity import dump_yaml
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, has_ended, read_results
 from domext_ray.downstream.finetune.training import Point

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
 from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_head
 from domext_ray.downstream.start.rules import choose_trainables

@@ -12,7 +12,7 @@ from typing import cast
 from torch import nn
 
 from domext_ray.config.finetune import FinetuneOptimConfig
-from domext_ray.config.pretrain import MethodConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.domext.modeling_domext import DomextPreTrainedModel
