@@ -15,12 +15,12 @@ import pytest
 
 from domext_ray.config.command_line import Job, format_help, run_job
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.option_list import list_options, list_sections
-from domext_ray.config.option_values import build, read_file, read_flags
 from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
+from domext_ray.options.option_list import list_options, list_sections
+from domext_ray.options.option_values import build, read_file, read_flags
 
 FOLDER = Path(__file__).resolve().parents[1] / "jobs"
 NEEDED = {

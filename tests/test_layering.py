@@ -16,6 +16,7 @@ ROOMS = (
     "runtime",
     "progress",
     "files",
+    "options",
     "config",
     "runs",
     "corpus.texts",
@@ -64,7 +65,7 @@ RESTRICTED = {
         "jobs.",
     ),
     "deepspeed": ("training.engine",),
-    "draccus": ("config.option_values",),
+    "draccus": ("options.option_values",),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""
 

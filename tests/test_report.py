@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import yaml
 
-from domext_ray.config.places import hide_places
 from domext_ray.errors import RunError
+from domext_ray.options.places import hide_places
 from domext_ray.report.report import describe_result, format_summary, read_curve, smooth, write_report
 
 SUMMARY: dict[str, Any] = {

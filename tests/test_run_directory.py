@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from domext_ray.config.fields import added, free
 from domext_ray.config.identity import hashed_options, identity_of
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import CorpusError, RunError
+from domext_ray.options.fields import added, free
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import check_identity, hold_run, read_config, write_config, write_identity
 from domext_ray.training.start import read_run_config

@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from domext_ray.config.jobs import BankConfig
-from domext_ray.config.places import hide_places
 from domext_ray.errors import DomextError, RunError
 from domext_ray.export.folder import flush
 from domext_ray.export.model_folder import rebuild_run
@@ -46,6 +45,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig, complete_
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
 from domext_ray.model.graft import is_extension
+from domext_ray.options.places import hide_places
 from domext_ray.training.start import read_run_config
 
 FORMAT = 1

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Generic
 
 from domext_ray.config.identity import ConfigT
-from domext_ray.config.option_list import Option, list_options, list_sections
-from domext_ray.config.option_values import FILE_OPTION, Settings, list_values, read_file, read_flags
 from domext_ray.config.parsing import parse_config
 from domext_ray.errors import ConfigError
+from domext_ray.options.option_list import Option, list_options, list_sections
+from domext_ray.options.option_values import FILE_OPTION, Settings, list_values, read_file, read_flags
 from domext_ray.runtime.stopping import exit_on_user_error
 
 FEW, ALL = ("--help", "-h"), ("--help_all",)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Literal, TypeVar
 
-from domext_ray.config.fields import (
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
+from domext_ray.options.fields import (
     MANY,
     UseGpu,
     check_folder_name,
@@ -21,9 +23,7 @@ from domext_ray.config.fields import (
     require_at_most,
     require_one_of,
 )
-from domext_ray.config.method import MethodConfig
-from domext_ray.config.option_values import read_number, read_whole
-from domext_ray.config.pretrain import EngineConfig
+from domext_ray.options.option_values import read_number, read_whole
 
 NumberT = TypeVar("NumberT", int, float)
 

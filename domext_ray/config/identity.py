@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from domext_ray.config.option_values import build, list_settings
+from domext_ray.options.option_values import build, list_settings
 
 ConfigT = TypeVar("ConfigT")
 

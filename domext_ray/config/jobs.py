@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from domext_ray.config.fields import MANY, check_place, free, require, require_at_most, require_one_of
 from domext_ray.config.pretrain import (
     EngineConfig,
     ObjectiveConfig,
@@ -20,6 +19,7 @@ from domext_ray.config.pretrain import (
     check_batch,
 )
 from domext_ray.errors import ConfigError
+from domext_ray.options.fields import MANY, check_place, free, require, require_at_most, require_one_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from domext_ray.config.fields import MANY, check_folder_name, require, require_at_most, require_one_of
+from domext_ray.options.fields import MANY, check_folder_name, require, require_at_most, require_one_of
 
 TRAINS = ("extensions", "domain", "all", "top_layers", "layer_norms", "biases")
 

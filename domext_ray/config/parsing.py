@@ -8,9 +8,9 @@ from pathlib import Path
 
 from domext_ray.config.identity import ConfigT
 from domext_ray.config.method import _SIZES, KNOWN_METHODS, MethodConfig, list_names
-from domext_ray.config.option_values import Settings, build, read_file, read_flags
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import OptionError
+from domext_ray.options.option_values import Settings, build, read_file, read_flags
 
 
 def parse_config(

@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from domext_ray.config.fields import (
+from domext_ray.config.method import MethodConfig
+from domext_ray.options.fields import (
     MANY,
     UseGpu,
     check_folder_name,
@@ -18,7 +19,6 @@ from domext_ray.config.fields import (
     require_at_most,
     require_one_of,
 )
-from domext_ray.config.method import MethodConfig
 
 MAX_LANES = 64
 """Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from domext_ray.config.fields import MANY, check_place, free, require, require_at_most, require_one_of, whole
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig, TrainConfig
+from domext_ray.options.fields import MANY, check_place, free, require, require_at_most, require_one_of, whole
 
 OBJECTIVES = {"f1": "max", "general_accuracy": "max", "trainable": "min", "tokens_per_second": "max"}
 """What a sweep may search for, and which way is better."""

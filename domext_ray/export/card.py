@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.places import hide_places
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.graft import Extensions
+from domext_ray.options.places import hide_places
 
 _STANDING = "The terms of the base and of the text hold; the code is Apache-2.0."
 _OWN_SENTENCES = re.compile(

@@ -16,10 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.yaml_file import parse_yaml
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
+from domext_ray.options.yaml_file import parse_yaml
 
 SHIPPED_SET = "code_entities"
 """Task whose set is made from what is installed."""

@@ -23,8 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from domext_ray.config.places import hide_places
 from domext_ray.errors import RunError
+from domext_ray.options.places import hide_places
 from domext_ray.report.summary import read_summary
 from domext_ray.training.metrics import read_metrics, write_text
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.config.option_values import merge_options
+from domext_ray.options.option_values import merge_options
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.config.identity import defaults_before, describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error

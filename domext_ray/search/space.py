@@ -27,10 +27,10 @@ import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import from_dict, to_dict
-from domext_ray.config.option_values import merge_options
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError, find_user_error
+from domext_ray.options.option_values import merge_options
 
 Point = dict[str, Any]
 """Value of every dimension whose condition holds: a number, a string, or the name of a bundle."""

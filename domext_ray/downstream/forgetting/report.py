@@ -15,9 +15,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from domext_ray.config.places import hide_places
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
 from domext_ray.labelled.metrics.metrics import PairedDifference
+from domext_ray.options.places import hide_places
 from domext_ray.report.comparison import COLORS
 from domext_ray.report.report import GRID, INK, MUTED, STYLE, save_picture
 from domext_ray.training.metrics import write_text

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import draccus
 from draccus.utils import DraccusException
 
-from domext_ray.config.option_list import Option, list_options, list_sections, suggest
-from domext_ray.config.yaml_file import Entry, parse_yaml, read_yaml
 from domext_ray.errors import ConfigError, OptionError, find_user_error
+from domext_ray.options.option_list import Option, list_options, list_sections, suggest
+from domext_ray.options.yaml_file import Entry, parse_yaml, read_yaml
 
 FILE_OPTION = "config_path"
 """The flag that names a YAML file of options."""

@@ -1,0 +1,1 @@
+"""What an option is: its field and rule, its help, and how text becomes its value."""
