@@ -24,13 +24,14 @@ import yaml
 from domext_ray.config.identity import from_dict, identity_of, to_dict
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
-from domext_ray.config.pretrain import PretrainConfig, RunConfig, merge_options
+from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import read_json, write_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.fields import require
+from domext_ray.options.option_values import merge_options
 from domext_ray.options.places import hide_places
 from domext_ray.pipeline import (
     count_planned_words,
