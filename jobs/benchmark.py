@@ -4,11 +4,12 @@
 with the same weights, batch and precision. Repetitions alternate between the two, because a shared machine drifts;
 medians and their ratio are printed and written as JSON. `--method` says which:
 
-- af, exbert: the paper's equations as they stand (jobs/rivals.py), attention without a fused kernel, the vocabulary
+- af, exbert: the paper's equations as written (benchmarks/rivals.py), attention without a fused kernel, the vocabulary
   projection at every position; for AF Adapter, frozen and trainable weights concatenated into one matrix;
-- bottleneck: AdapterHub's library (jobs/rivals_adapters.py), in a process of another environment (--rival_python);
-- lora: transformers' Trainer with peft (jobs/rivals_trainer.py), which makes whole runs, as this library's engine then
-  does.
+- bottleneck: AdapterHub's library (benchmarks/rivals_adapters.py), in a process of another environment
+  (--rival_python);
+- lora: transformers' Trainer with peft (benchmarks/rivals_trainer.py), which makes whole runs, as this library's engine
+  then does.
 
 `python jobs/benchmark.py methods` times a step of every method of this library in turn, as shares of continued
 pre-training, in which all weights train.
@@ -25,9 +26,9 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from benchmark_finetune import add_finetune_options, run_finetune
-from benchmark_overhead import run_overhead
-from benchmark_steps import PAIRINGS, run_methods, run_step
+from benchmarks.finetune import add_finetune_options, run_finetune
+from benchmarks.overhead import run_overhead
+from benchmarks.steps import PAIRINGS, run_methods, run_step
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from domext_ray.files import write_text
 from domext_ray.runtime.ray_cluster import count_cpus
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_text(path, json.dumps(content, indent=2))
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

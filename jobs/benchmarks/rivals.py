@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmark_timing import Batch
+from benchmarks.timing import Batch
 from torch import Tensor, nn
 
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM

@@ -7,6 +7,7 @@ Enters: a model with one domain of bottlenecks, and batches. Leaves: figures to 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import Any, cast
 
 import torch
-from benchmark_timing import Batch, Figures, Seconds
+from benchmarks.timing import Batch, Figures, Seconds
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -61,9 +62,12 @@ class AdaptersRival:
             "bf16": bf16,
             "threads": torch.get_num_threads(),
         }
-        command = [python, str(Path(__file__).with_name("rivals_adapters_worker.py")), json.dumps(settings)]
+        command = [python, "-m", "benchmarks.rivals_adapters_worker", json.dumps(settings)]
+        search = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=search
+            )
         except OSError as error:
             raise ConfigError(
                 f"--rival_python is {python!r}, which cannot be run ({error.strerror}); give the interpreter of an "

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from benchmark_output import describe_machine, write_json
-from rivals_trainer import without_ranks
+from benchmarks.output import describe_machine, write_json
+from benchmarks.rivals_trainer import without_ranks
 from torch import nn
 from transformers import (
     BertConfig,

@@ -2,7 +2,7 @@
 
 `rivals_adapters.py` starts it there. Enters: one JSON request a line on standard input. Leaves: one JSON answer a line
 on standard output, the first of them the library's version. Between two requests it waits for the pipe, so it takes no
-processor time from the other side. Of this project it imports `benchmark_timing` alone.
+processor time from the other side. Of this project it imports `benchmarks.timing` alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 import torch
-from benchmark_timing import Batch, Seconds, compute_figures, make_step
+from benchmarks.timing import Batch, Seconds, compute_figures, make_step
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from benchmark_output import write_json
+from benchmarks.output import write_json
 from torch import nn
 
 from domext_ray.corpus.manifest import read_manifest, take_rows
@@ -35,7 +35,7 @@ OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
 
 def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run jobs/pretrain_af.py at its defaults for some steps; return its training records."""
-    command = [sys.executable, str(Path(__file__).parent / "pretrain_af.py"), "--run.dir", str(run_dir.parent)]
+    command = [sys.executable, str(Path(__file__).parents[1] / "pretrain_af.py"), "--run.dir", str(run_dir.parent)]
     command += ["--run.name", run_dir.name, "--train.max_steps", str(options.steps), "--train.eval_rows", "32"]
     command += ["--train.eval_every", str(options.steps), "--train.checkpoint_every", str(options.steps)]
     command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir, *options.job_options]

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmark_output import describe_machine, write_json
-from benchmark_timing import Batch, Clock, Seconds, check_figures, compute_figures, make_batch, make_step
-from rivals import AfRival, ExbertRival, Rival
-from rivals_adapters import AdaptersRival
+from benchmarks.output import describe_machine, write_json
+from benchmarks.rivals import AfRival, ExbertRival, Rival
+from benchmarks.rivals_adapters import AdaptersRival
+from benchmarks.timing import Batch, Clock, Seconds, check_figures, compute_figures, make_batch, make_step
 from torch import Tensor
 
 from domext_ray.config.method import MethodConfig
@@ -173,7 +173,7 @@ def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch]
 def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
     """Pair this library's engine with transformers' Trainer and peft, on the same weights; each makes whole runs."""
     # peft, Trainer and DeepSpeed load slowly, and only this rival needs them.
-    from rivals_trainer import EngineRuns, RunLength, TrainerRuns, one_process_group, split_rows
+    from benchmarks.rivals_trainer import EngineRuns, RunLength, TrainerRuns, one_process_group, split_rows
 
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     length = RunLength(options.warmup + options.steps, options.warmup)

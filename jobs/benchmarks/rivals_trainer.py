@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from benchmark_timing import Batch, Clock, Seconds
+from benchmarks.timing import Batch, Clock, Seconds
 from peft import get_peft_model
 from torch import Tensor, nn
 from transformers import (
