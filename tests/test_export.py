@@ -253,7 +253,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
         "AutoModelForSequenceClassification",
         "AutoModelForTokenClassification",
     ]
-    own = REPOSITORY / "domext_ray" / "model" / "modeling_domext.py"
+    own = REPOSITORY / "domext_ray" / "model" / "domext" / "modeling_domext.py"
     assert (folder / "modeling_domext.py").read_bytes() == own.read_bytes()
     header = read_header(folder / "README.md")
     assert header["base_model"] == "tiny-bert"

@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray import model as model_room
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, read_terms
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_folder
+from domext_ray.model import domext as code_room
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
@@ -136,7 +136,7 @@ def save_with_code(model: Any, folder: Path, auto_map: dict[str, str]) -> None:
     values |= {"model_type": kind, "hidden_act": _NEEDS_CODE, OWN_FIELDS: own}
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for name in CODE_FILES:
-        shutil.copyfile(Path(model_room.__path__[0], name), folder / name)
+        shutil.copyfile(Path(code_room.__path__[0], name), folder / name)
 
 
 def save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:

@@ -21,8 +21,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from domext_ray import model as model_room
 from domext_ray.export.model_folder import CODE_FILES, HEAD_AUTO_CLASSES, map_head
+from domext_ray.model import domext as code_room
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import (
@@ -350,7 +350,7 @@ def test_every_head_loads_without_this_package(tmp_path: Path, ids: Tensor, monk
         folder = tmp_path / head.__name__
         model.save_pretrained(folder)
         for name in CODE_FILES:
-            (folder / name).write_bytes(Path(model_room.__path__[0], name).read_bytes())
+            (folder / name).write_bytes(Path(code_room.__path__[0], name).read_bytes())
         logits = run_head(model, ids)
         expected[head.__name__] = logits[0] if head is DomextForQuestionAnswering else logits
     arguments = [str(tmp_path), json.dumps(HEAD_AUTO_CLASSES), json.dumps(ids.tolist()), json.dumps(POSITIONS.tolist())]
