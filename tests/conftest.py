@@ -26,6 +26,7 @@ from transformers import (
     RobertaTokenizer,
 )
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were all her she there would their we him been has when who will no more if out so up said what its about "

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import tomllib
 import yaml
-from conftest import write_corpus
+from conftest import REPOSITORY, write_corpus
 from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
@@ -28,7 +28,6 @@ from domext_ray.pipeline import run_pretraining
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import choose_points
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = REPOSITORY / "cluster"
 SHARED = "/mnt/domext"
 """Where every node sees the shared storage; on Slurm that is the site's affair."""

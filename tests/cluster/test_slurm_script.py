@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import REPOSITORY
 
-SCRIPT = Path(__file__).resolve().parents[2] / "cluster" / "slurm.sbatch"
+SCRIPT = REPOSITORY / "cluster" / "slurm.sbatch"
 SRUN = """#!/bin/bash
 # One process a node, all of them here; as srun does, it ends them when it is told to end or one of them ends.
 while [[ $1 == --* ]]; do shift; done

@@ -18,7 +18,7 @@ import optuna
 import psutil
 import pytest
 import ray
-from conftest import write_corpus
+from conftest import REPOSITORY, write_corpus
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from ray import tune
@@ -40,7 +40,6 @@ from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import RUNGS, SweepWork
 from domext_ray.training.metrics import read_metrics
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SPACE = {
     "method.heads": {"choice": [0, 1, 2]},
     "method.ffn_units": {"choice": [0, 8]},

@@ -11,11 +11,11 @@ from pathlib import Path
 from signal import SIGHUP, SIGINT, Signals
 
 import pytest
-from conftest import write_corpus
+from conftest import REPOSITORY, write_corpus
 from job_processes import kill_job, start_job, stop_job
 from labelled_fixtures import write_ner
 
-JOBS = Path(__file__).parent.parent / "jobs"
+JOBS = REPOSITORY / "jobs"
 NOT_FINISHED = "stopped by Ctrl-C; the same command goes on with what is not finished.\n"
 
 

@@ -1,22 +1,13 @@
-"""What a user may get wrong: one sentence with the value, the rule and what to change, exit code 2, nothing left.
-
-The default tests run every mistake in this process. `python tests/test_mistakes.py` runs each as a process of its own
-and prints its sentence and how long it took.
-"""
+"""What a user may get wrong: one sentence with the value, the rule and what to change, exit code 2, nothing left."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import os
 import runpy
 import shlex
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from conftest import WORDS, write_corpus
+from conftest import REPOSITORY, WORDS, write_corpus
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 JOBS = REPOSITORY / "jobs"
 
 
@@ -364,35 +354,3 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
     assert list_files(tmp_path) == []
     assert list_files(Path(places["folder"]), Path(places["base"])) == before
     assert has_ray == had_ray, "Ray was started before the mistake was told"
-
-
-def main() -> None:
-    """Run every mistake as a process of its own; print its sentence, and the seconds of all."""
-    from conftest import make_tiny_base
-
-    seconds, wrong = [], list[str]()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "places").mkdir()
-        places = make_places(folder / "places", make_tiny_base(folder / "base"))
-        for mistake in MISTAKES:
-            command = [sys.executable, str(JOBS / f"{mistake.job}.py"), *shlex.split(mistake.args.format(**places))]
-            home = tempfile.mkdtemp(dir=folder)
-            start = time.perf_counter()
-            result = subprocess.run(
-                command, capture_output=True, text=True, cwd=home, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-            )
-            seconds.append(time.perf_counter() - start)
-            print(f"{seconds[-1]:6.2f} s  {mistake}\n          {result.stderr.strip()}", flush=True)
-            try:
-                check_sentence(mistake, places, result.returncode, result.stdout, result.stderr)
-                assert list_files(Path(home)) == [], "something was left behind"
-            except AssertionError as error:
-                wrong.append(f"{mistake}: {error}")
-    print("\n".join(wrong))
-    print(f"{len(seconds)} mistakes: median {statistics.median(seconds):.2f} s, most {max(seconds):.2f} s")
-    raise SystemExit(len(wrong) > 0)
-
-
-if __name__ == "__main__":
-    main()

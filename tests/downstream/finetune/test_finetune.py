@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
@@ -32,8 +33,6 @@ from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import hold_run
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

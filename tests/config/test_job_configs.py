@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import REPOSITORY
 
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.identity import describe_difference, dump_yaml, to_dict
@@ -19,7 +20,7 @@ from domext_ray.pipeline import run_pretraining, run_vocabulary
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import choose_points
 
-CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
+CONFIGS = REPOSITORY / "jobs" / "configs"
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
     "ablate.yaml": (AblateConfig, ["--study", "size"]),
     "compare.yaml": (StudyConfig, ["--tokens", "1000"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import dump_yaml, from_dict, to_dict
@@ -13,7 +14,7 @@ from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
 
-CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
+CONFIGS = REPOSITORY / "jobs" / "configs"
 SHIPPED = {"af": "af", "bert": "full", "bottleneck": "bottleneck", "exbert": "exbert", "lora": "lora"}
 """The presets of methods, and what each is called."""
 

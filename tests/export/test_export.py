@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from checkpoint_runs import make_run
+from conftest import REPOSITORY
 from lone_process import WITHOUT_PROJECT
 from safetensors import safe_open
 from transformers import (
@@ -41,10 +43,7 @@ from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, describe_extensions
-from domext_ray.training.checkpoint import save_checkpoint
-from domext_ray.training.engine import TensorState, TrainState
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 
 LOAD_ALONE = (
@@ -133,22 +132,6 @@ def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardF
     return CardFacts(
         name, config, base.sha256, Terms("mit"), counts, num_new_words=0, extensions=extensions, num_steps=3
     )
-
-
-def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
-    state = TrainState(
-        {
-            name: TensorState(param.detach().clone(), torch.zeros_like(param), torch.zeros_like(param))
-            for name, param in model.named_parameters()
-            if param.requires_grad
-        },
-        num_updates=step,
-    )
-    run_dir.mkdir(exist_ok=True)
-    (run_dir / "config.yaml").write_text(dump_yaml(config))
-    record = {"base": config.base, "base_sha256": base.sha256 if base else "none"}
-    save_checkpoint(run_dir / "checkpoints", step, state, {}, {}, record, keep=2)
-    return run_dir
 
 
 def load_alone(folder: Path, cwd: Path) -> dict:

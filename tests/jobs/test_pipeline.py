@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from job_processes import find_workers, kill_job, start_job, stop_job
 
 from domext_ray import pipeline
@@ -29,7 +30,6 @@ from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.phases import FIRST_ORDER, describe_order
 from domext_ray.training.start import read_run_config
 
-REPOSITORY = Path(__file__).parent.parent
 NUM_STEPS = 30
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from conftest import REPOSITORY
+
 START_SECONDS = 240
 OBJECT_STORE_BYTES = 150_000_000
 

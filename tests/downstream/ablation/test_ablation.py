@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import SHAPE, WORDS, make_random_model
+from conftest import REPOSITORY, SHAPE, WORDS, make_random_model
 from labelled_fixtures import write
 from made_data import make_relations, write_relations
 
@@ -55,7 +55,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 
 CPU = torch.device("cpu")
-JOB = Path(__file__).resolve().parents[2] / "jobs" / "ablate.py"
+JOB = REPOSITORY / "jobs" / "ablate.py"
 ENTITIES = ([("heart", "B-Disease"), ("disease", "I-Disease")], [("drug", "B-Drug")], [("doctor", "O")])
 DESCRIPTIONS = {
     "bottlenecks": {"bottleneck_size": 4},

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SHAPE, WORDS, make_random_model
+from checkpoint_runs import make_run
+from conftest import REPOSITORY, SHAPE, WORDS, make_random_model
 from matplotlib.image import imread
-from test_export import make_run
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel, BertTokenizer
 
 from domext_ray.config.jobs import ForgettingConfig
@@ -36,7 +36,6 @@ from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NEW_WORD = "gluconate"
 PREPARE = PrepareConfig(min_document_chars=1)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SHAPE, make_random_model
+from conftest import REPOSITORY, SHAPE, make_random_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
@@ -37,7 +37,6 @@ from domext_ray.model.graft import build_model
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 BOTTLENECK = {"bottleneck_size": 5}
 EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}
 VARIANT = {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"}

@@ -1,6 +1,6 @@
 """The behaviour matrix: every method and combination of methods.py, each against the same list of promises.
 
-`python tests/test_methods.py` runs it and prints the table of README.
+`python tests/methods/test_methods.py` runs it and prints the table of README.
 """
 
 from __future__ import annotations

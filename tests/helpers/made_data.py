@@ -1,6 +1,6 @@
 """Labelled sets made from word lists and sentence patterns, in the layouts of the real ones.
 
-    python tests/downstream/made_data.py OUTDIR
+    python tests/helpers/made_data.py OUTDIR
 
 writes a folder a set. Patterns are the same in all splits; the words that make up an answer (names, cities, remedies, a
 standard term's combination) are not, so that only the pattern helps. The same seed makes the same files.
@@ -327,5 +327,5 @@ def write_all(folder: Path, seed: int = 0, sizes: dict[str, int] = SIZES) -> Non
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python tests/downstream/made_data.py OUTDIR")
+        sys.exit("usage: python tests/helpers/made_data.py OUTDIR")
     write_all(Path(sys.argv[1]))

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WORDS
+from conftest import REPOSITORY, WORDS
 
 from domext_ray.errors import DomextError
 from domext_ray.labelled.examples import LabelledSet
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import make_description
 
-DATA = Path(os.environ.get("DOMEXT_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+DATA = Path(os.environ.get("DOMEXT_DATA") or REPOSITORY.parent / "shared" / "data")
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPOSITORY
 
 from domext_ray.config.command_line import Job, format_help, run_job
 from domext_ray.config.finetune import FinetuneConfig
@@ -22,7 +23,7 @@ from domext_ray.errors import ConfigError
 from domext_ray.options.option_list import list_options, list_sections
 from domext_ray.options.option_values import build, read_file, read_flags
 
-FOLDER = Path(__file__).resolve().parents[1] / "jobs"
+FOLDER = REPOSITORY / "jobs"
 NEEDED = {
     "ablate": ("--study", "size"),
     "bank": ("--bank", "bank"),

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPOSITORY
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from test_report import SUMMARY, make_records, make_run
+from report_records import SUMMARY, make_records, make_run
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
@@ -33,8 +34,6 @@ from domext_ray.study.tradeoff import (
     make_study,
     to_results,
 )
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def make_compared(folder: Path, name: str, num_characters: int = 9000) -> Path:

@@ -24,10 +24,10 @@ from domext_ray.config.finetune import (
 )
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.downstream.features import features
 from domext_ray.downstream.features.features import (
     collect_segments,
     cut_parts,
-    features,
     hash_features,
     prepare_features,
 )

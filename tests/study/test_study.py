@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from job_processes import kill_job, start_job
-from test_report import SUMMARY
+from report_records import SUMMARY
 
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.parsing import parse_config
@@ -22,16 +23,15 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import write_config
+from domext_ray.study import study
 from domext_ray.study.study import (
     choose_presets,
     estimate_step_seconds,
     make_method_config,
     read_presets,
     run_study,
-    study,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 DEFAULTS = REPOSITORY / "jobs" / "configs" / "compare.yaml"
 SHIPPED = read_presets(DEFAULTS)
 EXTENSIONS = ("lora", "fl_tuning", "af", "bottleneck", "exbert", "exbert_no_vocab")

@@ -1,0 +1,54 @@
+"""What a run writes, for the tests that read it: a summary, a record per step, and a run directory that holds both."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+SUMMARY: dict[str, Any] = {
+    "parameters": {"total": 8_421_376, "trainable": 2_632_704, "trainable_frac": 0.3214},
+    "domain": {
+        "mlm_loss": {"before": 4.8, "after": 3.6},
+        "mlm_accuracy": {"before": 0.29, "after": 0.418},
+        "bits_per_character": {"before": 1.9, "after": 1.71},
+    },
+    "general": {"mlm_accuracy": {"before": 0.386, "after": 0.367}},
+    "train": {
+        "steps": 60,
+        "tokens": 245_760,
+        "tokens_per_second": 8990.4,
+        "data_wait_frac": 0.0041,
+        "wall_seconds": 90.0,
+    },
+}
+
+
+def make_records(num_steps: int = 60, *, eval_every: int = 20) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for step in range(num_steps + 1):
+        record: dict[str, Any] = {"step": step}
+        if step:
+            record |= {
+                "train/mlm_loss": 3.5 + math.exp(-step / 20),
+                "train/lr": 1e-3 * (1 - step / num_steps),
+                "throughput/tokens_per_second": 9000.0,
+            }
+        if step % eval_every == 0:
+            record |= {
+                "eval/domain_mlm_loss": 4.8 - step / 50,
+                "eval/domain_mlm_accuracy": 0.29 + step / 500,
+                "eval/domain_bits_per_character": 1.9 - step / 300,
+                "eval/general_mlm_accuracy": 0.386 - step / 3000,
+            }
+        records.append(record)
+    return records
+
+
+def make_run(run_dir: Path, records: list[dict[str, Any]], summary: dict[str, Any] | None = None) -> Path:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (run_dir / "summary.json").write_text(json.dumps(summary or SUMMARY))
+    (run_dir / "config.yaml").write_text("base: general-mini\ncorpus: '<notes & letters>/*.txt'\n")
+    return run_dir
