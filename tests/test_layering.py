@@ -17,6 +17,7 @@ ROOMS = (
     "progress",
     "files",
     "options",
+    "extensions",
     "config",
     "runs",
     "corpus.texts",

@@ -25,7 +25,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -40,11 +40,11 @@ from domext_ray.config.jobs import BankConfig
 from domext_ray.errors import DomextError, RunError
 from domext_ray.export.folder import flush
 from domext_ray.export.model_folder import rebuild_run
+from domext_ray.extensions.table import DOMAIN_PARTS, find_others, is_extension, name_options
 from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
-from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
-from domext_ray.model.graft import is_extension
 from domext_ray.options.places import hide_places
 from domext_ray.training.start import read_run_config
 
@@ -86,7 +86,7 @@ class BankEntry:
     Args:
         base_sha256: of the base that the domain was trained on.
         architecture: a key of `ARCHITECTURES`.
-        domain: sizes and layers, as in `DomextConfig.domains`.
+        domain: its sizes and layers.
         id2label: the classes' names; None: a masked LM.
         problem_type: as in transformers; None: it follows from the labels.
         origin: where the adapter comes from; of a run its name, method and step.
@@ -97,7 +97,7 @@ class BankEntry:
 
     base_sha256: str
     architecture: str
-    domain: dict[str, Any]
+    domain: Domain
     id2label: dict[int, str] | None
     problem_type: str | None
     origin: dict[str, Any]
@@ -216,8 +216,9 @@ class AdapterBank:
                 raise ValueError("it differs from its sha256")
             if values["format"] == FORMAT:
                 _check_types(values["adapter"], _ENTRY_TYPES)
-                entry = BankEntry(**values["adapter"])
-                _check_entry(entry, name, self.shape["num_hidden_layers"])
+                domain = _read_domain(name, values["adapter"]["domain"], self.shape["num_hidden_layers"])
+                entry = BankEntry(**{**values["adapter"], "domain": domain})
+                _check_entry(entry)
                 if entry.id2label is None:
                     return entry
                 labels = {int(number): label for number, label in entry.id2label.items()}  # JSON's keys are text
@@ -281,8 +282,8 @@ class AdapterBank:
         config = read_run_config(run_dir)
         if not config.method.has_domain:
             raise RunError(
-                f"the run {run_dir} trained no domain, and a bank holds domains; give a run with --method.heads, "
-                "ffn_units or bottleneck_size."
+                f"the run {run_dir} trained no domain, and a bank holds domains; give a run with one of "
+                f"{name_options(DOMAIN_PARTS)}."
             )
         if config.objective.next_sentence:
             raise RunError(
@@ -341,7 +342,7 @@ class AdapterBank:
         """
         entry, tensors = self.read_adapter(name)
         config = configure_adapter(self.base, entry)
-        config.domains = {name: complete_domain(name, entry.domain, config.num_hidden_layers)}
+        config.domains = {name: entry.domain}
         with torch.random.fork_rng(devices=[]):  # every parameter is overwritten; the caller's draws stay as they were
             model = ARCHITECTURES[entry.architecture](config)
         model.load_state_dict(self.base.tensors, strict=False)
@@ -440,10 +441,9 @@ def format_bank(bank: AdapterBank) -> str:
         except RunError:
             lines.append(f"{name:<16} damaged: --verify true says where")
             continue
-        domain = entry.domain
-        parts = {"heads": "heads", "ffn_units": "FFN units", "bottleneck_size": "bottleneck"}
-        sizes = ", ".join(f"{word} {domain[key]:,}" for key, word in parts.items() if domain[key])
-        layers = f"{domain['first_layer']}-{domain['last_layer']}"
+        values = {part.label: getattr(entry.domain, part.size) for part in DOMAIN_PARTS}
+        sizes = ", ".join(f"{label} {size:,}" for label, size in values.items() if size)
+        layers = f"{entry.domain.first_layer}-{entry.domain.last_layer}"
         lines.append(
             f"{name:<16} {entry.architecture:<24} {sizes:<36} {layers:>7} {entry.num_parameters:>12,} "
             f"{entry.num_bytes:>13,}"
@@ -503,12 +503,17 @@ def _check_types(values: Any, types: dict[str, type | tuple[type, ...]]) -> None
             raise ValueError(f"{name} is {shown if len(shown) < 60 else f'{shown[:60]}…'}")
 
 
-def _check_entry(entry: BankEntry, name: str, num_layers: int) -> None:
+def _read_domain(name: str, values: dict[str, Any], num_layers: int) -> Domain:
+    """Return the domain of a description; raise a ValueError or a TypeError unless it is one."""
+    domain = complete_domain(name, values, num_layers)
+    _check_types(asdict(domain), {each.name: type(each.default) for each in fields(Domain)})
+    return domain
+
+
+def _check_entry(entry: BankEntry) -> None:
     """Raise a ValueError unless a description is one that `add` could have written."""
     if entry.architecture not in ARCHITECTURES:
         raise ValueError(f"architecture is {entry.architecture!r}, none of {', '.join(ARCHITECTURES)}")
-    domain = complete_domain(name, entry.domain, num_layers)
-    _check_types(domain, {key: type(value) for key, value in complete_domain("x", {"heads": 1}, 1).items()})
     labels = entry.id2label
     if labels is not None and (
         sorted(labels, key=int) != [str(number) for number in range(len(labels))]
@@ -524,7 +529,7 @@ def _check_entry(entry: BankEntry, name: str, num_layers: int) -> None:
 def _describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes that an adapter's description asks for, before anything of that size is made."""
     config = configure_adapter(base, entry)
-    config.domains = {name: complete_domain(name, entry.domain, config.num_hidden_layers)}
+    config.domains = {name: entry.domain}
     try:
         with torch.device("meta"):
             model = ARCHITECTURES[entry.architecture](config)
@@ -577,14 +582,9 @@ def _check_model(model: nn.Module, domain: str, base: Base) -> None:
         raise RunError(
             f"the model has no domain {domain!r} for the bank; it has {', '.join(config.domains) or 'none'}."
         )
-    parts = {
-        f"{config.extension_vocab_size} new words": config.extension_vocab_size,
-        f"extension modules of width {config.module_hidden_size}": config.module_hidden_size,
-        "LoRA": any(".lora_" in name for name, _ in model.named_parameters()),
-    }
-    for part, is_there in parts.items():
-        if is_there:
-            raise RunError(f"the model has {part}, and a bank holds domains beside an unchanged base only.")
+    names = [name for name, _ in model.named_parameters()]
+    for part in find_others("bank", config, names, domain):
+        raise RunError(f"the model has {part}, and a bank holds domains beside an unchanged base only.")
     active = list(config.domains) if config.active_domains is None else config.active_domains
     if active != [domain]:
         raise RunError(
@@ -638,7 +638,7 @@ def put_domain(encoder: DomextModel, name: str, entry: BankEntry, tensors: dict[
     if name in encoder.config.domains:
         raise RunError(f"the model has a domain {name!r} already; drop it first.")
     try:
-        encoder.add_domain(name, **entry.domain)
+        encoder.add_domain(name, **asdict(entry.domain))
         own = {key: each for key, each in tensors.items() if not key.startswith(HEAD_PREFIX)}
         fill_parameters(_list_domain(encoder, name), own, folder)
     except BaseException:

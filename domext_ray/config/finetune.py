@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.extensions.table import EXTENSIONS
 from domext_ray.options.fields import (
     MANY,
     UseGpu,
@@ -252,9 +253,10 @@ class FinetuneConfig:
         require(0 <= self.seed < 2**62, "seed", self.seed, "from 0 to below 2^62")
         require(self.num_resamples >= 100, "num_resamples", self.num_resamples, "100 or more")
         require_at_most(self, "", num_resamples=MANY, head_bilstm=MANY)
-        for name in ("lora_rank", "module_hidden_size", "heads", "ffn_units"):
-            value = getattr(self.method, name)
-            require(value == 0, f"method.{name}", value, "0 in fine-tuning; the task's own extension is a bottleneck")
+        for extension in EXTENSIONS:
+            for name in () if extension.tunes_tasks else extension.sizes:
+                value, rule = getattr(self.method, name), "0 in fine-tuning; the task's own extension is a bottleneck"
+                require(value == 0, f"method.{name}", value, rule)
         require(not self.method.trainable_budget, "method.trainable_budget", self.method.trainable_budget, "0 here")
         require(not self.engine.compile, "engine.compile", True, "false here: batches differ in length")
         if self.features.layers:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from domext_ray.config.identity import ConfigT
-from domext_ray.config.method import _SIZES, KNOWN_METHODS, MethodConfig, list_names
+from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import OptionError
+from domext_ray.extensions.table import MAIN_SIZES
 from domext_ray.options.option_values import Settings, build, read_file, read_flags
 
 
@@ -49,7 +50,7 @@ def _check_name(method: MethodConfig, has_words: bool, layers: Sequence[Settings
     if name not in KNOWN_METHODS or name in fitting:
         return
     said = next((each for each in reversed(layers) if "method.name" in each), layers[0])
-    if said is layers[0] or all(f"method.{each}" in said for each in ("trains", *_SIZES)):
+    if said is layers[0] or all(f"method.{each}" in said for each in ("trains", *MAIN_SIZES)):
         if fitting:
             print(f"warning: --method.name is {method.name!r}, and what trains is {fitting[0]}.", flush=True)
         return

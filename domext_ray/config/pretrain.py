@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from domext_ray.config.method import MethodConfig
+from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.fields import (
     MANY,
     UseGpu,
@@ -319,10 +320,9 @@ class PretrainConfig:
                 value = getattr(self.vocab, option)
                 require(not value, f"vocab.{option}", value, "empty when --base is none")
             require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
-            for size in ("heads", "ffn_units", "bottleneck_size"):
-                require(
-                    not getattr(self.method, size), f"method.{size}", getattr(self.method, size), "0 without a base"
-                )
+            for part in DOMAIN_PARTS:
+                value = getattr(self.method, part.size)
+                require(not value, f"method.{part.size}", value, "0 without a base")
             require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
             longest = max(self.train.seq_length, self.train.long_seq_length)
             require(
@@ -332,13 +332,12 @@ class PretrainConfig:
                 f"at most --shape.max_position_embeddings ({self.shape.max_position_embeddings})",
             )
         elif self.method.trains == "extensions":
-            method = self.method
+            has_size = any(getattr(self.method, size) for size in MAIN_SIZES)
             require(
-                method.has_domain or method.module_hidden_size > 0 or method.lora_rank > 0 or self.vocab.extends_base,
+                has_size or self.vocab.extends_base,
                 "method.trains",
-                method.trains,
-                "all when there is no extension; or give one (--method.heads, --method.ffn_units, "
-                "--method.bottleneck_size, --method.module_hidden_size, --method.lora_rank, --vocab.size)",
+                self.method.trains,
+                f"all when there is no extension; or give one ({name_options(EXTENSIONS)}, --vocab.size)",
             )
         elif self.method.trains != "all":
             require(

@@ -25,11 +25,12 @@ from domext_ray.errors import RunError
 from domext_ray.export.card import read_terms
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_folder
 from domext_ray.export.model_folder import check_tokenizer, rebuild_run, save_plain
+from domext_ray.extensions.lora import build_lora_config
+from domext_ray.extensions.table import find_others, is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import detach, is_extension, name_plain
-from domext_ray.model.lora import build_lora_config
+from domext_ray.model.graft import detach, name_plain
 
 ADAPTERS_VERSION = "1.3.0"
 """Version of AdapterHub's library whose format is written; without one it takes "gelu" for the tanh approximation."""
@@ -169,8 +170,8 @@ def export_adapterhub(
         readme = _ADAPTERHUB_README.format(
             base=name,
             domain=domain,
-            number="Two adapters" if sizes["bottleneck_place"] == "both" else "An adapter",
-            size=sizes["bottleneck_size"],
+            number="Two adapters" if sizes.bottleneck_place == "both" else "An adapter",
+            size=sizes.bottleneck_size,
             version=ADAPTERS_VERSION,
             checkpoint=checkpoint,
             note=note,
@@ -226,23 +227,16 @@ def _check_bottlenecks(model: DomextForMaskedLM, domain: str) -> None:
     if domain not in config.domains:
         raise RunError(f"the model has no domain {domain!r} to export; it has {', '.join(config.domains) or 'none'}.")
     sizes = config.domains[domain]
-    if not sizes["bottleneck_size"]:
+    if not sizes.bottleneck_size:
         raise RunError(f"the domain {domain!r} has no bottlenecks, so AdapterHub's format has no place for it.")
-    found = {
-        f"{sizes['heads']} extra heads a layer in the domain {domain!r}": sizes["heads"],
-        f"{sizes['ffn_units']} extra FFN units a layer in the domain {domain!r}": sizes["ffn_units"],
-        f"{config.extension_vocab_size} new words": config.extension_vocab_size,
-        f"extension modules of width {config.module_hidden_size}": config.module_hidden_size,
-        "LoRA": len(_name_lora(model)),
-        # That library's LayerNorm has another epsilon than the base's.
-        f"a LayerNorm inside the bottlenecks of the domain {domain!r}": sizes["bottleneck_layer_norm"],
-        _CAUSAL: config.causal,
-    }
+    others = [*find_others("adapterhub", config, [name for name, _ in model.named_parameters()], domain)]
+    if sizes.bottleneck_layer_norm:  # that library's LayerNorm has another epsilon than the base's
+        others.append(f"a LayerNorm inside the bottlenecks of the domain {domain!r}")
+    others += [_CAUSAL] if config.causal else []
     active = config.domains if config.active_domains is None else config.active_domains
-    found |= {f"the active domain {name!r} besides {domain!r}": 1 for name in active if name != domain}
-    for part, is_there in found.items():
-        if is_there:
-            raise RunError(f"the model has {part}, which AdapterHub's format does not hold; {_AUGMENTED}.")
+    others += [f"the active domain {name!r} besides {domain!r}" for name in active if name != domain]
+    if others:
+        raise RunError(f"the model has {others[0]}, which AdapterHub's format does not hold; {_AUGMENTED}.")
 
 
 def _check_lora(model: DomextForMaskedLM, base: Base, tensors: dict[str, Tensor]) -> None:
@@ -304,15 +298,15 @@ def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> 
     """Return adapter_config.json of AdapterHub's library: its DoubleSeqBnConfig, every choice spelt out."""
     config = cast(DomextConfig, model.config)
     sizes = config.domains[domain]
-    layers = range(sizes["first_layer"], sizes["last_layer"] + 1)
+    layers = range(sizes.first_layer, sizes.last_layer + 1)
     is_roberta = _is_roberta(model)
     return {
         "config": {
-            "mh_adapter": sizes["bottleneck_place"] != "output",
-            "output_adapter": sizes["bottleneck_place"] != "attention",
+            "mh_adapter": sizes.bottleneck_place != "output",
+            "output_adapter": sizes.bottleneck_place != "attention",
             "cross_adapter": False,
-            "non_linearity": sizes["bottleneck_activation"],
-            "reduction_factor": find_reduction_factor(config.hidden_size, sizes["bottleneck_size"]),
+            "non_linearity": sizes.bottleneck_activation,
+            "reduction_factor": find_reduction_factor(config.hidden_size, sizes.bottleneck_size),
             "original_ln_before": False,
             "original_ln_after": True,
             "residual_before_ln": True,
@@ -320,7 +314,7 @@ def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> 
             "ln_before": False,
             "ln_after": False,
             "init_weights": "houlsby",
-            "is_parallel": sizes["bottleneck_parallel"],
+            "is_parallel": sizes.bottleneck_parallel,
             "scaling": 1.0,
             "use_gating": False,
             "dropout": 0.0,

@@ -14,8 +14,10 @@ import yaml
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.extensions.anatomy import DomainPart, Extension
+from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.model.counts import ParameterCounts
-from domext_ray.model.graft import Extensions
+from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
 
 _STANDING = "The terms of the base and of the text hold; the code is Apache-2.0."
@@ -81,8 +83,7 @@ class CardFacts:
         base_sha256: hash of the base's tensors; "none" without a base.
         terms: those of the base's card.
         counts: parameters.
-        num_new_words: words of the extension vocabulary.
-        extensions: domains and modules of the model.
+        shape: the model's configuration.
         num_steps: optimiser steps made.
         summary: content of the run's summary.json, for the figures before and after; empty: no figures.
     """
@@ -92,8 +93,7 @@ class CardFacts:
     base_sha256: str
     terms: Terms
     counts: ParameterCounts
-    num_new_words: int
-    extensions: Extensions
+    shape: DomextConfig
     num_steps: int
     summary: dict[str, Any] = field(default_factory=dict)
 
@@ -107,8 +107,7 @@ class CardFacts:
     @property
     def has_extension(self) -> bool:
         """Whether the model is more than a plain BERT or RoBERTa, or another, so that its folder brings code."""
-        parts = self.num_new_words or self.extensions.domains or self.extensions.module_hidden_size
-        return bool(parts or self.config.objective.is_left_to_right)
+        return self.shape.has_extension
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -153,65 +152,45 @@ def build_card(facts: CardFacts) -> str:
 
 def _describe_model(facts: CardFacts) -> str:
     method, objective = facts.config.method, _describe_objective(facts.config)
-    extensions, parts = facts.extensions, []
-    if facts.num_new_words:
-        parts.append(f"{facts.num_new_words:,} new words with embeddings of their own")
-    if extensions.module_hidden_size:
-        parts.append(
-            f"beside each layer a gated extension module of width {extensions.module_hidden_size:,} with "
-            f"{extensions.module_ffn_size:,} FFN units (exBERT)"
-        )
-    parts += [_describe_domain(name, domain) for name, domain in extensions.domains.items()]
+    shape = facts.shape
+    others = [each for each in EXTENSIONS if not isinstance(each, DomainPart)]
+    parts = [each.describe(shape, method) for each in others if not each.is_merged]
+    parts = [*filter(None, parts), *(_describe_domain(name, domain) for name, domain in shape.domains.items())]
+    merged = " and ".join(filter(None, (each.describe(shape, method) for each in others if each.is_merged)))
     start = "random weights" if facts.config.base == "none" else f"`{facts.base_name}`"
     if not parts:
-        return f"A BERT of which {_describe_trained(method)} trained by {objective}, from {start}."
+        return f"A BERT of which {_describe_trained(method, merged)} trained by {objective}, from {start}."
     if method.trains == "all":
         return f"{start}, and {'; '.join(parts)}; every parameter was trained on domain text by {objective}."
     frozen = "every parameter but its heads' frozen" if method.train_heads else "every parameter frozen"
     text = f"{start} with {frozen}, and {'; '.join(parts)}; trained on domain text by {objective}."
-    if method.trains == "domain" or len(extensions.domains) > 1:
+    if method.trains == "domain" or len(shape.domains) > 1:
         text += f" This run trained the domain `{method.domain}`."
-    if method.lora_rank:
-        return f"{text} LoRA's updates of rank {method.lora_rank} ({method.lora_targets}) are merged into the base."
+    if merged:
+        return f"{text} {merged} are merged into the base."
     if facts.config.init_from:
         return text
     return f"{text} Taking the extension away gives the base back bit for bit."
 
 
-def _describe_domain(name: str, domain: dict[str, Any]) -> str:
-    """Say what a domain adds, and to which layers."""
-    parts = []
-    if domain["heads"]:
-        parts.append(f"{domain['heads']} extra attention head(s)")
-    if domain["ffn_units"]:
-        parts.append(f"{domain['ffn_units']:,} extra FFN units")
-    if domain["heads"] or domain["ffn_units"]:
-        parts[-1] += " (AF Adapter)"
-    if domain["bottleneck_size"]:
-        norms = " and shifts of the LayerNorms" if domain["layer_norms"] else ""
-        parts.append(f"{_describe_bottlenecks(domain)} of width {domain['bottleneck_size']:,}{norms} (Houlsby)")
+def _describe_domain(name: str, domain: Domain) -> str:
+    """Say what a domain adds, and to which layers; a paper is named once, after its last part."""
+    parts = [part for part in DOMAIN_PARTS if getattr(domain, part.size)]
+    papers = [part.paper for part in parts]
+    said = [
+        part.describe_in_layer(domain) + (f" ({part.paper})" if part.paper not in papers[index + 1 :] else "")
+        for index, part in enumerate(parts)
+    ]
     return (
-        f"for the domain `{name}`, in each of the layers {domain['first_layer']} to {domain['last_layer']} "
-        f"{' and '.join(parts)}"
+        f"for the domain `{name}`, in each of the layers {domain.first_layer} to {domain.last_layer} "
+        f"{' and '.join(said)}"
     )
 
 
-def _describe_bottlenecks(domain: dict[str, Any]) -> str:
-    """Say how many bottlenecks a layer has and in what they differ from the paper's main ones."""
-    both = domain["bottleneck_place"] == "both"
-    number = "two" if both else {"attention": "an attention", "output": "an FFN"}[domain["bottleneck_place"]]
-    kinds = [
-        "parallel" if domain["bottleneck_parallel"] else "",
-        domain["bottleneck_activation"] if domain["bottleneck_activation"] != "gelu" else "",
-        "normalised" if domain["bottleneck_layer_norm"] else "",
-    ]
-    return " ".join([number, *filter(None, kinds), "bottlenecks" if both else "bottleneck"])
-
-
-def _describe_trained(method: MethodConfig) -> str:
+def _describe_trained(method: MethodConfig, merged: str) -> str:
     """Say which parameters of a model without extensions were trained, with the verb."""
-    if method.lora_rank:
-        return f"LoRA's updates of rank {method.lora_rank} ({method.lora_targets}), merged here, were"
+    if merged:
+        return f"{merged}, merged here, were"
     return {
         "top_layers": f"the top {method.top_layers} layer(s) were",
         "layer_norms": "the LayerNorms were",
@@ -304,46 +283,15 @@ _BERT_ENTRY = """@inproceedings{devlin2019bert,
   year = {2019}
 }"""
 
-_EXBERT_ENTRY = """@inproceedings{tai2020exbert,
-  title = {{exBERT}: Extending Pre-trained Models with Domain-specific Vocabulary Under Constrained Training Resources},
-  author = {Tai, Wen and Kung, H. T. and Dong, Xin and Comiter, Marcus and Kuo, Chang-Fu},
-  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
-  year = {2020}
-}"""
-
-_AF_ENTRY = """@misc{yan2022afadapter,
-  title = {{AF} Adapter: Continual Pretraining for Building {Chinese} Biomedical Language Model},
-  author = {Yan, Yongyu and Xue, Kui and Shi, Xiaoming and Ye, Qi and Liu, Jingping and Ruan, Tong},
-  year = {2022},
-  eprint = {2211.11363},
-  archivePrefix = {arXiv}
-}"""
-
-
-_HOULSBY_ENTRY = """@inproceedings{houlsby2019adapters,
-  title = {Parameter-Efficient Transfer Learning for {NLP}},
-  author = {Houlsby, Neil and Giurgiu, Andrei and Jastrzebski, Stanislaw and Morrone, Bruna and de Laroussilhe, Quentin
-    and Gesmundo, Andrea and Attariyan, Mona and Gelly, Sylvain},
-  booktitle = {Proceedings of ICML},
-  year = {2019}
-}"""
-
-_LORA_ENTRY = """@inproceedings{hu2022lora,
-  title = {{LoRA}: Low-Rank Adaptation of Large Language Models},
-  author = {Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and Wang, Shean and
-    Wang, Lu and Chen, Weizhu},
-  booktitle = {Proceedings of ICLR},
-  year = {2022}
-}"""
-
 
 def _describe_sources(facts: CardFacts) -> str:
-    used = {
-        _AF_ENTRY: any(each["heads"] or each["ffn_units"] for each in facts.extensions.domains.values()),
-        _HOULSBY_ENTRY: any(each["bottleneck_size"] for each in facts.extensions.domains.values()),
-        _EXBERT_ENTRY: facts.num_new_words > 0 or facts.extensions.module_hidden_size > 0,
-        _LORA_ENTRY: facts.config.method.lora_rank > 0,
-        _BERT_ENTRY: True,
-    }
-    entries = "\n\n".join(entry for entry, is_used in used.items() if is_used)
+    used = [each.citation for each in EXTENSIONS if _has(facts, each)] + [_BERT_ENTRY]
+    entries = "\n\n".join(dict.fromkeys(used))  # two parts may be one paper's
     return f"## Terms\n\n{facts.terms.describe()}\n\n## Citation\n\n```bibtex\n{entries}\n```"
+
+
+def _has(facts: CardFacts, extension: Extension[Any]) -> bool:
+    """Whether a model has a kind of extension."""
+    if isinstance(extension, DomainPart):
+        return any(getattr(domain, extension.size) for domain in facts.shape.domains.values())
+    return bool(extension.describe(facts.shape, facts.config.method))

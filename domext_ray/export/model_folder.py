@@ -31,8 +31,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, describe_extensions, describe_plain, detach, name_plain
-from domext_ray.model.lora import merge_lora
+from domext_ray.model.graft import Extensions, describe_plain, detach, merge_extensions, name_plain
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
@@ -213,7 +212,7 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
     """
     check_target(folder, HUGGINGFACE)
     run = rebuild_run(run_dir)
-    merge_lora(cast(nn.Module, run.model))
+    merge_extensions(cast(nn.Module, run.model))
     shape = cast(DomextConfig, run.model.config)
     heads = run.base.heads if run.base else ()
     card = CardFacts(
@@ -222,8 +221,7 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         base_sha256=run.checkpoint.record["base_sha256"],
         terms=read_terms(run.base.folder) if run.base else Terms(),
         counts=count_parameters(shape, run.config.method, heads, next_sentence=run.config.objective.next_sentence),
-        num_new_words=shape.extension_vocab_size,
-        extensions=describe_extensions(shape),
+        shape=shape,
         num_steps=run.checkpoint.step,
         summary=_read_summary(run_dir / "summary.json", run.checkpoint.step),
     )

@@ -13,10 +13,11 @@ from typing import Any
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
+from domext_ray.extensions.table import EXTENSIONS
 
 TOLERANCE = 0.01
 """How far, relative to the budget, the share of a solved method may be from it."""
-_FINE_PARTS = ("ffn_units", "bottleneck_size", "lora_rank", "module_ffn_size")
+_FINE_PARTS = tuple(part for extension in EXTENSIONS for part in extension.scaled)
 _STEPS = 60  # halvings of an interval: more than a float has bits
 
 
@@ -69,11 +70,9 @@ def solve_budget(
 
 def _scale(method: MethodConfig, factor: float, num_heads: int) -> MethodConfig:
     """Multiply every part that the method has; none vanishes."""
-    sizes: dict[str, Any] = {
-        part: max(1, round(getattr(method, part) * factor)) for part in _FINE_PARTS if getattr(method, part)
-    }
-    if method.module_hidden_size:
-        sizes["module_hidden_size"] = max(1, round(method.module_hidden_size * factor / num_heads)) * num_heads
+    sizes: dict[str, Any] = {}
+    for extension in EXTENSIONS:
+        sizes |= extension.resize(method, factor, num_heads)
     return replace(method, **sizes)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import torch
@@ -15,15 +15,14 @@ from transformers import BertConfig, PreTrainedConfig, RobertaConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
-from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.lora import inject_lora, name_unwrapped
 
-_EXTENSION = re.compile(r"\.(domains|extension|lora_A|lora_B)\.")
-_NEW_WORDS = ("bert.embeddings.extension.", "cls.predictions.extension.")
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
+_BASE_LAYER = ".base_layer."  # within the name of a matrix that peft has wrapped
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,12 @@ class Extensions:
     """The extensions of a model, new words apart: what a run that goes on from another one must make too.
 
     Args:
-        domains: as in `DomextConfig.domains`.
+        domains: by name; a checkpoint's record, or a test, may say less of a domain than it has.
         module_hidden_size: h'; 0: no modules.
         module_ffn_size: f'.
     """
 
-    domains: dict[str, dict[str, Any]] = field(default_factory=dict)
+    domains: Mapping[str, Domain | Mapping[str, Any]] = field(default_factory=dict)
     module_hidden_size: int = 0
     module_ffn_size: int = 0
 
@@ -120,20 +119,9 @@ def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions)
         first, end = method.layer_range or (0, last)
         if end > last:
             raise ConfigError(f"--method.layers is {method.layers!r}; the encoder has the layers 0 to {last}.")
-        own = {
-            "heads": method.heads,
-            "ffn_units": method.ffn_units,
-            "bottleneck_size": method.bottleneck_size,
-            "layer_norms": method.bottleneck_norms,
-            "bottleneck_activation": method.bottleneck_activation,
-            "bottleneck_layer_norm": method.bottleneck_layer_norm,
-            "bottleneck_place": method.bottleneck_place,
-            "bottleneck_parallel": method.bottleneck_parallel,
-            "first_layer": first,
-            "last_layer": end,
-        }
+        values = {name: value for part in DOMAIN_PARTS for name, value in part.get_values(method).items()}
         try:
-            complete_domain(method.domain, own, num_layers)
+            own = complete_domain(method.domain, {**values, "first_layer": first, "last_layer": end}, num_layers)
         except ValueError as error:
             raise ConfigError(f"--method.domain: {error}") from error
         if domains.get(method.domain, own) != own:
@@ -169,8 +157,8 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
 
 
-def _list_values(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _list_values(domain: Domain) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asdict(domain).items())
 
 
 def _own_values(config: DomextConfig) -> dict[str, Any]:
@@ -238,10 +226,10 @@ def build_model(
             _start_from_pieces(model, new_words)
     elif shape.position_init == "sinusoidal":
         _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, config.initializer_range)
-    if method.lora_rank:
-        with torch.random.fork_rng(devices=[]):
-            torch.random.set_rng_state(after_model)
-            inject_lora(cast(nn.Module, model), method)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.set_rng_state(after_model)
+        for extension in EXTENSIONS:
+            extension.attach(cast(nn.Module, model), method)
     names = trainable_names(model, method, base.heads if base else ())
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)
@@ -269,11 +257,6 @@ def _start_from_pieces(model: DomextForMaskedLM, new_words: Sequence[Sequence[in
     with torch.no_grad():
         for row, pieces in enumerate(new_words):
             extension.weight[row] = known[torch.tensor(pieces)].float().mean(dim=0)
-
-
-def is_extension(name: str) -> bool:
-    """Whether a parameter belongs to an extension, by its name in the model."""
-    return _EXTENSION.search(name) is not None
 
 
 def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Collection[str]) -> set[str]:
@@ -305,10 +288,7 @@ def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Colle
 
 
 def _trains_extension(name: str, method: MethodConfig) -> bool:
-    if ".domains." in name:
-        return method.trains in ("extensions", "domain") and f".domains.{method.domain}." in name and method.has_domain
-    is_module = ".extension." in name and not name.startswith(_NEW_WORDS)
-    return method.trains == "extensions" and (method.module_hidden_size > 0 or not is_module)
+    return any(each.parameters.search(name) and each.trains(name, method) for each in EXTENSIONS)
 
 
 def trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
@@ -334,6 +314,17 @@ def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bo
     softmax in turn (`jobs/benchmark.py step --precision bf16` shows the whole step).
     """
     model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
+
+
+def merge_extensions(model: nn.Module) -> None:
+    """Move the extensions that wrap the base's matrices, such as LoRA, into these; others stay."""
+    for extension in EXTENSIONS:
+        extension.merge(model)
+
+
+def name_unwrapped(name: str) -> str:
+    """Return the name that a parameter has without peft's wrappers."""
+    return name.replace(_BASE_LAYER, ".")
 
 
 def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = None) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
+from domext_ray.extensions.table import SIZES
 from domext_ray.files import read_json, write_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import ParameterCounts
@@ -65,7 +66,7 @@ PILOT_WARMUP_STEPS = 5
 
 _STEPS_REMEDY = "bring back a copy of it, or give another --run.name"
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "init_from")  # what a preset may say
-_PARTS = ("heads", "ffn_units", "bottleneck_size", "module_hidden_size", "module_ffn_size", "lora_rank", "top_layers")
+_PARTS = (*SIZES, "top_layers")
 _BASE = {"method": {"trains": "biases", "heads": 0, "ffn_units": 0}}  # starts from the base as it is
 
 

@@ -55,7 +55,7 @@ class AdaptersRival:
             "adapter": {
                 "name": self.domain,
                 "reduction_factor": find_reduction_factor(
-                    self.config.hidden_size, self.config.domains[self.domain]["bottleneck_size"]
+                    self.config.hidden_size, self.config.domains[self.domain].bottleneck_size
                 ),
             },
             "device": str(device),

@@ -204,7 +204,7 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
         finetuned,
         fitted,
         domain,
-        (sizes["first_layer"], sizes["last_layer"]),
+        (sizes.first_layer, sizes.last_layer),
         config.remove_norms,
         config.num_resamples,
         output,

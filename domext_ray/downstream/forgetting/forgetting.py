@@ -33,7 +33,7 @@ from domext_ray.labelled.metrics.metrics import PairedDifference, Score, compare
 from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, hash_tensors, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.lora import merge_lora
+from domext_ray.model.graft import merge_extensions
 from domext_ray.progress import StatusLine, format_seconds
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
@@ -64,7 +64,7 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
         raise BaseModelError(f"--models {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
     if (folder / "config.yaml").is_file():
         run = rebuild_run(folder)
-        merge_lora(cast(nn.Module, run.model))
+        merge_extensions(cast(nn.Module, run.model))
         loaded, tokenizer = run.model, run.tokenizer
     elif is_export(folder):
         loaded, tokenizer = _load_export(folder), load_tokenizer(folder)

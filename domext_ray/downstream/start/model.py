@@ -30,8 +30,7 @@ from domext_ray.model.base import hash_tensors, is_own_config, load_base
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextModel, DomextPreTrainedModel
-from domext_ray.model.graft import add_domains, choose_attention, describe_extensions
-from domext_ray.model.lora import merge_lora
+from domext_ray.model.graft import add_domains, choose_attention, describe_extensions, merge_extensions
 from domext_ray.runtime.quiet import quiet_libraries
 
 TRAININGS = "trainings"
@@ -146,7 +145,7 @@ def load_export(kind: type[DomextPreTrainedModel], folder: Path, option: str) ->
 
 def _read_run(model: str, folder: Path, step: int) -> StartModel:
     run = rebuild_run(folder, step)
-    merge_lora(cast(nn.Module, run.model))
+    merge_extensions(cast(nn.Module, run.model))
     tensors = _pick_encoder(run.model.state_dict())
     config = cast(DomextConfig, run.model.config)
     terms = read_terms(run.base.folder) if run.base else Terms()

@@ -8,6 +8,8 @@ RoBERTa (no extension) and the same encoder with extra attention heads and FFN u
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -21,6 +23,37 @@ BOTTLENECK_CHOICES = {
     "bottleneck_place": ("both", "attention", "output"),
 }
 """What the words in a domain's description may be; the first is what it is when left out."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What one domain adds to the layers that have it; one of its three sizes at least is above 0.
+
+    Args:
+        heads: extra attention heads per layer (AF Adapter).
+        ffn_units: extra FFN units per layer (AF Adapter).
+        bottleneck_size: width m of the bottlenecks (Houlsby et al.).
+        layer_norms: the bottlenecks shift their sublayers' LayerNorms.
+        bottleneck_activation: gelu, relu or tanh, between a bottleneck's two matrices.
+        bottleneck_layer_norm: a bottleneck normalises what it reads, with a LayerNorm of its own.
+        bottleneck_place: both sublayers have a bottleneck, or attention alone, or the FFN alone ("output").
+        bottleneck_parallel: a bottleneck reads its sublayer's input instead of its output.
+        first_layer: first layer that has all this, from 0.
+        last_layer: last such layer.
+
+    Source: the variants of bottlenecks, Houlsby et al. section 3.6.
+    """
+
+    heads: int = 0
+    ffn_units: int = 0
+    bottleneck_size: int = 0
+    layer_norms: bool = True
+    bottleneck_activation: str = "gelu"
+    bottleneck_layer_norm: bool = False
+    bottleneck_place: str = "both"
+    bottleneck_parallel: bool = False
+    first_layer: int = 0
+    last_layer: int = 0
 
 
 class DomextConfig(PreTrainedConfig):
@@ -44,14 +77,8 @@ class DomextConfig(PreTrainedConfig):
         pad_token_id: id of [PAD].
         position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1.
         has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
-        domains: extensions by domain name, each with the sizes "heads" (extra heads a layer), "ffn_units" (extra FFN
-            units a layer) and "bottleneck_size" (width m of two bottlenecks a layer), of which one at least is above
-            0; "layer_norms", whether the bottlenecks shift their sublayers' LayerNorms; "first_layer" and
-            "last_layer", the layers that have all this, counted from 0. What is left out is 0, True, and all layers.
-            Variants of the bottlenecks (Houlsby et al. section 3.6): "bottleneck_activation", gelu, relu or tanh;
-            "bottleneck_layer_norm", whether a LayerNorm of their own stands before W_down; "bottleneck_place", after
-            both sublayers, or one a layer after "attention" or after the FFN ("output"); "bottleneck_parallel",
-            whether they read their sublayer's input instead of its output. Left out: gelu, False, both, False.
+        domains: a `Domain`, or a mapping of some of its values, by name. What a mapping leaves out is the default, and
+            the last layer is the model's.
         active_domains: domains that take part in the forward pass; None: all.
         module_hidden_size: width h' of the extension modules' attention, a multiple of `num_attention_heads`; 0: none.
         module_ffn_size: FFN units f' of the extension modules.
@@ -87,7 +114,7 @@ class DomextConfig(PreTrainedConfig):
         pad_token_id: int = 0,
         position_rule: str = "absolute",
         has_pooler: bool = False,
-        domains: dict[str, dict[str, Any]] | None = None,
+        domains: Mapping[str, Domain | Mapping[str, Any]] | None = None,
         active_domains: list[str] | None = None,
         module_hidden_size: int = 0,
         module_ffn_size: int = 0,
@@ -171,6 +198,10 @@ class DomextConfig(PreTrainedConfig):
         values, unused = super().get_config_dict(*args, **kwargs)
         return values | values.pop(OWN_FIELDS, {}), unused
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as JSON keeps them."""
+        return {**super().to_dict(), "domains": {name: asdict(domain) for name, domain in self.domains.items()}}
+
     @property
     def base_vocab_size(self) -> int:
         """Rows of the base's word embedding table, which is also the first new word's id."""
@@ -189,12 +220,12 @@ class DomextConfig(PreTrainedConfig):
         return self.max_position_embeddings
 
 
-def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -> dict[str, Any]:
-    """Return a domain's description with every key.
+def complete_domain(name: str, values: Domain | Mapping[str, Any], num_hidden_layers: int) -> Domain:
+    """Return a domain with every value.
 
     Args:
         name: the domain's name.
-        values: what is given of its description; see `DomextConfig`.
+        values: the domain, or what is given of it.
         num_hidden_layers: layers of the model.
 
     Raises:
@@ -207,34 +238,34 @@ def complete_domain(name: str, values: dict[str, Any], num_hidden_layers: int) -
             f"a domain is called {name!r}; its name must be made of letters, digits and underscores, and be none of "
             "torch's words (such as keys or forward)."
         )
-    defaults = {
-        **dict.fromkeys(_SIZES, 0),
-        "layer_norms": True,
-        **{choice: words[0] for choice, words in BOTTLENECK_CHOICES.items()},
-        "bottleneck_layer_norm": False,
-        "bottleneck_parallel": False,
-        "first_layer": 0,
-        "last_layer": num_hidden_layers - 1,
-    }
-    unknown = sorted(values.keys() - defaults.keys())
+    given = asdict(values) if isinstance(values, Domain) else dict(values)
+    keys = [each.name for each in fields(Domain)]
+    unknown = sorted(given.keys() - set(keys))
     if unknown:
-        raise ValueError(f"the domain {name!r} has the key {unknown[0]!r}; its keys are {', '.join(defaults)}.")
-    domain = {**defaults, **values}
-    if min(domain[size] for size in _SIZES) < 0 or not any(domain[size] for size in _SIZES):
-        sizes = ", ".join(f"{size} {domain[size]}" for size in _SIZES)
-        raise ValueError(f"the domain {name!r} has {sizes}; none may be below 0 and one must be above.")
-    for choice, words in BOTTLENECK_CHOICES.items():
-        if domain[choice] not in words:
-            raise ValueError(f"the domain {name!r} has {choice} {domain[choice]!r}; it must be {', '.join(words)}.")
-    if not 0 <= domain["first_layer"] <= domain["last_layer"] < num_hidden_layers:
-        raise ValueError(
-            f"the domain {name!r} has the layers {domain['first_layer']} to {domain['last_layer']}; the model has 0 to "
-            f"{num_hidden_layers - 1}."
-        )
+        raise ValueError(f"the domain {name!r} has the key {unknown[0]!r}; its keys are {', '.join(keys)}.")
+    domain = replace(Domain(last_layer=num_hidden_layers - 1), **given)
+    _check_domain(name, domain, num_hidden_layers)
     return domain
 
 
-def check_active(names: list[str] | None, domains: dict[str, dict[str, Any]]) -> None:
+def _check_domain(name: str, domain: Domain, num_hidden_layers: int) -> None:
+    sizes = {size: getattr(domain, size) for size in _SIZES}
+    if min(sizes.values()) < 0 or not any(sizes.values()):
+        said = ", ".join(f"{size} {value}" for size, value in sizes.items())
+        raise ValueError(f"the domain {name!r} has {said}; none may be below 0 and one must be above.")
+    for choice, words in BOTTLENECK_CHOICES.items():
+        if getattr(domain, choice) not in words:
+            raise ValueError(
+                f"the domain {name!r} has {choice} {getattr(domain, choice)!r}; it must be {', '.join(words)}."
+            )
+    if not 0 <= domain.first_layer <= domain.last_layer < num_hidden_layers:
+        raise ValueError(
+            f"the domain {name!r} has the layers {domain.first_layer} to {domain.last_layer}; the model has 0 to "
+            f"{num_hidden_layers - 1}."
+        )
+
+
+def check_active(names: list[str] | None, domains: Mapping[str, Domain]) -> None:
     """Raise ValueError if a name to activate is no domain of the model."""
     for name in names or []:
         if name not in domains:

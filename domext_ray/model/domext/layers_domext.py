@@ -28,7 +28,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .configuration_domext import DomextConfig
+from .configuration_domext import Domain, DomextConfig
 
 
 def attend_eagerly(
@@ -255,18 +255,18 @@ class Bottleneck(nn.Module):
 
     Args:
         config: the model's configuration.
-        domain: complete description of its domain, as in `DomextConfig.domains`.
+        domain: its domain.
     """
 
-    def __init__(self, config: DomextConfig, domain: dict[str, Any]) -> None:
+    def __init__(self, config: DomextConfig, domain: Domain) -> None:
         super().__init__()
-        width, size = config.hidden_size, domain["bottleneck_size"]
-        self.is_parallel: bool = domain["bottleneck_parallel"]
-        self.input_norm = LayerNorm(width, eps=config.layer_norm_eps) if domain["bottleneck_layer_norm"] else None
+        width, size = config.hidden_size, domain.bottleneck_size
+        self.is_parallel = domain.bottleneck_parallel
+        self.input_norm = LayerNorm(width, eps=config.layer_norm_eps) if domain.bottleneck_layer_norm else None
         self.down = BottleneckInput(width, size)
-        self.activation = ACT2FN[domain["bottleneck_activation"]]
+        self.activation = ACT2FN[domain.bottleneck_activation]
         self.up = BottleneckOutput(size, width)
-        self.norm = NormShift(config) if domain["layer_norms"] else None
+        self.norm = NormShift(config) if domain.layer_norms else None
 
     def forward(self, sublayer_input: Tensor, sublayer_output: Tensor) -> Tensor:
         """Return this domain's term of the sublayer's output, from whichever of the two it reads."""
@@ -444,18 +444,18 @@ class Layer(GradientCheckpointingLayer):
 
     def add_domain(self, name: str) -> list[nn.Module]:
         """Make this layer's parts of a domain that the configuration describes, and return them."""
-        sizes = self.config.domains[name]
-        if not sizes["first_layer"] <= self.index <= sizes["last_layer"]:
+        domain = self.config.domains[name]
+        if not domain.first_layer <= self.index <= domain.last_layer:
             return []
         parts: list[tuple[nn.ModuleDict, nn.Module]] = []
-        if sizes["heads"]:
-            parts.append((self.attention.domains, DomainHeads(self.config, sizes["heads"])))
-        if sizes["ffn_units"]:
-            parts.append((self.domains, DomainUnits(self.config, sizes["ffn_units"])))
-        if sizes["bottleneck_size"]:
+        if domain.heads:
+            parts.append((self.attention.domains, DomainHeads(self.config, domain.heads)))
+        if domain.ffn_units:
+            parts.append((self.domains, DomainUnits(self.config, domain.ffn_units)))
+        if domain.bottleneck_size:
             for place, sublayer in (("attention", self.attention.output), ("output", self.output)):
-                if sizes["bottleneck_place"] in ("both", place):
-                    parts.append((sublayer.domains, Bottleneck(self.config, sizes)))
+                if domain.bottleneck_place in ("both", place):
+                    parts.append((sublayer.domains, Bottleneck(self.config, domain)))
         for domains, part in parts:
             domains[name] = part
         return [part for _, part in parts]

@@ -1,0 +1,1 @@
+"""What a base can be extended by: one file per kind, and one table that everything else asks."""

@@ -1,0 +1,220 @@
+"""What every kind of extension says of itself, so that nobody else has to know it by name.
+
+Configuration, model, counts, budgets, cards and export formats go through `table.EXTENSIONS` and ask. Nothing here
+imports torch: a command line's mistakes are told before that is loaded. The modules that compute are in `model/domext`,
+because exports carry them along.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+from domext_ray.options.fields import require, require_one_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TRAINS = ("extensions", "domain", "all", "top_layers", "layer_norms", "biases")
+Format = Literal["bank", "adapterhub", "peft"]
+"""What can hold an extension beside a Hugging Face folder, which holds all."""
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """Which parameters train, and whose extensions they are; the options of every kind stand beside these.
+
+    trains: extensions: what the method adds, beside a frozen base; domain: of that, the parts of `domain` only; all:
+    every parameter; top_layers: the last `top_layers` layers; layer_norms, biases: those of the whole encoder.
+    """
+
+    name: str = "af"  # what the method is called: names the run, unless --run.name does
+    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = (
+        "extensions"  # what trains; extensions and domain: beside a frozen base
+    )
+    top_layers: int = 0  # layers that train with --method.trains top_layers
+    domain: str = "domain"  # name of the domain that heads, FFN units and bottlenecks belong to
+    layers: str = ""  # layers that have these, counted from 0, such as 6-11; empty: all
+    init: Literal["zero", "paper"] = "zero"  # the domain's start; zero: step 0 is the base; paper: the papers' own
+    active_domains: str = ""  # domains that take part, separated by commas; empty: all, those of --init_from too
+    trainable_budget: float = (
+        0.0  # trainable share of base and extension, from which sizes are solved; 0: sizes as given
+    )
+    train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
+
+
+class DomainSizes(Protocol):
+    """A domain of a model; see `model.domext.configuration_domext.Domain`."""
+
+    @property
+    def first_layer(self) -> int:
+        """First layer that has it."""
+
+    @property
+    def last_layer(self) -> int:
+        """Last layer that has it."""
+
+
+class Shape(Protocol):
+    """An augmented model's shape; see `model.domext.configuration_domext.DomextConfig`."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    extension_vocab_size: int
+    module_hidden_size: int
+    module_ffn_size: int
+
+    @property
+    def domains(self) -> Mapping[str, Any]:
+        """The domains by name."""
+
+
+OptionsT = TypeVar("OptionsT", bound=TrainedPart)
+
+
+class Extension(Generic[OptionsT]):
+    """One kind of extension; `OptionsT` are its options, which are a part of `MethodConfig`.
+
+    Class attributes:
+        sizes: options that are whole numbers, all above 0 where a method has it and all 0 where not.
+        scaled: those of `sizes` that a budget changes by steps of 1.
+        parameters: finds its parameters by their names in a model.
+        formats: what can hold it beside a Hugging Face folder.
+        tunes_tasks: fine-tuning may add it for the task.
+        is_merged: an export has it in the base's matrices instead of beside them.
+        paper: who it is from, as a model card says it.
+        citation: a BibTeX entry.
+    """
+
+    sizes: ClassVar[tuple[str, ...]] = ()
+    scaled: ClassVar[tuple[str, ...]] = ()
+    parameters: ClassVar[re.Pattern[str]]
+    formats: ClassVar[tuple[Format, ...]] = ()
+    tunes_tasks: ClassVar[bool] = False
+    is_merged: ClassVar[bool] = False
+    paper: ClassVar[str] = ""
+    citation: ClassVar[str]
+
+    def is_in(self, method: OptionsT) -> bool:
+        """Whether a method has it; new words are an option of the vocabulary, and in no method."""
+        return any(getattr(method, size) for size in self.sizes)
+
+    def check(self, method: OptionsT) -> None:
+        """Refuse options outside their rules.
+
+        Raises:
+            OptionError: one is.
+        """
+
+    def count(self, shape: Shape, method: OptionsT) -> int:
+        """Count its parameters in the encoder of a model, those of an earlier run too, in closed form."""
+        raise NotImplementedError
+
+    def count_in_head(self, shape: Shape) -> int:
+        """Count its parameters in the masked-LM head."""
+        return 0
+
+    def count_trainable(self, shape: Shape, method: OptionsT) -> int:
+        """Count those of its parameters that train when extensions do."""
+        return self.count(shape, method) + self.count_in_head(shape) if self.is_in(method) else 0
+
+    def trains(self, name: str, method: OptionsT) -> bool:
+        """Whether a parameter of it, given by its name, trains where not everything does."""
+        return method.trains == "extensions" and self.is_in(method)
+
+    def resize(self, method: OptionsT, factor: float, num_heads: int) -> dict[str, int]:
+        """Return its sizes multiplied by a factor, for a budget; none vanishes.
+
+        Args:
+            method: has its sizes.
+            factor: 0 or more.
+            num_heads: the base's attention heads.
+        """
+        present = [size for size in self.scaled if getattr(method, size)]
+        return {size: max(1, round(getattr(method, size) * factor)) for size in present}
+
+    def attach(self, model: nn.Module, method: OptionsT) -> None:
+        """Add to a model with its base's weights what its configuration does not describe."""
+
+    def merge(self, model: nn.Module) -> None:
+        """Move what `attach` added into the base's matrices."""
+
+    def describe(self, shape: Shape, method: OptionsT) -> str:
+        """Say on a model's card what it has of it; empty: nothing."""
+        raise NotImplementedError
+
+    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+        """Name what a model has of it, for a sentence that refuses the model; empty: nothing.
+
+        Args:
+            shape: the model's configuration.
+            parameters: names of all its parameters.
+            domain: whose parts are meant, where parts belong to a domain.
+        """
+        raise NotImplementedError
+
+
+class DomainPart(Extension[OptionsT]):
+    """A part of a domain's layers: several domains may have it, each of another size.
+
+    Class attributes:
+        label: what a table calls its size.
+    """
+
+    label: ClassVar[str]
+    parameters = re.compile(r"\.domains\.")
+
+    @property
+    def size(self) -> str:
+        """Name of the option, and of the value of a `Domain`, that says how large it is."""
+        return self.sizes[0]
+
+    def get_values(self, method: OptionsT) -> dict[str, Any]:
+        """Return its values of the `Domain` that a method adds."""
+        return {self.size: getattr(method, self.size)}
+
+    def count_in_layer(self, shape: Shape, domain: Any) -> int:
+        """Count its parameters in one layer of a domain; 0 where the domain does not have it."""
+        raise NotImplementedError
+
+    def describe_in_layer(self, domain: Any) -> str:
+        """Say what it adds to a layer, without the paper's name; called where the domain has it."""
+        raise NotImplementedError
+
+    def count_in_domain(self, shape: Shape, domain: DomainSizes) -> int:
+        """Count its parameters in all layers of a domain."""
+        return (domain.last_layer - domain.first_layer + 1) * self.count_in_layer(shape, domain)
+
+    def count(self, shape: Shape, method: OptionsT) -> int:
+        """See `Extension.count`."""
+        return sum(self.count_in_domain(shape, domain) for domain in shape.domains.values())
+
+    def count_trainable(self, shape: Shape, method: OptionsT) -> int:
+        """Count those of the method's own domain."""
+        return self.count_in_domain(shape, shape.domains[method.domain]) if self.is_in(method) else 0
+
+    def trains(self, name: str, method: OptionsT) -> bool:
+        """Whether a parameter is of the method's own domain, which trains."""
+        return method.trains in ("extensions", "domain") and f".domains.{method.domain}." in name
+
+    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+        """See `Extension.find`."""
+        number = getattr(shape.domains[domain], self.size) if domain in shape.domains else 0
+        return f"{number} {self.label} per layer in the domain {domain!r}" if number else ""
+
+
+def check_sizes(method: TrainedPart, limits: Mapping[str, int]) -> None:
+    """Refuse sizes below 0 or above what is given by their names."""
+    for name, limit in limits.items():
+        value = getattr(method, name)
+        require(value >= 0, f"method.{name}", value, "0 or more")
+        require(value <= limit, f"method.{name}", value, f"at most {limit:,}")
+
+
+def check_choice(method: TrainedPart, name: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is none of those allowed."""
+    require_one_of(getattr(method, name), f"method.{name}", allowed)

@@ -1,0 +1,111 @@
+"""LoRA through peft: updates of low rank in the base's matrices, and their merging into these.
+
+peft wraps a matrix: it is called `….query.base_layer.weight` then, its update `….query.lora_A.default.weight` and
+`….query.lora_B.default.weight`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_sizes
+from domext_ray.options.fields import MANY, require, require_one_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_PLACES = {
+    "query": r"attention\.self\.query",
+    "key": r"attention\.self\.key",
+    "value": r"attention\.self\.value",
+    "attention_output": r"attention\.output\.dense",
+    "intermediate": r"intermediate\.dense",
+    "output": r"output\.dense",
+}
+
+
+@dataclass(frozen=True)
+class LoraOptions(TrainedPart):
+    """Options of LoRA."""
+
+    lora_rank: int = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
+    lora_alpha: int = 0  # LoRA's scale times its rank; 0: twice the rank
+    lora_targets: str = "query,value"  # of query,key,value,attention_output,intermediate,output
+
+    @property
+    def lora_target_names(self) -> tuple[str, ...]:
+        """Matrices that LoRA updates."""
+        return tuple(each.strip() for each in self.lora_targets.split(","))
+
+
+class Lora(Extension[LoraOptions]):
+    """LoRA (Hu et al. 2022)."""
+
+    sizes = scaled = ("lora_rank",)
+    parameters = re.compile(r"\.lora_[AB]\.")
+    formats = ("peft",)
+    is_merged = True
+    paper = "LoRA"
+    citation = """@inproceedings{hu2022lora,
+  title = {{LoRA}: Low-Rank Adaptation of Large Language Models},
+  author = {Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and Li, Yuanzhi and Wang, Shean and
+    Wang, Lu and Chen, Weizhu},
+  booktitle = {Proceedings of ICLR},
+  year = {2022}
+}"""
+
+    def check(self, method: LoraOptions) -> None:
+        """See `Extension.check`; LoRA trains beside a frozen base only."""
+        check_sizes(method, {"lora_rank": MANY, "lora_alpha": MANY})
+        for target in method.lora_target_names:
+            require_one_of(target, "method.lora_targets", tuple(_PLACES))
+        rule = f"extensions with --method.lora_rank {method.lora_rank}"
+        require(method.trains == "extensions" or not method.lora_rank, "method.trains", method.trains, rule)
+
+    def count(self, shape: Shape, method: LoraOptions) -> int:
+        """Count rank · (inputs + outputs) parameters per matrix."""
+        width, units = shape.hidden_size, shape.intermediate_size
+        widths = {"intermediate": width + units, "output": width + units}
+        a_layer = sum(widths.get(each, 2 * width) for each in set(method.lora_target_names))
+        return shape.num_hidden_layers * method.lora_rank * a_layer if method.lora_rank else 0
+
+    def attach(self, model: nn.Module, method: LoraOptions) -> None:
+        """Wrap the matrices that LoRA updates; the updates start at zero."""
+        if method.lora_rank:
+            from peft import inject_adapter_in_model
+
+            inject_adapter_in_model(build_lora_config(method), model)
+
+    def merge(self, model: nn.Module) -> None:
+        """Add the updates to the matrices and take the wrappers away; a model without LoRA stays as it is."""
+        from peft.tuners.lora import LoraLayer
+
+        for name, module in list(model.named_modules()):
+            if isinstance(module, LoraLayer):
+                module.merge(safe_merge=True)
+                model.set_submodule(name, module.get_base_layer())
+
+    def describe(self, shape: Shape, method: LoraOptions) -> str:
+        """See `Extension.describe`."""
+        return f"LoRA's updates of rank {method.lora_rank} ({method.lora_targets})" if method.lora_rank else ""
+
+    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+        """See `Extension.find`."""
+        return "LoRA" if any(self.parameters.search(name) for name in parameters) else ""
+
+
+def build_lora_config(method: LoraOptions) -> Any:
+    """Return peft's `LoraConfig` of a method: its targets are the base's matrices, never those of an extension."""
+    from peft import LoraConfig  # loads slowly, and only LoRA needs it
+
+    places = "|".join(_PLACES[each] for each in method.lora_target_names)
+    return LoraConfig(
+        r=method.lora_rank,
+        lora_alpha=method.lora_alpha or 2 * method.lora_rank,
+        target_modules=rf".*encoder\.layer\.\d+\.({places})",
+        lora_dropout=0.0,
+        bias="none",
+    )

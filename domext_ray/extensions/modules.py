@@ -1,0 +1,88 @@
+"""exBERT's gated extension modules: a smaller transformer layer beside each of the base's (exBERT section 3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_sizes
+from domext_ray.options.fields import MANY, require
+
+EXBERT = """@inproceedings{tai2020exbert,
+  title = {{exBERT}: Extending Pre-trained Models with Domain-specific Vocabulary Under Constrained Training Resources},
+  author = {Tai, Wen and Kung, H. T. and Dong, Xin and Comiter, Marcus and Kuo, Chang-Fu},
+  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
+  year = {2020}
+}"""
+
+
+@dataclass(frozen=True)
+class ModuleOptions(TrainedPart):
+    """Options of gated modules."""
+
+    module_hidden_size: int = 0  # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
+    module_ffn_size: int = 0  # FFN units f' of such a module (exBERT: 1024)
+    gate_bias: float = 2.0  # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
+
+
+class Modules(Extension[ModuleOptions]):
+    """Gated extension modules; see `layers_domext.ExtensionModule`."""
+
+    sizes = ("module_hidden_size", "module_ffn_size")
+    scaled = ("module_ffn_size",)
+    parameters = re.compile(r"\.layer\.\d+\.extension\.")
+    paper = "exBERT"
+    citation = EXBERT
+
+    def check(self, method: ModuleOptions) -> None:
+        """See `Extension.check`."""
+        check_sizes(method, {"module_hidden_size": MANY})
+        require(abs(method.gate_bias) <= 100.0, "method.gate_bias", method.gate_bias, "from -100 to 100")
+        width, units = method.module_hidden_size, method.module_ffn_size
+        rule = f"{'above 0' if width else '0'} when --method.module_hidden_size is {width}"
+        require((units > 0) == (width > 0) and units >= 0, "method.module_ffn_size", units, rule)
+        require(units <= MANY, "method.module_ffn_size", units, f"at most {MANY:,}")
+
+    def count(self, shape: Shape, method: ModuleOptions) -> int:
+        """See `Extension.count`; a gate adds d + 1 to `count_module_parameters`."""
+        width = shape.hidden_size
+        if not shape.module_hidden_size:
+            return 0
+        a_module = count_module_parameters(width, shape.module_hidden_size, shape.module_ffn_size)
+        return shape.num_hidden_layers * (a_module + width + 1)
+
+    def resize(self, method: ModuleOptions, factor: float, num_heads: int) -> dict[str, int]:
+        """See `Extension.resize`; the width stays a multiple of the number of heads."""
+        if not method.module_hidden_size:
+            return {}
+        width = max(1, round(method.module_hidden_size * factor / num_heads)) * num_heads
+        return {**super().resize(method, factor, num_heads), "module_hidden_size": width}
+
+    def describe(self, shape: Shape, method: ModuleOptions) -> str:
+        """See `Extension.describe`."""
+        if not shape.module_hidden_size:
+            return ""
+        return (
+            f"beside each layer a gated extension module of width {shape.module_hidden_size:,} with "
+            f"{shape.module_ffn_size:,} FFN units (exBERT)"
+        )
+
+    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+        """See `Extension.find`."""
+        width = shape.module_hidden_size
+        return f"extension modules of width {width}" if width else ""
+
+
+def count_module_parameters(hidden_size: int, module_hidden_size: int, module_ffn_size: int) -> int:
+    """Count the parameters of one extension module without its gate, which adds d + 1.
+
+    Args:
+        hidden_size: d.
+        module_hidden_size: h'.
+        module_ffn_size: f'.
+
+    Source: exBERT section 3: attention 4·d·h' + 3·h' + d, FFN 2·d·f' + f' + d, two LayerNorms 4·d.
+    """
+    d, h, f = hidden_size, module_hidden_size, module_ffn_size
+    return (4 * d * h + 3 * h + d) + (2 * d * f + f + d) + 4 * d

@@ -1,0 +1,43 @@
+"""Extra FFN units per layer (AF Adapter section 3.2; FL-tuning has these alone)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart, check_sizes
+from domext_ray.extensions.heads import AF_ADAPTER
+from domext_ray.options.fields import MANY
+
+
+@dataclass(frozen=True)
+class UnitOptions(TrainedPart):
+    """Options of extra FFN units."""
+
+    ffn_units: int = 1024  # extra FFN units per layer (AF Adapter's a)
+
+
+class Units(DomainPart[UnitOptions]):
+    """Extra FFN units; see `layers_domext.DomainUnits`."""
+
+    sizes = scaled = ("ffn_units",)
+    formats = ("bank",)
+    label = "extra FFN units"
+    paper = "AF Adapter"
+    citation = AF_ADAPTER
+
+    def check(self, method: UnitOptions) -> None:
+        """See `Extension.check`."""
+        check_sizes(method, {"ffn_units": MANY})
+
+    def count_in_layer(self, shape: Shape, domain: Any) -> int:
+        """Count 2·d·a + a + d parameters.
+
+        Source: AF Adapter section 3.2.
+        """
+        width, units = shape.hidden_size, domain.ffn_units
+        return 2 * width * units + units + width if units else 0
+
+    def describe_in_layer(self, domain: Any) -> str:
+        """See `DomainPart.describe_in_layer`."""
+        return f"{domain.ffn_units:,} extra FFN units"

@@ -1,0 +1,51 @@
+"""exBERT's new words: embeddings of their own behind the base's table, tied to their rows of the output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_choice
+from domext_ray.extensions.modules import EXBERT
+
+
+@dataclass(frozen=True)
+class WordOptions(TrainedPart):
+    """Options of new words; which ones there are is an option of the vocabulary."""
+
+    word_init: Literal["random", "subword_mean"] = "random"  # new words' embeddings; or the mean of the base's pieces
+
+
+class NewWords(Extension[WordOptions]):
+    """New words; see `layers_domext.Embeddings`."""
+
+    parameters = re.compile(r"^(bert\.embeddings|cls\.predictions)\.extension\.")
+    paper = "exBERT"
+    citation = EXBERT
+
+    def is_in(self, method: WordOptions) -> bool:
+        """Always: words train wherever extensions do."""
+        return True
+
+    def check(self, method: WordOptions) -> None:
+        """See `Extension.check`."""
+        check_choice(method, "word_init", ("random", "subword_mean"))
+
+    def count(self, shape: Shape, method: WordOptions) -> int:
+        """Count d parameters per word."""
+        return shape.extension_vocab_size * shape.hidden_size
+
+    def count_in_head(self, shape: Shape) -> int:
+        """Count a bias per word."""
+        return shape.extension_vocab_size
+
+    def describe(self, shape: Shape, method: WordOptions) -> str:
+        """See `Extension.describe`."""
+        number = shape.extension_vocab_size
+        return f"{number:,} new words with embeddings of their own" if number else ""
+
+    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+        """See `Extension.find`."""
+        return f"{shape.extension_vocab_size} new words" if shape.extension_vocab_size else ""
