@@ -22,8 +22,9 @@ from torch import Tensor
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.extensions.table import is_extension
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model, choose_attention, is_extension
+from domext_ray.model.graft import build_model, choose_attention
 
 VOCAB_SIZE = 30_522
 RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run

@@ -42,7 +42,7 @@ from domext_ray.export.model_folder import export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, build_model, describe_extensions
+from domext_ray.model.graft import build_model
 
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 
@@ -128,10 +128,7 @@ def make_model(base: Base | None, config: PretrainConfig) -> DomextForMaskedLM:
 def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardFacts:
     config = replace(CONFIG, base=str(base.folder))
     counts = count_parameters(model.config, CONFIG.method, HEADS)
-    extensions = describe_extensions(model.config)
-    return CardFacts(
-        name, config, base.sha256, Terms("mit"), counts, num_new_words=0, extensions=extensions, num_steps=3
-    )
+    return CardFacts(name, config, base.sha256, Terms("mit"), counts, model.config, num_steps=3)
 
 
 def load_alone(folder: Path, cwd: Path) -> dict:
@@ -319,9 +316,7 @@ def test_a_base_that_was_exported_here_is_not_replaced_by_what_it_became(
     config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
     source = load_base(str(tiny_base_folder))
     counts = count_parameters(make_model(source, config).config, FULL, HEADS)
-    card = CardFacts(
-        "plain", config, "0" * 64, Terms("mit"), counts, num_new_words=0, extensions=Extensions(), num_steps=1
-    )
+    card = CardFacts("plain", config, "0" * 64, Terms("mit"), counts, source.config, num_steps=1)
     tokenizer = AutoTokenizer.from_pretrained(tiny_base_folder)
     first = export_model(make_model(source, config), tokenizer, tmp_path / "first", card)
     before = read_tree(first)
@@ -397,8 +392,7 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
     assert "the film reviews, was free for research use only." in terms.text
     config = PretrainConfig(method=FULL)
     counts = count_parameters(shipped.config, FULL, HEADS)
-    none = Extensions()
-    card = CardFacts("first", config, shipped.sha256, terms, counts, num_new_words=0, extensions=none, num_steps=1)
+    card = CardFacts("first", config, shipped.sha256, terms, counts, shipped.config, num_steps=1)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "README.md").write_text(build_card(card))
@@ -468,7 +462,7 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
     config = PretrainConfig(base=str(source), method=FULL)
     model = make_model(load_base(str(source)), config).eval()
     counts = count_parameters(model.config, config.method, HEADS)
-    card = CardFacts("plain", config, "0" * 64, Terms(), counts, num_new_words=0, extensions=Extensions(), num_steps=1)
+    card = CardFacts("plain", config, "0" * 64, Terms(), counts, model.config, num_steps=1)
     folder = export_model(model, AutoTokenizer.from_pretrained(source), tmp_path / "export", card, dtype)
     assert not list(folder.glob("*.py"))
     loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
@@ -486,7 +480,7 @@ def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Pat
     model = build_model(base, CONFIG.shape, FULL, vocab_size=size, next_sentence=True, dropout=0.0, seed=3).eval()
     config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
     counts = count_parameters(model.config, FULL, base.heads, next_sentence=True)
-    card = CardFacts("plain", config, "0" * 64, Terms(), counts, num_new_words=0, extensions=Extensions(), num_steps=1)
+    card = CardFacts("plain", config, "0" * 64, Terms(), counts, model.config, num_steps=1)
     folder = export_model(model, AutoTokenizer.from_pretrained(tiny_base_folder), tmp_path / "export", card)
     loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

@@ -32,8 +32,7 @@ from domext_ray.corpus.vocabulary.extension import import_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, store_base
-from domext_ray.model.lora import name_unwrapped
+from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, name_unwrapped, store_base
 from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (
     Checkpoint,

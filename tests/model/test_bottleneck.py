@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.extensions.bottlenecks import count_bottleneck_parameters
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.counts import count_bottleneck_parameters, count_parameters
+from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.domext.layers_domext import Bottleneck, Layer
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
