@@ -204,7 +204,7 @@ class DomainPart(Extension[OptionsT]):
     def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
         """See `Extension.find`."""
         number = getattr(shape.domains[domain], self.size) if domain in shape.domains else 0
-        return f"{number} {self.label} per layer in the domain {domain!r}" if number else ""
+        return f"{number} extra {self.label} per layer in the domain {domain!r}" if number else ""
 
 
 def check_sizes(method: TrainedPart, limits: Mapping[str, int]) -> None:

@@ -28,7 +28,7 @@ class Heads(DomainPart[HeadOptions]):
 
     sizes = ("heads",)
     formats = ("bank",)
-    label = "extra heads"
+    label = "heads"
     paper = "AF Adapter"
     citation = AF_ADAPTER
 

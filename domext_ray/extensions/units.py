@@ -22,7 +22,7 @@ class Units(DomainPart[UnitOptions]):
 
     sizes = scaled = ("ffn_units",)
     formats = ("bank",)
-    label = "extra FFN units"
+    label = "FFN units"
     paper = "AF Adapter"
     citation = AF_ADAPTER
 

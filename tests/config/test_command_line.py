@@ -102,7 +102,7 @@ def test_help_shows_the_values_of_a_run_without_flags(name: str) -> None:
 
 def test_help_is_the_presets() -> None:
     text = format_help(JOBS["pretrain_af"], is_full=False)
-    assert "extra FFN units a layer (AF Adapter's a) [512]" in text and "[0.0004]" in text and "[1024]" not in text
+    assert "extra FFN units per layer (AF Adapter's a) [512]" in text and "[0.0004]" in text and "[1024]" not in text
     assert "shape" not in text and "--help_all" in text and "Config file" not in text
     assert "--shape.hidden_size" in format_help(JOBS["pretrain_bert"], is_full=True)
 
