@@ -119,17 +119,21 @@ def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     os.utime(killed, (0, 0))
     with make_folder_anew(folder) as temporary:
         temporary.mkdir()
-        (temporary / "vocabulary").write_text("old")
+        (temporary / "vocab.txt").write_text("old")
     assert not killed.exists()
     with pytest.raises(KeyboardInterrupt), make_folder_anew(folder) as temporary:
         temporary.mkdir()
-        (temporary / "vocabulary").write_text("new")
+        (temporary / "vocab.txt").write_text("new")
         raise KeyboardInterrupt
     assert [each.name for each in tmp_path.iterdir()] == ["tokenizer"]
-    assert (folder / "vocabulary").read_text() == "old"
+    assert (folder / "vocab.txt").read_text() == "old"
     with make_folder_anew(folder) as temporary:
         temporary.mkdir()
     assert list(folder.iterdir()) == [] and [each.name for each in tmp_path.iterdir()] == ["tokenizer"]
+    (folder / "notes.md").write_text("mine")
+    with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), make_folder_anew(folder):
+        pass
+    assert (folder / "notes.md").read_text() == "mine"
 
 
 def test_parts_are_what_was_written(tmp_path: Path) -> None:
