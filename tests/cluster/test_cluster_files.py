@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema
 import kubernetes_validate
 import pytest
 import tomllib
 import yaml
+from command_lines import read_ray_command
 from conftest import REPOSITORY, write_corpus
 from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -202,7 +202,7 @@ def test_kuberay_takes_the_file(name: str) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
         options = [text for name, value in group["rayStartParams"].items() for text in (f"--{name}", value)]
-        parse_command(["ray", "start", *options])
+        read_ray_command(["start", *options])
 
 
 def test_the_schema_finds_a_wrong_field() -> None:
@@ -231,21 +231,11 @@ def test_ray_takes_the_runtime_environment() -> None:
     assert (first, second) == (f"-c {root}/cluster/constraints.txt", root)
 
 
-def parse_command(command: list[str]) -> click.Context:
-    """Let Ray's own command line read a command, without running it."""
-    found: click.Command = cli
-    names = command[1:]
-    while isinstance(found, click.Group):
-        name = names.pop(0)
-        found = found.commands[name]
-    return found.make_context(name, names)
-
-
 @pytest.mark.parametrize("name", SHOWN)
 def test_commands_of_ray_are_rays(name: str) -> None:
     commands = [each for each in list_commands(name) if each[0] == "ray"]
     for command in commands:
-        parse_command([*command, "python"] if command[-1] == "--" else command)
+        read_ray_command([*command[1:], "python"] if command[-1] == "--" else command[1:])
     assert commands or name in (*RAY_JOBS, "slurm.sbatch")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import load_jobs
 from conftest import REPOSITORY
 
 from domext_ray.config.command_line import Job, format_help, run_job
@@ -33,11 +33,6 @@ NEEDED = {
     "export_hf": ("--run", "runs/af"),
 }
 """What a job cannot do without."""
-
-
-def load_jobs() -> dict[str, Job[Any]]:
-    found = {path.stem: path for path in sorted(FOLDER.glob("*.py")) if "run_job(JOB)" in path.read_text()}
-    return {name: runpy.run_path(str(path))["JOB"] for name, path in found.items()}
 
 
 JOBS = load_jobs()

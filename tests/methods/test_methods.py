@@ -1,6 +1,6 @@
 """The behaviour matrix: every method and combination of methods.py, each against the same list of promises.
 
-`python tests/methods/test_methods.py` runs it and prints the table of README.
+`python tests/methods/test_methods.py` runs it and prints the table of .github/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -458,7 +458,7 @@ class Collector:
         return report
 
     def format_table(self) -> str:
-        """Return the table of README."""
+        """Return the table of .github/RESULTS.md."""
         lines = [["Method", *PLACES_IN_TABLE], ["---"] * (len(PLACES_IN_TABLE) + 1)]
         lines += [[row.name, *(self._format_cell(row, column) for column in PLACES_IN_TABLE)] for row in ROWS]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,292 @@
+"""Every document: its commands are read by what they call, its Python names exist, its links lead somewhere.
+
+Nothing is run. Bash reads the blocks of commands where none is installed, and records how it was asked to call them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import tomllib
+import yaml
+from command_lines import load_jobs, read_ray_command
+from conftest import REPOSITORY
+
+from domext_ray.config.parsing import parse_config
+from domext_ray.labelled.set_description import read_description
+from domext_ray.options.option_list import list_options
+from domext_ray.options.option_values import FILE_OPTION, read_flags
+from domext_ray.search.space import read_space
+
+PLACES = ("*.md", "*/README.md", ".github/*.md", "domext_ray/assets/*/README.md")
+DOCUMENTS = sorted({path for each in PLACES for path in REPOSITORY.glob(each)})
+IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
+MOST_LINES = 320
+"""Of the front page, which is read in one sitting."""
+LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
+OUR_FOLDERS = ("cluster/", "jobs/", "tests/", "domext_ray/", ".ci/", ".github/")
+IMAGE = "/opt/domext_ray/"
+"""Where the image has the repository."""
+FREE = set("cd docker git kubectl mlflow mypy pre-commit pytest ruff scancel tail tensorboard".split())
+"""Commands of others whose options are not looked at; the files of ours that they name are."""
+OTHERS_OPTIONS = {"--help", "--help_all", f"--{FILE_OPTION}", "--generate", "--head", "--runtime-env", "--working-dir"}
+"""Options in running text that are no option of a job."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document."""
+
+    document: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(REPOSITORY)}:{self.line}"
+
+
+def find_blocks(document: Path) -> Iterator[Block]:
+    lines, start, language = document.read_text(encoding="utf-8").splitlines(), -1, ""
+    for number, line in enumerate(lines):
+        if line.startswith("```"):
+            if start < 0:
+                start, language = number, line.removeprefix("```")
+            else:
+                yield Block(document, start + 2, language, "\n".join(lines[start + 1 : number]) + "\n")
+                start = -1
+    assert start < 0, f"{document}: a block without its end"
+
+
+BLOCKS = [block for document in DOCUMENTS for block in find_blocks(document)]
+
+
+def select(language: str) -> pytest.MarkDecorator:
+    found = [each for each in BLOCKS if each.language == language]
+    return pytest.mark.parametrize("block", found, ids=map(str, found))
+
+
+JOBS = load_jobs()
+RECORD = 'record() { printf "%s\\x1f" "$@" >>"$RECORD_FILE"; printf "\\x1e" >>"$RECORD_FILE"; }\n'
+
+
+def list_commands(text: str, folder: Path) -> list[list[str]]:
+    """Return the commands of a block as bash calls them: variables filled in, words split, comments gone."""
+    for place in re.findall(r"(?:^|&& )([\w.][\w.-]*/[\w./-]+)", text, re.M):  # such as .venv/bin/pip
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        name = Path(place).name
+        (folder / place).write_text(f'#!{shutil.which("bash")}\n{RECORD}record {name} "$@"\n', encoding="utf-8")
+        (folder / place).chmod(0o700)
+    (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / ".venv" / "bin" / "activate").touch()
+    script = f'{RECORD}cd() {{ record cd "$@"; }}\ncommand_not_found_handle() {{ record "$@"; }}\n{text}'
+    environment = {"PATH": "/nowhere", "RECORD_FILE": str(folder / "record"), "HOME": str(folder)}
+    command = [str(shutil.which("bash")), "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    records = (folder / "record").read_text(encoding="utf-8").split("\x1e")[:-1]
+    return [each.split("\x1f")[:-1] for each in records]
+
+
+def read_command(command: Sequence[str]) -> None:
+    """Let a command be read by what it calls; an assertion, or the reader's own error, says what is wrong."""
+    name, *words = command
+    for word in words:
+        place = word.removeprefix(IMAGE)
+        if place.startswith(OUR_FOLDERS) and not re.search(r"[*\s]", place):
+            assert (REPOSITORY / place).exists(), f"{place} is not there"
+    if name == "python":
+        read_python_command(words)
+    elif name == "pip":
+        read_pip_command(words)
+    elif name == "ray":
+        verb, rest = read_ray_command(words)
+        if verb in ("submit", "exec"):  # what it would run is read likewise
+            read_command(rest[rest.index("--") + 1 :] if verb == "submit" else shlex.split(rest[1]))
+    elif name == "sbatch":
+        read_command(words[1:])
+    else:
+        assert name in FREE, f"{name} is no command that this test knows"
+
+
+def read_python_command(words: Sequence[str]) -> None:
+    if words[0] == "-m":
+        assert words[1] in ("venv", "pytest")
+        return
+    path = Path(words[0].removeprefix(IMAGE))
+    assert (REPOSITORY / path).is_file()
+    if path == Path("jobs/benchmark.py"):
+        read_benchmark(path, words[1:])
+    elif path.parts[0] == "jobs":
+        read_job_options(path.stem, list(words[1:]))
+
+
+def read_benchmark(path: Path, options: Sequence[str]) -> None:
+    made = runpy.run_path(str(REPOSITORY / path))["parse_options"](list(options))
+    assert isinstance(made, argparse.Namespace)
+
+
+def read_job_options(name: str, options: list[str]) -> None:
+    """Let a job read its options; one that it does not use would get a warning."""
+    job = JOBS[name]
+    if {"--help", "--help_all"} & set(options):
+        return
+    file = read_flags(job.config_class, options).file
+    if file.startswith("runs/"):  # an earlier command's
+        place = options.index(f"--{FILE_OPTION}")
+        del options[place : place + 2]
+    parse_config(job.config_class, str(job.preset) if job.preset else None, options)
+    unused = [each for each in read_flags(job.config_class, options).settings if job.is_unused(each)]
+    assert not [each for each in unused if not each.startswith(("shape.", "vocab.lowercase"))]
+
+
+def read_pip_command(words: Sequence[str]) -> None:
+    assert words[0] == "install"
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for word in words[1:]:
+        found = re.search(r"^(?:\.|domext_ray)\[(.*)\]", word)
+        assert not found or set(found[1].split(",")) <= extras.keys(), word
+
+
+def test_the_front_page_is_read_in_one_sitting() -> None:
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_blocks_say_their_language(document: Path) -> None:
+    assert {each.language for each in find_blocks(document)} <= LANGUAGES
+
+
+@select("bash")
+def test_every_command_is_read_by_what_it_calls(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = list_commands(block.text, tmp_path)
+    assert commands
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.syspath_prepend(REPOSITORY / "jobs")
+    for command in commands:
+        read_command(command)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("python jobs/pretrain_af.py --method.headz 3", "--method.headz is no option"),
+        ("python jobs/finetune.py --grid.lr fast", "--grid.lr is 'fast'"),
+        ("python jobs/prepare_corpus.py --method.heads 2", "method.heads"),
+        ("python jobs/nothing.py", "jobs/nothing.py is not there"),
+        ("sbatch cluster/slurm.sbatch python jobs/sweep.py --trials 3", "--trials is no option"),
+        (
+            'JOB="python jobs/pretrain_af.py --corpse x"\nray job submit --working-dir . -- $JOB',
+            "--corpse is no option",
+        ),
+        ("ray job submit --no-weight -- python jobs/sweep.py", "--no-weight"),
+        ("kubectl apply -f cluster/kuberay/none.yaml", "none.yaml is not there"),
+        ('pip install -e ".[nothing]"', "nothing"),
+        ("rm -rf /", "rm is no command"),
+    ],
+)
+def test_a_wrong_command_is_found(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = list_commands(text, tmp_path)
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises((AssertionError, ValueError, click.ClickException), match=re.escape(says)):
+        for command in commands:
+            read_command(command)
+
+
+@select("python")
+def test_every_name_that_is_imported_is_there(block: Block) -> None:
+    """Names of this package are also called with arguments that they take."""
+    ours: dict[str, Any] = {}
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                ours[each.asname or each.name] = importlib.import_module(each.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            for each in node.names:
+                ours[each.asname or each.name] = getattr(module, each.name)
+    for node in ast.walk(ast.parse(block.text)):
+        if not isinstance(node, ast.Call):
+            continue
+        path = ast.unparse(node.func).split(".")
+        if path[0] in ours and all(each.isidentifier() for each in path):
+            called = ours[path[0]]
+            for name in path[1:]:
+                called = getattr(called, name)
+            is_plain = not any(isinstance(each, ast.Starred) for each in node.args)
+            if is_plain and getattr(called, "__module__", "").startswith("domext_ray"):
+                inspect.signature(called).bind(*node.args, **{each.arg: None for each in node.keywords if each.arg})
+
+
+@select("yaml")
+def test_every_yaml_is_read(block: Block, tmp_path: Path) -> None:
+    values = yaml.safe_load(block.text)
+    if "space" in values:
+        assert read_space(values["space"]).dimensions
+    elif "task" in values:
+        (tmp_path / "mine.yaml").write_text(block.text, encoding="utf-8")
+        assert read_description(tmp_path / "mine.yaml").task == values["task"]
+    else:
+        pytest.fail("no reader is known for it")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_option_in_running_text_is_one(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    known = {f"--{option}" for job in JOBS.values() for option in list_options(job.config_class)}
+    benchmark = set(re.findall(r'"(--\w+)"', (REPOSITORY / "jobs" / "benchmark.py").read_text()))
+    named = {each for code in re.findall(r"`([^`]+)`", text) for each in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
+    unknown = {each.rstrip(".") for each in named} - known - benchmark - OTHERS_OPTIONS
+    assert not {each for each in unknown if not any(other.startswith(f"{each}.") for other in known)}
+
+
+def find_anchors(document: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_every_link_into_the_repository_leads_somewhere(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
+    for target in targets:
+        if re.match(r"\w+:", target):
+            continue
+        place, _, anchor = target.partition("#")
+        path = (document.parent / place).resolve() if place else document
+        assert path.exists(), f"{target} leads nowhere"
+        assert not anchor or anchor in find_anchors(path), f"{target}: no such heading"
+
+
+def test_badges_are_true() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    python, licence = ((REPOSITORY / ".github" / f"{name}.svg").read_text() for name in ("python", "licence"))
+    tested = (REPOSITORY / ".ci" / "run").read_text()
+    oldest = project["requires-python"].removeprefix(">=")
+    assert f"{oldest}+, tested on 3.11<" in python and "${PYTHON:-python3.11}" in tested
+    assert f">{project['license']}<" in licence
+
+
+def test_every_job_and_every_room_has_its_row() -> None:
+    jobs = (REPOSITORY / "jobs" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)\.py` \|", jobs, re.M)) == {*JOBS, "benchmark"}
+    rows = re.findall(r"^\| (`.*?) \|", (REPOSITORY / "domext_ray" / "README.md").read_text(encoding="utf-8"), re.M)
+    package = REPOSITORY / "domext_ray"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    rooms |= {path.name for path in package.glob("*.py") if path.name != "__init__.py"}
+    assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == rooms
