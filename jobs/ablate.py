@@ -1,4 +1,4 @@
-"""Study bottlenecks as their paper does: remove them by layers, start them otherwise, make them smaller or larger.
+"""Study bottlenecks as their paper does: remove them by layers, vary their start, vary their size.
 
     python jobs/ablate.py --study spans --finetuned runs/af-ner            # without retraining; heat map over layers
     python jobs/ablate.py --study sigma --task ner --data DIR --model runs/af --run.name ner
@@ -39,7 +39,7 @@ def ablate(config: AblateConfig) -> None:
 
 
 def check(config: AblateConfig) -> None:
-    """Refuse a task or a place that there is not."""
+    """Refuse a task or a place that does not exist."""
     from domext_ray.labelled.set_description import check_set
 
     if config.study != "spans":  # which takes both from its run

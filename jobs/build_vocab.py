@@ -1,8 +1,8 @@
-"""Learn new words of a domain for a base, and say what a vocabulary of which size would save.
+"""Learn new words of a domain for a base, and show what vocabularies of other sizes would save.
 
     python jobs/build_vocab.py --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
-    python jobs/build_vocab.py --vocab.words words.txt --base bert-base-uncased       # words of one's own, one a line
-    python jobs/pretrain_exbert.py --vocab.words runs/words …                         # uses them
+    python jobs/build_vocab.py --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
+    python jobs/pretrain_exbert.py --vocab.size 0 --vocab.words runs/words …          # uses them
 
 Training's other options may be given too, and have no effect here.
 """

@@ -1,4 +1,4 @@
-r"""Compare methods at an equal trainable budget and equal training time, several seeds each.
+r"""Compare methods with one trainable budget and one training time, several seeds each.
 
     python jobs/compare.py --seconds 90                            # the small base and corpus that ship
     python jobs/compare.py --base BASE --corpus 'texts/*.txt' --methods full,lora,af,bottleneck --budget 0.17 \

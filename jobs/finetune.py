@@ -29,7 +29,7 @@ def finetune(config: FinetuneConfig) -> None:
 
 
 def check(config: FinetuneConfig) -> None:
-    """Refuse a task or a place that there is not."""
+    """Refuse a task or a place that does not exist."""
     from domext_ray.labelled.set_description import check_set
 
     check_set(config.task, config.data)

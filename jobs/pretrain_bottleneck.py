@@ -1,9 +1,9 @@
-"""Houlsby's bottleneck adapters: two a layer, with shifts of its LayerNorms, beside a frozen base.
+"""Houlsby's bottleneck adapters: two per layer, with shifts of its LayerNorms, beside a frozen base.
 
     python jobs/pretrain_bottleneck.py --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
     python jobs/pretrain_bottleneck.py … --method.bottleneck_size 8 --method.layers 6-11 --method.init paper
     python jobs/pretrain_bottleneck.py … --init_from runs/clinic --method.domain cardiology --run.name clinic-2
-                                                    # a second domain beside the first one, which is frozen now
+                                                    # a second domain; the first one is frozen now
 
 Options come from jobs/configs/bottleneck.yaml, then from --config_path, then from flags.
 """

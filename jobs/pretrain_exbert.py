@@ -1,9 +1,9 @@
-"""exBERT: new words of the domain, and a gated extension module beside every frozen layer.
+r"""exBERT: new words of the domain, and a gated extension module beside every frozen layer.
 
     python jobs/pretrain_exbert.py --base bert-base-uncased --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
-    python jobs/pretrain_exbert.py … --vocab.words words --objective.next_sentence true --prepare.document file
-    python jobs/pretrain_exbert.py … --vocab.words runs/clinic/tokenizer --init_from runs/clinic --method.trains all \
-        --run.name clinic-2                                           # second stage: every parameter trains
+    python jobs/pretrain_exbert.py … --vocab.size 0 --vocab.words runs/words                   # words of build_vocab.py
+    python jobs/pretrain_exbert.py … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \
+        --method.trains all --run.name clinic-2                       # second stage: every parameter trains
 
 Without modules: --method.module_hidden_size 0 --method.module_ffn_size 0; without new words: --vocab.size 0.
 Options come from jobs/configs/exbert.yaml, then from --config_path, then from flags.

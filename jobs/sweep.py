@@ -34,7 +34,7 @@ def sweep(config: SweepConfig) -> None:
 
 
 def check(config: SweepConfig) -> None:
-    """Refuse a task or a place that there is not."""
+    """Refuse a task or a place that does not exist."""
     from domext_ray.labelled.set_description import check_set
 
     for task, data in zip(config.task_names, config.places, strict=True):

@@ -181,6 +181,16 @@ def test_every_command_is_read_by_what_it_calls(block: Block, tmp_path: Path, mo
         read_command(command)
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_every_example_of_a_jobs_help_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = re.findall(r"^ *(python jobs/(?:.*\\\n)*.*)", JOBS[name].about, re.M)
+    commands = list_commands("\n".join(each.replace(" …", "") for each in examples), tmp_path)
+    assert [each for each in commands if each[1] == f"jobs/{name}.py"]
+    monkeypatch.chdir(REPOSITORY)
+    for command in commands:
+        read_command(command)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -309,7 +309,7 @@ class AblateConfig(FinetuneConfig):
     """
 
     method: MethodConfig = field(default_factory=lambda: BOTTLENECK)
-    study: Literal["spans", "sigma", "size"] = "spans"  # remove parts by layers, start them otherwise, or size them
+    study: Literal["spans", "sigma", "size"] = "spans"  # remove parts by layers; vary their start; vary their size
     finetuned: str = ""  # spans: directory of a fine-tuning run that has ended, such as runs/af-ner
     domain: str = ""  # spans: domain whose parts are removed; empty: the run's own, or the only one
     remove_norms: bool = False  # spans: the shifts of the span's LayerNorms are removed too

@@ -56,7 +56,7 @@ class PrepareConfig:
     min_document_chars: int = 20  # shorter documents are dropped and counted
     max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
-    chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word a character
+    chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word per character
     shard_bytes: int = 8 * 2**20  # source bytes of one reading task, which makes one shard
     max_dropped_frac: float = free(0.5)  # share of rows without text (null, no such field, not UTF-8) that is refused
     cache_dir: str = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
@@ -85,8 +85,8 @@ class VocabConfig:
     lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)
     min_frequency: int = 5  # new words must occur this often in the corpus
     whole_words: bool = False  # new entries are whole words only, no pieces of words
-    protected: str = ""  # file of words, one a line, that get an entry whatever their frequency
-    words: str = ""  # new words of one's own: a file, one a line, or a folder that jobs/build_vocab.py made
+    protected: str = ""  # file of words, one per line, that get an entry whatever their frequency
+    words: str = ""  # your own new words: a file, one per line, or a folder that jobs/build_vocab.py made
     extend: str = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:
@@ -187,8 +187,8 @@ class TrainConfig:
     eval_every: int = free(200)  # steps between evaluations (also at the start and at the end)
     eval_rows: int = free(400)  # held-out rows of an evaluation, at most
     max_failures: int = free(3)  # worker failures after which the job gives up
-    tokens_per_second: float = free(0.0)  # rate that a dry run reckons with; 0: it times a few steps on this machine
-    general_probe: str = free("")  # sentences of the forgetting meter, one a line; empty: those that ship
+    tokens_per_second: float = free(0.0)  # rate that a dry run assumes; 0: it times a few steps on this machine
+    general_probe: str = free("")  # sentences of the forgetting meter, one per line; empty: those that ship
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "checkpoint_every", "eval_every", "eval_rows"):

@@ -46,11 +46,11 @@ class SearchConfig:
     objectives: str = "f1"  # f1, general_accuracy, trainable, tokens_per_second; several by commas
     trials: int = 20  # trials; of a grid, every point is one
     rungs: int = 1  # times that a trial is scored
-    reduction: int = 3  # a rung's budget over the one's before it; asha lets one of so many go on
+    reduction: int = 3  # each rung's budget is so many times the one before; asha keeps one trial in so many
     parallel: int = free(0)  # trials at once; 0: as many as the cluster has room for
     max_failures: int = free(2)  # deaths of a trial's process after which it is given up
     axis: str = free("")  # dimension along which F1 is drawn; empty: trained parameters
-    curves: str = free("")  # dimension whose values are curves of their own there
+    curves: str = free("")  # dimension that has a curve per value there
     seed: int = 0  # of the search; a trial's own is --seed
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class SweepConfig(PretrainConfig):
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
     search: SearchConfig = whole(SearchConfig, by="file")
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-    score_base: bool = free(True)  # fine-tune and score the base as it is, too: what trials have to beat
+    score_base: bool = free(True)  # also fine-tune and score the base without pre-training
     mlflow: bool = free(False)  # also log to MLflow, RUN/mlflow.db; needs pip install mlflow
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ class BottleneckOptions(TrainedPart):
     """Options of bottlenecks; the variants are those of Houlsby et al. section 3.6."""
 
     bottleneck_size: int = 0  # width m of two bottlenecks per layer (Houlsby: 64); 0: none
-    bottleneck_norms: bool = True  # bottlenecks shift their sublayers' LayerNorms (the base's own stay as they are)
+    bottleneck_norms: bool = True  # bottlenecks shift their sublayers' LayerNorms (the base's own do not change)
     bottleneck_std: float = 0.01  # standard deviation of bottlenecks' weights with --method.init paper
     bottleneck_activation: Literal["gelu", "relu", "tanh"] = "gelu"  # between a bottleneck's two matrices
     bottleneck_layer_norm: bool = False  # a bottleneck normalises what it reads, with a LayerNorm of its own
