@@ -26,7 +26,11 @@ import yaml
 from command_lines import load_jobs, read_ray_command
 from conftest import REPOSITORY
 
-from domext_ray.config.parsing import parse_config
+from domext_ray.commands.job import Job
+from domext_ray.commands.main import JOBS as VERBS
+from domext_ray.commands.main import find_verb
+from domext_ray.config.parsing import build_config
+from domext_ray.config.presets import find_preset
 from domext_ray.labelled.set_description import read_description
 from domext_ray.options.option_list import list_options
 from domext_ray.options.option_values import FILE_OPTION, read_flags
@@ -111,6 +115,8 @@ def read_command(command: Sequence[str]) -> None:
             assert (REPOSITORY / place).exists(), f"{place} is not there"
     if name == "python":
         read_python_command(words)
+    elif name == "domext":
+        read_verb(words)
     elif name == "pip":
         read_pip_command(words)
     elif name == "ray":
@@ -132,7 +138,15 @@ def read_python_command(words: Sequence[str]) -> None:
     if path == Path("jobs/benchmark.py"):
         read_benchmark(path, words[1:])
     elif path.parts[0] == "jobs":
-        read_job_options(path.stem, list(words[1:]))
+        read_job_options(JOBS[path.stem], list(words[1:]))
+
+
+def read_verb(words: Sequence[str]) -> None:
+    if words[0] == "presets":
+        assert not words[1:] or (words[1] == "show" and find_preset(words[2]).is_file())
+    elif not {"--help", "--version"} & set(words):
+        verb = find_verb(words)
+        read_job_options(VERBS[verb], list(words[len(verb.split()) :]))
 
 
 def read_benchmark(path: Path, options: Sequence[str]) -> None:
@@ -140,16 +154,17 @@ def read_benchmark(path: Path, options: Sequence[str]) -> None:
     assert isinstance(made, argparse.Namespace)
 
 
-def read_job_options(name: str, options: list[str]) -> None:
+def read_job_options(job: Job[Any], options: list[str]) -> None:
     """Let a job read its options; one that it does not use would get a warning."""
-    job = JOBS[name]
     if {"--help", "--help_all"} & set(options):
         return
     file = read_flags(job.config_class, options).file
     if file.startswith("runs/"):  # an earlier command's
         place = options.index(f"--{FILE_OPTION}")
         del options[place : place + 2]
-    parse_config(job.config_class, str(job.preset) if job.preset else None, options)
+    build_config(
+        job.config_class, find_preset(job.preset) if job.preset else None, read_flags(job.config_class, options)
+    )
     unused = [each for each in read_flags(job.config_class, options).settings if job.is_unused(each)]
     assert not [each for each in unused if not each.startswith(("shape.", "vocab.lowercase"))]
 
@@ -181,11 +196,11 @@ def test_every_command_is_read_by_what_it_calls(block: Block, tmp_path: Path, mo
         read_command(command)
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_every_example_of_a_jobs_help_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = re.findall(r"^ *(python jobs/(?:.*\\\n)*.*)", JOBS[name].about, re.M)
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_example_of_a_verbs_help_is_read(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = re.findall(r"^ +(domext (?:.*\\\n)*.*)", VERBS[verb].about, re.M)
     commands = list_commands("\n".join(each.replace(" …", "") for each in examples), tmp_path)
-    assert [each for each in commands if each[1] == f"jobs/{name}.py"]
+    assert [each for each in commands if find_verb(each[1:]) == verb]
     monkeypatch.chdir(REPOSITORY)
     for command in commands:
         read_command(command)
@@ -198,6 +213,9 @@ def test_every_example_of_a_jobs_help_is_read(name: str, tmp_path: Path, monkeyp
         ("python jobs/finetune.py --grid.lr fast", "--grid.lr is 'fast'"),
         ("python jobs/prepare_corpus.py --method.heads 2", "method.heads"),
         ("python jobs/nothing.py", "jobs/nothing.py is not there"),
+        ("domext pretrain af --method.headz 3", "--method.headz is no option"),
+        ("domext finetun", "did you mean finetune?"),
+        ("domext presets show nothing", "'nothing' is no preset"),
         ("sbatch cluster/slurm.sbatch python jobs/sweep.py --trials 3", "--trials is no option"),
         (
             'JOB="python jobs/pretrain_af.py --corpse x"\nray job submit --working-dir . -- $JOB',

@@ -42,6 +42,7 @@ ROOMS = (
     "pipeline",
     "study",
     "search",
+    "commands",
 )
 """The rooms: folders of the package, and modules at its root. One may import only those before it; jobs import all."""
 

@@ -165,7 +165,7 @@ class AdapterBank:
         """
         path = folder / BANK
         if not path.is_file():
-            raise RunError(f"{folder} is no adapter bank: it has no {BANK}; give a folder that jobs/bank.py made.")
+            raise RunError(f"{folder} is no adapter bank: it has no {BANK}; give a folder that domext bank made.")
         try:
             header = json.loads(path.read_text(encoding="utf-8"))
             if header["format"] == FORMAT:
@@ -453,7 +453,7 @@ def format_bank(bank: AdapterBank) -> str:
 
 
 def run_bank(config: BankConfig) -> None:
-    """Do what jobs/bank.py was asked for.
+    """Do what `domext bank` was asked for.
 
     Raises:
         DomextError: it cannot be done, or `--verify` found damage.

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from domext_ray.config.identity import ConfigT
 from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
+from domext_ray.config.presets import find_options
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import OptionError
 from domext_ray.extensions.table import MAIN_SIZES
-from domext_ray.options.option_values import Settings, build, read_file, read_flags
+from domext_ray.options.option_values import GivenOptions, Settings, build, read_file, read_flags
 
 
 def parse_config(
@@ -28,15 +29,31 @@ def parse_config(
         ConfigError: a file that is missing or no YAML, an unknown option, or a value outside its rule.
     """
     line = read_flags(config_class, sys.argv[1:] if args is None else args)
-    preset: Settings = read_file(config_class, Path(default_path), "the preset") if default_path else {}
-    file: Settings = read_file(config_class, Path(line.file)) if line.file else {}
-    config = build(config_class, [preset, file, line.settings])
+    return build_config(config_class, Path(default_path) if default_path else None, line)
+
+
+def build_config(config_class: type[ConfigT], preset_path: Path | None, given: GivenOptions) -> ConfigT:
+    """Build a configuration from a preset and what a user gave.
+
+    Args:
+        config_class: the frozen dataclass to build.
+        preset_path: the preset, a YAML file; None: the defaults of the class.
+        given: options of a command line or of Python; its file, a YAML file of options or a preset's name, stands
+            between the preset and them.
+
+    Raises:
+        ConfigError: a file that is missing or no YAML, or a value outside its rule.
+    """
+    preset: Settings = read_file(config_class, preset_path, "the preset") if preset_path else {}
+    file: Settings = read_file(config_class, find_options(given.file)) if given.file else {}
+    layers = (preset, file, given.settings)
+    config = build(config_class, layers)
     if isinstance(config, PretrainConfig):
-        _check_name(config.method, config.vocab.extends_base, (preset, file, line.settings))
+        _check_name(config.method, config.vocab.extends_base, layers)
     else:
         method = getattr(config, "method", None)
         if method is not None:
-            _check_name(method, False, (preset, file, line.settings))
+            _check_name(method, False, layers)
     return config
 
 

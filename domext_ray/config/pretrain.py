@@ -86,7 +86,7 @@ class VocabConfig:
     min_frequency: int = 5  # new words must occur this often in the corpus
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: str = ""  # file of words, one per line, that get an entry whatever their frequency
-    words: str = ""  # your own new words: a file, one per line, or a folder that jobs/build_vocab.py made
+    words: str = ""  # your own new words: a file, one per line, or a folder that domext vocab made
     extend: str = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:

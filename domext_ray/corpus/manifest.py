@@ -165,7 +165,7 @@ def read_manifest(folder: Path) -> Manifest:
             record.get("dropped_places", {}),
         )
     except FileNotFoundError as error:
-        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with jobs/prepare_corpus.py.") from error
+        raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare.") from error
     except PermissionError as error:
         raise CorpusError(
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."

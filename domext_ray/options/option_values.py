@@ -7,6 +7,7 @@ and where it was given. draccus makes the configuration, and is imported in this
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -46,18 +47,18 @@ Settings = Mapping[str, Setting]
 
 
 @dataclass(frozen=True)
-class CommandLine:
-    """A command line's options.
+class GivenOptions:
+    """What a user gave, as flags or in Python.
 
     Args:
-        settings: what was given.
-        file: the file of --config_path; "" without one.
-        repeated: options that stand there more than once; the last one counts.
+        settings: options.
+        file: what config_path names; "" without one.
+        repeated: flags that stand there more than once; the last one counts.
     """
 
     settings: Settings
-    file: str
-    repeated: tuple[str, ...]
+    file: str = ""
+    repeated: tuple[str, ...] = ()
 
 
 def read_file(config_class: type, path: Path, option: str = f"--{FILE_OPTION}") -> dict[str, Setting]:
@@ -100,25 +101,60 @@ def list_settings(config_class: type, values: Mapping[str, Any], prefix: str = "
     """List the options of nested dictionaries.
 
     Raises:
-        ConfigError: a key is no option.
+        ConfigError: a key is no option, or an option stands there twice (as optim.lr and as lr in optim).
     """
     options, sections = list_options(config_class), list_sections(config_class)
     settings: dict[str, Setting] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name in sections and isinstance(value, Mapping):
-            settings.update(list_settings(config_class, value, f"{name}."))
+            found = list_settings(config_class, value, f"{name}.")
         elif name in options:
-            settings[name] = Setting(value)
+            found = {name: Setting(value)}
         else:
             what = f"a group of options, not {_show(value)}." if name in sections else "no option"
             raise ConfigError(
                 f"{name!r} is {what}{'' if name in sections else _hint(config_class, name, in_file=True)}"
             )
+        twice = settings.keys() & found.keys()
+        if twice:
+            raise ConfigError(f"{min(twice)!r} is given twice; give it once.")
+        settings.update(found)
     return settings
 
 
-def read_flags(config_class: type, args: Sequence[str]) -> CommandLine:
+def read_arguments(config_class: type, values: Mapping[str, Any], file: str | os.PathLike[str] = "") -> GivenOptions:
+    """Read options that are given in Python.
+
+    Args:
+        config_class: whose options.
+        values: an option's value by its name, or a group's options by the group's name. An option that is a text takes
+            a path too, and several values, which a command line has with commas between them.
+        file: a YAML file of options, or the name of a preset.
+
+    Raises:
+        ConfigError: a name is no option, or is given twice.
+    """
+    options = list_options(config_class)
+    settings = {
+        name: Setting(_to_text(each.value) if options[name].kind is str else _to_plain(each.value))
+        for name, each in list_settings(config_class, values).items()
+    }
+    return GivenOptions(settings, os.fspath(file))
+
+
+def _to_text(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return ",".join(str(_to_text(each)) for each in value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else _to_plain(value)
+
+
+def _to_plain(value: Any) -> Any:
+    """A number of NumPy or torch becomes Python's own."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def read_flags(config_class: type, args: Sequence[str]) -> GivenOptions:
     """Read a command line of `--OPTION VALUE`, `--OPTION=VALUE`, and `--OPTION` alone of one that is true or false.
 
     Raises:
@@ -153,7 +189,7 @@ def read_flags(config_class: type, args: Sequence[str]) -> CommandLine:
         else:
             settings[name] = Setting(value)
         last = name
-    return CommandLine(settings, file, tuple(dict.fromkeys(repeated)))
+    return GivenOptions(settings, file, tuple(dict.fromkeys(repeated)))
 
 
 def _read_section(config_class: type, name: str, text: str) -> Iterator[tuple[str, Setting]]:

@@ -118,7 +118,7 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
     for estimate, length in zip(
         forecast.estimates, (config.train.seq_length, config.train.long_seq_length), strict=False
     ):
-        rows = "not estimated: no sample of the text makes a row quickly (jobs/prepare_corpus.py counts them)"
+        rows = "not estimated: no sample of the text makes a row quickly (domext prepare counts them)"
         if estimate is not None:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
             rows = f"{estimate.num_rows:,} of {length} tokens at most ({share})"

@@ -1,4 +1,4 @@
-"""Several methods at an equal trainable budget and for an equal time, several seeds each: what jobs/compare.py calls.
+"""Several methods at an equal trainable budget and for an equal time, several seeds each: what `domext compare` calls.
 
 Enters: a `StudyConfig` and the methods' presets. Leaves: the study directory RUN.DIR/RUN.NAME with a run directory for
 every method and seed, comparison.md, comparison.png and results.json. The same command goes on where it stopped.

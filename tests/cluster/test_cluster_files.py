@@ -21,9 +21,12 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import cli
 
-from domext_ray.config.parsing import parse_config
+from domext_ray.commands.job import configure
+from domext_ray.commands.measuring import SWEEP
+from domext_ray.commands.pretraining import AF
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
+from domext_ray.options.option_values import read_flags
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import choose_points
@@ -36,11 +39,8 @@ RAY_JOBS = ("kuberay/rayjob-pretrain-af.yaml", "kuberay/rayjob-sweep.yaml")
 RAY_CLUSTERS = ("kuberay/raycluster.yaml", *RAY_JOBS)
 PLAIN = ("Dockerfile", "Dockerfile.dockerignore", "constraints.txt", "kuberay/storage.yaml", "runtime_env.yaml")
 FILES = (*RAY_UP, *RAY_CLUSTERS, *PLAIN, "slurm.sbatch")
-JOBS: dict[str, tuple[type[PretrainConfig], str]] = {
-    "pretrain_af": (PretrainConfig, "af.yaml"),
-    "sweep": (SweepConfig, "sweeps/af_mini.yaml"),
-}
-"""What each job reads its options into, and the file of its defaults."""
+JOBS = {"pretrain_af": AF, "sweep": SWEEP}
+"""What each file in jobs/ carries out."""
 SHOWN = (*RAY_UP, *RAY_CLUSTERS, "runtime_env.yaml", "slurm.sbatch")
 """Files that show or run commands of Ray or of a job."""
 MEBIBYTES = {"Gi": 2**10, "Ti": 2**20}
@@ -255,15 +255,14 @@ def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path, monk
     for _, script, *options in commands:
         path = Path(script.removeprefix("/opt/domext_ray/"))
         assert (REPOSITORY / path).is_file(), "the image has the repository's jobs"
-        config_class, default = JOBS[path.stem]
-        default = str(REPOSITORY / "jobs" / "configs" / default)
-        config = parse_config(config_class, default, options)
+        job = JOBS[path.stem]
+        config = configure(job, read_flags(job.config_class, options))
         assert Path(config.run.dir).is_absolute() or (name, config.run.dir) == ("slurm.sbatch", "$PWD/runs")
         if isinstance(config, SweepConfig):
             assert choose_points(config, read_space(config.space))[0]
         else:
             here = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path), "--dry_run", "true"]
-            run_pretraining(parse_config(config_class, default, [*options, *here]))
+            run_pretraining(configure(job, read_flags(job.config_class, [*options, *here])))
         check_resources(name, config)
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import dump_yaml, from_dict, to_dict
 from domext_ray.config.method import KNOWN_METHODS
 from domext_ray.config.parsing import parse_config
+from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
 
-CONFIGS = REPOSITORY / "jobs" / "configs"
 SHIPPED = {"af": "af", "bert": "full", "bottleneck": "bottleneck", "exbert": "exbert", "lora": "lora"}
 """The presets of methods, and what each is called."""
 
 
 def read(preset: str, *flags: str) -> PretrainConfig:
-    return parse_config(PretrainConfig, str(CONFIGS / f"{preset}.yaml"), flags)
+    return parse_config(PretrainConfig, str(find_preset(preset)), flags)
 
 
 @pytest.mark.parametrize("name", KNOWN_METHODS)
@@ -63,9 +62,9 @@ def test_a_file_that_says_a_name_alone_is_refused_with_its_line(tmp_path: Path) 
 
 def test_a_presets_name_that_no_longer_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--method.trains", "domain", "--method.bottleneck_size", "64")
-    parse_config(FinetuneConfig, str(CONFIGS / "finetune.yaml"), flags)
+    parse_config(FinetuneConfig, str(find_preset("finetune")), flags)
     assert "warning: --method.name is 'full', and what trains is bottleneck." in capsys.readouterr().out
-    parse_config(FinetuneConfig, str(CONFIGS / "finetune.yaml"), (*flags, "--method.name", "bottleneck"))
+    parse_config(FinetuneConfig, str(find_preset("finetune")), (*flags, "--method.name", "bottleneck"))
     assert capsys.readouterr().out == ""
 
 

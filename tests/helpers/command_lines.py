@@ -10,11 +10,16 @@ import click
 from conftest import REPOSITORY
 from ray.scripts.scripts import cli
 
+from domext_ray.commands.job import Job
 
-def load_jobs() -> dict[str, Any]:
-    """Return the `Job` of every job, by its name; benchmark.py, which has an argument parser, is none."""
-    paths = [path for path in sorted((REPOSITORY / "jobs").glob("*.py")) if "run_job(JOB)" in path.read_text()]
-    return {path.stem: runpy.run_path(str(path))["JOB"] for path in paths}
+
+def load_jobs() -> dict[str, Job[Any]]:
+    """Return the job of every file in jobs/, by the file's name; benchmark.py has none."""
+    found = {}
+    for path in sorted((REPOSITORY / "jobs").glob("*.py")):
+        if path.stem != "benchmark":
+            (found[path.stem],) = (each for each in runpy.run_path(str(path)).values() if isinstance(each, Job))
+    return found
 
 
 def read_ray_command(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ from job_processes import find_workers, kill_job, start_job, stop_job
 
 from domext_ray import pipeline
 from domext_ray.config.parsing import parse_config
+from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.model.base import load_base
@@ -115,7 +116,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 def start_again(run: Path, base: Path, corpus: Path, *flags: str) -> None:
     """Give a run's command again, in this process: of what ends before Ray starts."""
     command = build_command(base, corpus, run.parent, run.name, "--train.dropout", "0.1", *flags)
-    run_pretraining(parse_config(PretrainConfig, str(REPOSITORY / "jobs" / "configs" / "af.yaml"), command[2:]))
+    run_pretraining(parse_config(PretrainConfig, str(find_preset("af")), command[2:]))
 
 
 def test_a_moved_base_and_a_moved_text_are_the_same_run(
@@ -278,7 +279,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
 
 def check_mistake(command: list[str], message: str) -> None:
     """What a job's command raises, which `exit_on_user_error` makes a line and an exit code of."""
-    config_path = REPOSITORY / "jobs" / "configs" / f"{Path(command[1]).stem.removeprefix('pretrain_')}.yaml"
+    config_path = find_preset(Path(command[1]).stem.removeprefix("pretrain_"))
     with pytest.raises(DomextError) as raised:
         run_pretraining(parse_config(PretrainConfig, str(config_path), command[2:]))
     assert message in str(raised.value) and len(str(raised.value).splitlines()) == 1

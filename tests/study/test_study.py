@@ -19,6 +19,7 @@ from report_records import SUMMARY
 
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.parsing import parse_config
+from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.errors import ConfigError, RunError
@@ -32,7 +33,7 @@ from domext_ray.study.study import (
     run_study,
 )
 
-DEFAULTS = REPOSITORY / "jobs" / "configs" / "compare.yaml"
+DEFAULTS = find_preset("compare")
 SHIPPED = read_presets(DEFAULTS)
 EXTENSIONS = ("lora", "fl_tuning", "af", "bottleneck", "exbert", "exbert_no_vocab")
 FIXED = ("full", "top_layers", "layer_norms", "biases")

@@ -222,7 +222,7 @@ def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir
     """
     extension = load_extension(folder)
     if extension is None:
-        raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with jobs/build_vocab.py.")
+        raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with domext vocab.")
     tokenizer = load_tokenizer(folder)
     base = {word: i for word, i in tokenizer.get_vocab().items() if i < extension.first_id}
     sources = resolve_sources(spec, prepare)
@@ -327,7 +327,7 @@ def _read_made(folder: str, option: str, known: BaseVocabulary) -> list[str]:
     """Read the words of a folder that was made for the same base."""
     extension = load_extension(Path(folder).expanduser())
     if extension is None:
-        raise CorpusError(f"--{option} {folder!r} has no {RECORD_FILE}; give a folder that jobs/build_vocab.py made.")
+        raise CorpusError(f"--{option} {folder!r} has no {RECORD_FILE}; give a folder that domext vocab made.")
     if (extension.base_fingerprint, extension.first_id) != (known.fingerprint, len(known.entries)):
         raise CorpusError(
             f"--{option} {folder!r} was made for --base {extension.base}, whose tokenizer is another than that of "

@@ -1,0 +1,85 @@
+"""A job -> its help: what it does, examples, and its options with the values that they have without a flag."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from domext_ray.commands.job import Job
+from domext_ray.config.presets import find_preset
+from domext_ray.options.option_list import Option, list_options, list_sections
+from domext_ray.options.option_values import FILE_OPTION, Settings, list_values, read_file
+
+FEW, ALL = ("--help", "-h"), ("--help_all",)
+"""Flags that ask for the options that matter most, and for all of them."""
+
+_METAVARS = {str: "TEXT", int: "N", float: "X", dict: "{…}"}
+_COLUMN = 38
+
+
+def print_text(text: str) -> None:
+    """Print to a reader who may stop reading, such as `head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
+    """Return a job's help: what it does, examples, and options with the values that they have without a flag.
+
+    Args:
+        job: the job.
+        is_full: all options in their sections; else those that matter most.
+        program: what its examples begin with; empty: `domext` and the job's verb.
+    """
+    about = job.about.rstrip().replace(f"domext {job.verb}", program or f"domext {job.verb}")
+    preset: Settings = read_file(job.config_class, find_preset(job.preset), "the preset") if job.preset else {}
+    values = list_values(job.config_class, [preset])
+    options = {name: each for name, each in list_options(job.config_class).items() if not job.is_unused(name)}
+    file = f"  --{FILE_OPTION} FILE".ljust(_COLUMN) + "a YAML file of options, or the name of a preset"
+    if not is_full and len(options) > len(job.main) > 0:
+        shown = _format_options((options[each] for each in job.main), values)
+        title = f"Options that matter most (of {len(options)}), and the values that they have here:"
+        return "\n".join([about, "", title, shown, file, f"  {ALL[0]}".ljust(_COLUMN) + "all options"])
+    parts = [about, "", "Options, and the values that they have here:", file]
+    parts.append(_format_options((each for name, each in options.items() if "." not in name), values))
+    for section in list_sections(job.config_class).values():
+        own = [each for name, each in options.items() if name.rpartition(".")[0] == section.name]
+        if own:
+            text = textwrap.fill(" ".join((inspect.getdoc(section.owner) or "").split()), _width())
+            parts += ["", f"--{section.name}.…", text, _format_options(own, values)]
+    return "\n".join(parts)
+
+
+def _format_options(options: Iterable[Option], values: Mapping[str, Any]) -> str:
+    return "\n".join(_format_option(each, values[each.name]) for each in options)
+
+
+def _format_option(option: Option, value: Any) -> str:
+    if option.kind is bool:
+        metavar = "|".join([*option.choices, "true", "false"])
+    else:
+        metavar = "|".join(map(str, option.choices)) or _METAVARS[option.kind]
+    head = f"  --{option.name} {metavar}"
+    text = textwrap.wrap(f"{option.help} [{_show(value)}]", _width() - _COLUMN)
+    lines = [] if len(head) < _COLUMN else [head]
+    first = head if len(head) < _COLUMN else ""
+    return "\n".join([*lines, *(f"{first if i == 0 else '':<{_COLUMN}}{line}" for i, line in enumerate(text))])
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return ", ".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size((120, 24)).columns, 80), 120)

@@ -1,0 +1,137 @@
+"""The program `domext`: its first words say which verb, and the verb's job reads the rest.
+
+Enters: a command line. Leaves: what the verb does; a user's mistake is one sentence and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from domext_ray.commands.help import ALL, FEW, format_help, print_text
+from domext_ray.commands.job import Job, configure
+from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, SWEEP
+from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
+from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
+from domext_ray.config.identity import ConfigT
+from domext_ray.config.presets import describe_preset, find_preset, list_presets
+from domext_ray.errors import ConfigError
+from domext_ray.options.option_list import suggest
+from domext_ray.options.option_values import read_flags
+from domext_ray.runtime.stopping import exit_on_user_error
+
+_JOBS: tuple[Job[Any], ...] = (
+    *(*METHODS.values(), PREPARE, VOCAB),
+    *(FINETUNE, SWEEP, FORGETTING, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK),
+)
+JOBS = {each.verb: each for each in _JOBS}
+"""Every job by its verb."""
+
+PRESETS = "presets"
+_ABOUT_PRESETS = "List the files of options that come with the package; domext presets show af prints one."
+_USE_OF_PRESETS = "A verb begins with its own; --config_path af_base changes that by another one."
+_ABOUT = """Domain adaptation of BERT models: a frozen base, small extensions, your text.
+
+    domext pretrain af --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
+    domext pretrain af --help                           # the options of a verb
+"""
+_COLUMN = 23
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Carry out a command.
+
+    Args:
+        args: command line without the program's name; None reads `sys.argv`.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0] in (*FEW, *ALL):
+        print_text(format_verbs())
+    elif words[0] == "--version":
+        print_text(version("domext_ray"))
+    elif words[0] == "pretrain" and words[1:2] and words[1] in (*FEW, *ALL):
+        print_text(_format_table(f"pretrain {name}" for name in METHODS))
+    elif words[0] == PRESETS:
+        with exit_on_user_error():
+            show_presets(words[1:])
+    else:
+        with exit_on_user_error():
+            verb = find_verb(words)
+        run_job(JOBS[verb], words[len(verb.split()) :])
+
+
+def run_job(job: Job[ConfigT], args: Sequence[str] | None = None, program: str = "") -> None:
+    """Carry out a job; a user's mistake is one sentence and exit code 2.
+
+    Args:
+        job: the job.
+        args: command line without the program's name and the verb; None reads `sys.argv`.
+        program: how it was called, for its help; empty: `domext` and its verb.
+    """
+    arguments = list(sys.argv[1:] if args is None else args)
+    with exit_on_user_error():
+        if any(each in arguments for each in (*FEW, *ALL)):
+            is_full = any(each in arguments for each in ALL)
+            print_text(format_help(job, is_full=is_full, program=program))
+        else:
+            job.run(configure(job, read_flags(job.config_class, arguments)))
+
+
+def find_verb(words: Sequence[str]) -> str:
+    """Return the verb that a command line begins with.
+
+    Raises:
+        ConfigError: there is none, or pretrain has no method after it.
+    """
+    first = words[0]
+    if first == "pretrain":
+        method = words[1] if len(words) > 1 else ""
+        if method in METHODS:
+            return f"pretrain {method}"
+        if not method or method.startswith("-"):
+            raise ConfigError(f"pretrain needs a method after it: {', '.join(METHODS)}.")
+        raise ConfigError(f"{method!r} is no method of pretrain{_hint(method, METHODS)}")
+    if first in JOBS:
+        return first
+    if first.startswith("-"):
+        raise ConfigError(f"{first!r} stands before the verb; the verb comes first, as in domext finetune --help.")
+    raise ConfigError(f"{first!r} is no verb of domext{_hint(first, ['pretrain', *JOBS, PRESETS])}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    near = suggest(name, [each for each in known if " " not in each])
+    return f"; did you mean {' or '.join(near)}?" if near else "; domext --help lists them."
+
+
+def format_verbs() -> str:
+    """Return the help of the program: its verbs, with a sentence each."""
+    return "\n".join([_ABOUT, _format_table(JOBS), _format_row(PRESETS, _ABOUT_PRESETS)])
+
+
+def _format_table(verbs: Iterable[str]) -> str:
+    return "\n".join(_format_row(each, JOBS[each].sentence) for each in verbs)
+
+
+def _format_row(name: str, text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent=f"  {name:<{_COLUMN}}", subsequent_indent=" " * (_COLUMN + 2))
+
+
+def show_presets(words: Sequence[str]) -> None:
+    """List the presets, or print one.
+
+    Args:
+        words: nothing, or `show` and a preset's name.
+
+    Raises:
+        ConfigError: anything else, or a name that there is not.
+    """
+    if not words or words[0] in (*FEW, *ALL):
+        rows = [f"  {each:<{_COLUMN + 4}}{describe_preset(each)}" for each in list_presets()]
+        print_text("\n".join([_ABOUT_PRESETS, _USE_OF_PRESETS, "", *rows]))
+    elif words[0] == "show" and len(words) == 2:
+        print_text(find_preset(words[1]).read_text(encoding="utf-8").rstrip())
+    else:
+        raise ConfigError(f"domext presets {' '.join(words)!r} is not understood; give domext presets, or show NAME.")

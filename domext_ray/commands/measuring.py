@@ -1,0 +1,161 @@
+"""The verbs that measure models on labelled sets and general text: finetune, sweep, ablate and forgetting."""
+
+from __future__ import annotations
+
+from domext_ray.commands.job import NO_EXTENSIONS, Job
+from domext_ray.config.finetune import AblateConfig, FinetuneConfig
+from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.config.sweep import SweepConfig
+
+
+def _finetune(config: FinetuneConfig) -> None:
+    from domext_ray.downstream.finetune.finetune import run_finetuning
+
+    run_finetuning(config)
+
+
+def _check_set(config: FinetuneConfig | AblateConfig) -> None:
+    """Refuse a task or a place that does not exist."""
+    from domext_ray.labelled.set_description import check_set
+
+    check_set(config.task, config.data)
+
+
+FINETUNE = Job(
+    "finetune",
+    """Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
+
+    domext finetune                                        # code entities, made from installed packages
+    domext finetune --task ner --data DIR --model runs/af --run.name af-ner
+    domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
+        --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
+    domext finetune --task ner --data DIR --model runs/af --method.trains domain --method.bottleneck_size 64
+
+DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
+classification, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot, rte, ...)
+or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that was
+fine-tuned before, --keep_head true keeps the head. The run directory gets summary.json (dev and test with 95 %
+intervals), predictions.jsonl, report.html, scores.png and export/; the same command goes on where it stopped.""",
+    FinetuneConfig,
+    _finetune,
+    "finetune",
+    main=(
+        *("task", "data", "model", "method.trains", "method.bottleneck_size", "grid.lr", "grid.batch_size"),
+        *("grid.epochs", "grid.restarts", "labelled.max_length", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
+    ),
+    unused=NO_EXTENSIONS,
+    check=_check_set,
+)
+
+
+def _sweep(config: SweepConfig) -> None:
+    from domext_ray.search.sweep import run_sweep
+
+    run_sweep(config)
+
+
+def _check_sets(config: SweepConfig) -> None:
+    """Refuse a task or a place that does not exist."""
+    from domext_ray.labelled.set_description import check_set
+
+    for task, data in zip(config.task_names, config.places, strict=True):
+        check_set(task, data)
+
+
+DECIDED = (
+    *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers"),
+    *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
+    *("finetune.features.", "finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
+    *(f"finetune.{each}" for each in NO_EXTENSIONS),
+)
+"""What a sweep decides for its trials."""
+
+SWEEP = Job(
+    "sweep",
+    """Search a space of extension sizes, heads, bottlenecks or any other option for downstream F1, with Ray Tune.
+
+    domext sweep                                          # AF Adapter's heads, units and rate, on any machine
+    domext sweep --tasks ner --data DIR --corpus TEXT --run.name clinic
+    domext sweep --config_path sweeps/exbert_sizes_mini
+
+A trial pre-trains under --budget, fine-tunes on --tasks and is scored on dev; test is never read. The space is in the
+file (the preset sweeps/af_mini without --config_path), and all options of a training job hold for every trial.
+The sweep's directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config_path best.yaml)
+and trials/, each a run that other jobs take as a model. The same command goes on where it stopped.""",
+    SweepConfig,
+    _sweep,
+    "sweeps/af_mini",
+    main=(
+        *("tasks", "data", "base", "corpus", "space", "search.searcher", "search.scheduler", "search.trials"),
+        *("search.objectives", "budget.steps", "budget.tokens", "budget.seconds", "scale.use_gpu"),
+        *("run.name", "run.dir", "dry_run"),
+    ),
+    unused=DECIDED,
+    check=_check_sets,
+)
+
+
+def _ablate(config: AblateConfig) -> None:
+    from domext_ray.downstream.ablation import report, spans, sweeps
+
+    if config.study == "spans":
+        work = spans.prepare_spans(config)
+        if config.dry_run:
+            print(spans.describe_spans(work))
+            return
+        folder, table = work.folder, report.write_spans(spans.study_spans(work), work.folder)
+    else:
+        entries = sweeps.plan_sweep(config)
+        if config.dry_run:
+            print(sweeps.describe_sweep(config, entries))
+            return
+        folder = sweeps.find_sweep_folder(config)
+        table = report.write_sweep(sweeps.run_sweep(config, entries), folder)
+    print(f"{table}\nfigures, table and picture: {folder}")
+
+
+def _check_study(config: AblateConfig) -> None:
+    if config.study != "spans":  # which takes both from its run
+        _check_set(config)
+
+
+ABLATE = Job(
+    "ablate",
+    """Study bottlenecks as their paper does: remove them by layers, vary their start, vary their size.
+
+    domext ablate --study spans --finetuned runs/af-ner            # without retraining; heat map over layers
+    domext ablate --study sigma --task ner --data DIR --model runs/af --run.name ner
+    domext ablate --study size --task ner --data DIR --model bert-base-uncased --run.name ner --sizes 8,64,256
+
+The sweeps are fine-tuning runs in RUN.DIR/NAME-..., with the options of domext finetune; dev chooses each run's rate
+from --grid.lr. The same command goes on where it stopped. Figures, tables and pictures: --output.""",
+    AblateConfig,
+    _ablate,
+    "ablate",
+    main=(
+        *("study", "finetuned", "domain", "task", "data", "model", "sigmas", "sizes", "top_layers", "grid.lr"),
+        *("grid.restarts", "scale.use_gpu", "run.name", "run.dir", "output", "dry_run"),
+    ),
+    unused=(*NO_EXTENSIONS, "features."),
+    found=("finetuned",),
+    check=_check_study,
+)
+
+
+def _measure_forgetting(config: ForgettingConfig) -> None:
+    from domext_ray.downstream.forgetting.forgetting import measure_forgetting
+    from domext_ray.downstream.forgetting.report import write_forgetting
+
+    print(write_forgetting(measure_forgetting(config)))
+    print(f"figures, table and picture: {config.output}")
+
+
+FORGETTING = Job(
+    "forgetting",
+    """Compare models by the masked words of general text that they still predict: AF Adapter's test of forgetting.
+
+    domext forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
+    ForgettingConfig,
+    _measure_forgetting,
+    unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.cache_dir"),
+)

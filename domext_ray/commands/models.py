@@ -1,0 +1,134 @@
+"""The verbs that take trained models further: compare, compare_runs, export and bank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from domext_ray.commands.job import Job
+from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, StudyConfig
+from domext_ray.config.presets import find_preset
+
+
+def _compare(config: StudyConfig) -> None:
+    from domext_ray.study.study import read_presets, run_study
+
+    run_study(config, read_presets(find_preset(COMPARE.preset)))
+
+
+COMPARE = Job(
+    "compare",
+    """Compare methods with one trainable budget and one training time, several seeds each.
+
+    domext compare --seconds 90                            # the small base and corpus that ship
+    domext compare --base BASE --corpus 'texts/*.txt' --methods full,lora,af,bottleneck --budget 0.17 \\
+        --seconds 600 --seeds 3 --run.name study
+    domext compare --tokens 1000000 --presets '{exbert: {vocab: {size: 5000}}}' --dry_run true
+
+Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, comparison.png and results.json: bits per
+character gained on held-out text of the domain against points of general accuracy lost. The same command goes on where
+it stopped; more --methods or --seeds may come later. Each method is options of a training job under a name: in the
+preset compare, in a file of your own (--config_path, `presets:`), or in --presets.""",
+    StudyConfig,
+    _compare,
+    "compare",
+    main=(
+        *("base", "corpus", "methods", "budget", "seconds", "tokens", "seeds", "presets", "train.global_batch_size"),
+        *("train.seq_length", "scale.num_workers", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
+    ),
+    unused=("train.max_", "train.long_", "optim.lr", "optim.decay_steps"),
+)
+
+
+def _compare_runs(config: CompareConfig) -> None:
+    from domext_ray.downstream.finetune import comparison as finetuning
+    from domext_ray.report.comparison import choose_runs, draw_comparison, format_comparison, read_run
+    from domext_ray.report.report import check_picture
+    from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
+
+    folders = choose_runs(config.runs)
+    picture = Path(config.output).expanduser()
+    check_picture(picture)
+    if any(finetuning.is_finetuned(each) for each in folders):
+        finetuned = [finetuning.read_finetuned(each) for each in folders]
+        finetuning.check_comparable(finetuned)
+        finetuning.draw_finetuned(finetuned, picture)
+        table = finetuning.format_finetuned(finetuned)
+    elif any(is_sweep(each) for each in folders):
+        sweeps = read_sweeps(folders)
+        draw_sweeps(sweeps, picture)
+        table = format_sweeps(sweeps)
+    else:
+        runs = [read_run(each) for each in folders]
+        draw_comparison(runs, picture)
+        table = format_comparison(runs)
+    print(f"{table}\n\npicture: {config.output}")
+
+
+COMPARE_RUNS = Job(
+    "compare_runs",
+    """Compare finished runs: pre-training runs on one corpus, models fine-tuned on one labelled set, or sweeps.
+
+    domext compare_runs --runs runs/af,runs/exbert,runs/bert --output comparison.png
+    domext compare_runs --runs runs/base-ner,runs/af-ner,runs/exbert-ner --output ner.png
+    domext compare_runs --runs runs/asha-0,runs/asha-1,runs/random-0,runs/random-1 --output sweeps.png
+
+Pre-training: bits per character and forgetting over training seconds. Fine-tuning: the set's metric with bootstrap
+intervals, and paired differences to the first run. Sweeps that differ in how they search: the best figure by
+compute.""",
+    CompareConfig,
+    _compare_runs,
+    found=("runs",),
+)
+
+
+def _export(config: ExportConfig) -> None:
+    import torch
+
+    from domext_ray.export.adapter_folders import export_adapter_run
+    from domext_ray.export.model_folder import export_run
+
+    run_dir = Path(config.run).expanduser()
+    folder = Path(config.output).expanduser() if config.output else run_dir / config.folder_name
+    if config.format == "huggingface":
+        export_run(run_dir, folder, getattr(torch, config.dtype))
+    else:
+        export_adapter_run(run_dir, folder, form=config.format, domain=config.domain)
+    print(f"export: {folder}")
+
+
+EXPORT = Job(
+    "export",
+    """Export a run's newest checkpoint for use without this library.
+
+    domext export --run runs/af                          # the model, for torch and transformers alone
+    domext export --run runs/af --output ~/models/clinic-bert
+    domext export --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
+    domext export --run runs/lora --format peft                # the updates, for peft""",
+    ExportConfig,
+    _export,
+    found=("run",),
+)
+
+
+def _keep_adapters(config: BankConfig) -> None:
+    from domext_ray.adapters.bank import run_bank
+
+    run_bank(config)
+
+
+BANK = Job(
+    "bank",
+    """Keep many trained adapters over one frozen base in one folder: add, remove, verify, list.
+
+    domext bank --bank bank --add runs/clinic --name clinic    # makes the bank if there is none
+    domext bank --bank bank                                    # lists it
+    domext bank --bank bank --verify true                      # compares every file with its hash
+    domext bank --bank bank --remove clinic
+
+A run's domain (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds. Adding one
+writes new files only. In Python, domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, and
+serves batches whose rows use different ones.""",
+    BankConfig,
+    _keep_adapters,
+    found=("add",),
+)

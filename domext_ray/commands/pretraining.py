@@ -1,0 +1,134 @@
+"""The verbs that make a model of a domain's text: pretrain METHOD; and prepare and vocab, which may go before it."""
+
+from __future__ import annotations
+
+from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
+from domext_ray.config.pretrain import PretrainConfig
+
+
+def _pretrain(config: PretrainConfig) -> None:
+    from domext_ray.pipeline import run_pretraining
+
+    run_pretraining(config)
+
+
+def _make_method(
+    name: str, about: str, main: tuple[str, ...], unused: tuple[str, ...] = WITHOUT_BASE
+) -> Job[PretrainConfig]:
+    """The verb of a method, whose preset has its name."""
+    layers = f"Options come from the preset {name} (domext presets show {name}), then --config_path, then flags."
+    return Job(
+        f"pretrain {name}",
+        f"{about}\n\n{layers}",
+        PretrainConfig,
+        _pretrain,
+        name,
+        main=(*TRAINING, *main, *LENGTH, *PLACE),
+        unused=unused,
+    )
+
+
+AF = _make_method(
+    "af",
+    """AF Adapter: freeze a BERT, train extra attention heads and FFN units on your text, get a Hugging Face model.
+
+    domext pretrain af                                  # the small base and corpus that every machine has
+    domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic""",
+    ("method.heads", "method.ffn_units"),
+)
+
+BERT = _make_method(
+    "bert",
+    """BERT pre-training: every parameter trains, from random weights (--base none) or on from a base.
+
+    domext pretrain bert --base none --vocab.size 8192 --corpus 'texts/*.txt' --run.name small-bert
+    domext pretrain bert --base bert-base-uncased --corpus 'texts/*.txt'        # continued pre-training""",
+    ("vocab.size", "objective.whole_word"),
+    unused=(),
+)
+
+BOTTLENECK = _make_method(
+    "bottleneck",
+    """Houlsby's bottleneck adapters: two per layer, with shifts of its LayerNorms, beside a frozen base.
+
+    domext pretrain bottleneck --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
+    domext pretrain bottleneck … --method.bottleneck_size 8 --method.layers 6-11 --method.init paper
+    domext pretrain bottleneck … --init_from runs/clinic --method.domain cardiology --run.name clinic-2
+                                            # a second domain; the first one is frozen now""",
+    ("method.bottleneck_size", "method.layers"),
+)
+
+EXBERT = _make_method(
+    "exbert",
+    """exBERT: new words of the domain, and a gated extension module beside every frozen layer.
+
+    domext pretrain exbert --base bert-base-uncased --corpus 'texts/*.txt' --vocab.size 5000 --run.name clinic
+    domext pretrain exbert … --vocab.size 0 --vocab.words runs/words                   # words of domext vocab
+    domext pretrain exbert … --vocab.size 0 --vocab.words runs/clinic/tokenizer --init_from runs/clinic \\
+        --method.trains all --run.name clinic-2         # second stage: every parameter trains
+
+Without modules: --method.module_hidden_size 0 --method.module_ffn_size 0; without new words: --vocab.size 0.""",
+    ("vocab.size", "method.module_hidden_size", "method.module_ffn_size"),
+)
+
+LORA = _make_method(
+    "lora",
+    """LoRA: low-rank updates of a frozen base's matrices, through peft; the exported model has them merged.
+
+    domext pretrain lora --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
+    domext pretrain lora … --method.lora_rank 8 --method.lora_targets query,value""",
+    ("method.lora_rank", "method.lora_targets"),
+)
+
+METHODS = {each.preset: each for each in (AF, BOTTLENECK, EXBERT, LORA, BERT)}
+"""The methods of pretrain, by the names of their presets."""
+
+
+def _prepare(config: PretrainConfig) -> None:
+    from domext_ray.pipeline import run_preparation
+
+    run_preparation(config)
+
+
+PREPARE = Job(
+    "prepare",
+    """Prepare a corpus ahead of training: text in, shards of token rows out, where the training job will look for them.
+
+    domext prepare --corpus 'texts/*.jsonl' --base bert-base-uncased --train.seq_length 512
+    domext prepare --corpus big.txt --dry_run true     # only list what would be read
+
+What decides a corpus are --corpus, --prepare.*, --base, --vocab.*, --train.seq_length and --objective.next_sentence;
+training's other options may be given too, and have no effect here.""",
+    PretrainConfig,
+    _prepare,
+    "af",
+    main=(*TRAINING, "prepare.shard_bytes", "prepare.cache_dir", "train.seq_length", "vocab.size", *FOLDER),
+    used=(
+        *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "train.long_seq_length"),
+        *("objective.next_sentence", *FOLDER),
+    ),
+)
+
+
+def _learn_words(config: PretrainConfig) -> None:
+    from domext_ray.pipeline import run_vocabulary
+
+    run_vocabulary(config)
+
+
+VOCAB = Job(
+    "vocab",
+    """Learn new words of a domain for a base, and show what vocabularies of other sizes would save.
+
+    domext vocab --corpus 'texts/*.jsonl' --base bert-base-uncased --vocab.size 5000 --run.name words
+    domext vocab --vocab.words words.txt --base bert-base-uncased       # your own words, one per line
+    domext pretrain exbert --vocab.size 0 --vocab.words runs/words …    # uses them
+
+Training's other options may be given too, and have no effect here.""",
+    PretrainConfig,
+    _learn_words,
+    "vocab",
+    main=(*TRAINING, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend", *FOLDER),
+    used=("base", "corpus", "prepare.", "vocab.", *FOLDER),
+    unused=("vocab.lowercase",),
+)

@@ -1,0 +1,272 @@
+"""Every job's options: how they are read from files and flags, what is said of a wrong one, and their help."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domext_ray.commands.help import format_help
+from domext_ray.commands.main import JOBS, run_job
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.parsing import build_config
+from domext_ray.config.presets import find_preset
+from domext_ray.config.sweep import SweepConfig
+from domext_ray.errors import ConfigError
+from domext_ray.options.option_list import list_options, list_sections
+from domext_ray.options.option_values import build, read_file, read_flags
+
+NEEDED = {
+    "ablate": ("--study", "size"),
+    "bank": ("--bank", "bank"),
+    "compare": ("--seconds", "9"),
+    "compare_runs": ("--runs", "runs/af"),
+    "forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
+    "export": ("--run", "runs/af"),
+}
+"""What a job cannot do without."""
+PRESETS = {
+    name: read_file(job.config_class, find_preset(job.preset)) if job.preset else {} for name, job in JOBS.items()
+}
+
+
+def read(*args: str, job: str = "pretrain af") -> Any:
+    found = JOBS[job]
+    preset = find_preset(found.preset) if found.preset else None
+    return build_config(found.config_class, preset, read_flags(found.config_class, [*NEEDED.get(job, ()), *args]))
+
+
+def set_option(job: str, option: str, value: str) -> Any:
+    """What `read` does, for thousands of values: the preset is read once."""
+    config_class = JOBS[job].config_class
+    flags = [read_flags(config_class, each).settings for each in (NEEDED.get(job, ()), [f"--{option}={value}"])]
+    return build(config_class, [PRESETS[job], *flags])
+
+
+def refuse(*args: str, job: str = "pretrain af") -> str:
+    """What is said of a wrong command line: one sentence."""
+    with pytest.raises(ConfigError) as error:
+        read(*args, job=job)
+    message = str(error.value)
+    assert "\n" not in message and message.endswith((".", "?"))
+    return message
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_option_has_help_and_the_first_screen_has_a_dozen(name: str) -> None:
+    job = JOBS[name]
+    options = list_options(job.config_class)
+    assert [each for each, option in options.items() if not option.help or "see above" in option.help] == []
+    assert set(job.main) <= options.keys() and not [each for each in job.main if job.is_unused(each)]
+    for pattern in (*job.used, *job.unused):
+        assert any(each == pattern or (pattern[-1] in "._" and each.startswith(pattern)) for each in options), pattern
+    first, full = format_help(job, is_full=False), format_help(job, is_full=True)
+    assert first.startswith(job.about) and job.about.count(f"    domext {name}") >= 1
+    assert job.sentence.endswith(".") and len(first.splitlines()) <= 45
+    for option in options:
+        assert (f"  --{option} " in full) == (not job.is_unused(option)), option
+        assert f"  --{option} " in first or not job.main or option not in job.main
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_help_shows_the_values_of_a_run_without_flags(name: str) -> None:
+    job = JOBS[name]
+    plain: Any = read(job=name)
+    entries = re.findall(r"^  --(\S+) (.*(?:\n {38}.*)*)", format_help(job, is_full=True), flags=re.M)
+    shown = dict(entries)
+    for option in list_options(job.config_class):
+        value = plain
+        for part in option.split("."):
+            value = getattr(value, part)
+        if isinstance(value, int) and not job.is_unused(option) and f"--{option}" not in NEEDED.get(name, ()):
+            assert shown[option].endswith(f"[{str(value).lower()}]"), option
+
+
+def test_help_is_the_presets() -> None:
+    text = format_help(JOBS["pretrain af"], is_full=False)
+    assert "extra FFN units per layer (AF Adapter's a) [512]" in text and "[0.0004]" in text and "[1024]" not in text
+    assert "shape" not in text and "--help_all" in text and "Config file" not in text
+    assert "--shape.hidden_size" in format_help(JOBS["pretrain bert"], is_full=True)
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--help_all"])
+def test_asking_for_help_runs_nothing(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_job(JOBS["pretrain af"], ["--optim.lr", "abc", flag])
+    assert capsys.readouterr().out.startswith("AF Adapter: freeze a BERT")
+
+
+WRONG = {
+    int: ("abc", "1.5", "nan", "inf", "-inf", "1e30", "", "true", "[1]", "0x10"),
+    float: ("abc", "nan", "inf", "", "true", "1,5"),
+    bool: ("maybe", "", "1.5", "2"),
+    dict: ("abc", "", "[1]", "{a: !x 1}", "{a"),
+    str: ("a\nb", "a\tb", "a\0b", "\udce4"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_value_of_another_kind_is_refused_by_name(name: str) -> None:
+    for option in list_options(JOBS[name].config_class).values():
+        for value in WRONG.get(option.kind, ("nope", "")):
+            with pytest.raises(ConfigError) as error:
+                set_option(name, option.name, value)
+            assert f"--{option.name}" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_number_out_of_range_is_refused_or_harmless(name: str) -> None:
+    for option in list_options(JOBS[name].config_class).values():
+        for value in ("-1", "1e18", "0") if option.kind in (int, float) else ():
+            try:
+                set_option(name, option.name, value)
+            except ConfigError as error:
+                assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("--lr 1", "--lr is no option; did you mean --optim.lr?"),
+        ("--max-steps 3", "did you mean --train.max_steps?"),
+        ("--train.max_step 3", "did you mean --train.max_steps?"),
+        ("--methd.heads 3", "did you mean --method.heads?"),
+        ("--config a.yaml", "did you mean --config_path?"),
+        ("--xyzzy 3", "--xyzzy is no option; --help_all lists them."),
+        ("-corpus x", "'-corpus' is no option; options begin with two dashes, such as --corpus."),
+        ("--corpus a.txt b.txt c.txt", "('b.txt' is left over); put a pattern such as 'notes/*.txt'"),
+        ("word", "'word' stands without an option"),
+        ("--seed 1 2", "'2' stands after --seed without an option"),
+        ("--seed", "--seed has no value; give one after it."),
+        ("--corpus --seed 1", "--corpus has no value; give one after it."),
+        ("--config_path", "--config_path has no value; give one after it."),
+        ("--method lora.yaml", "--method is 'lora.yaml', and is a group of options; give them by name, such as"),
+        ("--method {headz:1}", "--method, line 1: 'method.headz:1' is no option; did you mean method.heads"),
+        ("--seed -1", "--seed is -1; it must be from 0 to 2^63 - 1."),
+        ("--scale.num_workers 1e9", "--scale.num_workers is 1000000000; it must be from 1 to 64."),
+        ("--train.max_steps 1.5", "--train.max_steps is '1.5'; it must be a whole number."),
+        ("--optim.lr nan", "--optim.lr is 'nan'; it must be a finite number."),
+        ("--shape.num_hidden_layers 1e15", "it must be at most 1,000."),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(args: str, says: str) -> None:
+    assert says in refuse(*args.split(" "))
+
+
+def test_flags_are_read_as_they_are_written() -> None:
+    assert read("--train.max_steps", "1e3").train.max_steps == 1000
+    assert read("--train.max_steps=1_000").train.max_steps == 1000
+    assert read("--seed", str(2**62 + 1)).seed == 2**62 + 1
+    assert read("--optim.lr", "1e-5").optim.lr == 1e-5 and read("--optim.lr", "1").optim.lr == 1.0
+    assert read("--dry_run").dry_run and read("--dry_run", "--seed", "3").seed == 3
+    assert [read("--objective.whole_word", each).objective.whole_word for each in ("no", "True", "off")] == [0, 1, 0]
+    for name in ("007", "1e5", "null", "yes", "a: b", "include x"):
+        assert read("--run.name", name).run.name == name
+    assert read("--method", "{heads: 3, ffn_units: 8}").method.heads == 3
+
+
+def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
+    lines = ("run: {name: 007}", "corpus: no", "optim.lr: 1e-5", "train: {max_steps: 1e5, max_seconds: 3}", "shape:")
+    (tmp_path / "a.yaml").write_text("\n".join([*lines, "dry_run: yes"]), encoding="utf-8")
+    found = read("--config_path", str(tmp_path / "a.yaml"))
+    assert (found.run.name, found.corpus, found.optim.lr, found.train.max_steps) == ("007", "no", 1e-5, 100_000)
+    assert found.train.max_seconds == 3.0 and found.dry_run
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty; it must have options"),
+        ("# nothing\n", "is empty; it must have options"),
+        ("- a\n", "line 1: options are expected"),
+        ("seed: 1\ntrian: {max_steps: 3}\n", "line 2: 'trian' is no option; did you mean train?"),
+        ("train:\n  max_stepz: 3\n", "line 2: 'train.max_stepz' is no option; did you mean train.max_steps?"),
+        ("lr: 3\n", "line 1: 'lr' is no option; did you mean optim.lr?"),
+        ("optim.lr: 3\noptim:\n  lr: 4\n", "line 3: 'optim.lr' stands here a second time ({path}, line 1 has it)."),
+        ("train: 3\n", "line 1: train is 3; it must have options of its own."),
+        ("train:\n  max_steps: many\n", "--train.max_steps is 'many' ({path}, line 2); it must be a whole number."),
+        ("optim:\n  lr: -1\n", "--optim.lr is -1.0 ({path}, line 2); it must be above 0."),
+        ("corpus: [a, b]\n", "--corpus is ['a', 'b'] ({path}, line 1); it must be a text"),
+        ("corpus:\n", "--corpus is None ({path}, line 1); it must be a text"),
+        ("dry_run: 3\n", "--dry_run is '3' ({path}, line 1); it must be true or false."),
+        ("seed: 1\nseed: 2\n", "line 2: 'seed' stands here a second time (line 1 has it); give it once."),
+        ("train: !include other.yaml\n", "line 1: the tag '!include' is not allowed; give a plain value."),
+        ("corpus: !!python/object/apply:os.system ['true']\n", "line 1: the tag '!!python/object/apply:os.system'"),
+        ("train:\n  {max_steps: 3\n", "line 2: this is no YAML"),
+        ("train:\n\tmax_steps: 3\n", "line 2: this is no YAML (found character '\\t'"),
+        ("corpus: a\0b\n", "line 1: this is no YAML (special characters are not allowed)."),
+        ("a: &a [*a]\n", "its lists or mappings are too deep."),
+        ("seed: 1\n---\nseed: 2\n", "this is no YAML (but found another document)."),
+        ("x: " + "9" * 2**20, "is above 1 MB"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    message = refuse("--config_path", str(path))
+    assert says.format(path=path) in message or says.replace("{max", "{{max").format(path=path) in message
+    assert str(path) in message
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes("corpus: Größe\n".encode("latin-1"))
+    assert "which is no UTF-8 text" in refuse("--config_path", str(tmp_path / "latin.yaml"))
+    assert "which does not exist" in refuse("--config_path", "/no/such.yaml")
+    assert "cannot be read (Is a directory)" in refuse("--config_path", str(tmp_path))
+
+
+def test_an_option_of_a_part_is_named_in_full() -> None:
+    assert refuse("--finetune.grid.lr", "fast", job="sweep").startswith("--finetune.grid.lr is 'fast'; it must be")
+    assert refuse("--finetune.method.heads", "1", job="sweep").startswith("--finetune.method.heads is 1; it must be 0")
+    assert refuse("--finetune.num_resamples", "1", job="sweep").startswith("--finetune.num_resamples is 1;")
+
+
+@pytest.mark.parametrize(
+    ("job", "args", "says"),
+    [
+        ("finetune", "--data nope", "--data is 'nope'; it must be empty with --task code_entities, which ships."),
+        ("finetune", "--task ner", "--data is empty; --task ner needs a folder, or a name on the hub."),
+        ("finetune", "--task nerr --data nope", "did you mean ner?"),
+        ("finetune", "--task ner --data ./nope", "--data is './nope', which does not exist; give a folder"),
+        ("sweep", "--tasks ner,rte --data /nope,/no", "--data is '/nope', which does not exist"),
+        ("ablate", "--study size --task ner", "--data is empty; --task ner needs"),
+        ("ablate", "--study spans --finetuned runs/nope", "--finetuned names 'runs/nope', which does not exist; give"),
+        ("pretrain af", "--base ./nope", "--base names './nope', which does not exist; give general-mini (ships"),
+        ("pretrain af", "--train.general_probe nope", "--train.general_probe names 'nope', which does not exist; give"),
+        ("pretrain exbert", "--vocab.size 0 --vocab.words nope", "--vocab.words names 'nope', which does not exist"),
+        ("pretrain af", f"--run.dir {__file__}", "which is a file; give the folder of all runs."),
+        ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
+        ("export", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
+        ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
+        ("bank", "--bank b --name x --add runs/nope", "--add names 'runs/nope', which does not exist"),
+    ],
+)
+def test_a_name_that_there_is_not_is_told_before_the_job_runs(
+    job: str, args: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started: list[object] = []
+    with pytest.raises(SystemExit) as end:
+        run_job(replace(JOBS[job], run=started.append), args.split())
+    assert end.value.code == 2 and says in capsys.readouterr().err and not started
+
+
+def test_flags_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[object] = []
+    run_job(
+        replace(JOBS["prepare"], run=seen.append),
+        ["--method.heads", "2", "--seed", "1", "--seed", "3", "--train.seq_length", "64"],
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "warning: --seed is given more than once; the last one, 3, counts.",
+        "warning: --method.heads, --seed have no effect in this job.",
+    ]
+    assert len(seen) == 1
+
+
+def test_sections_are_those_of_the_classes() -> None:
+    assert list(list_sections(FinetuneConfig))[:2] == ["run", "method"]
+    assert "finetune.grid" in list_sections(SweepConfig) and "finetune.grid.lr" in list_options(SweepConfig)
+    assert list_options(FinetuneConfig)["method.name"].default == "full"

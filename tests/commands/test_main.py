@@ -1,0 +1,149 @@
+"""The program `domext` and the files in jobs/: which verb is meant, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import resource
+import runpy
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
+
+import pytest
+import tomllib
+from conftest import REPOSITORY
+
+from domext_ray.commands.main import JOBS, find_verb, main
+from domext_ray.config.presets import FOLDER, list_presets
+
+FILES = {path.stem: path for path in (REPOSITORY / "jobs").glob("*.py") if path.stem != "benchmark"}
+OTHERWISE = {
+    "prepare": "prepare_corpus",
+    "vocab": "build_vocab",
+    "forgetting": "evaluate_forgetting",
+    "export": "export_hf",
+}
+"""Verbs whose file has another name."""
+HEAVY = {"torch", "ray", "transformers", "numpy", "deepspeed", "pyarrow", "matplotlib", "datasets"}
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command prints that does its work."""
+    main(words)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence of a command that is refused."""
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out) == (2, "") and printed.err.count("\n") == 1
+    return printed.err.removeprefix("error: ").rstrip()
+
+
+def test_help_has_a_sentence_for_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    text = say(capsys, "--help")
+    assert text == say(capsys) == say(capsys, "-h")
+    rows = " ".join(text.split())
+    for verb, job in JOBS.items():
+        assert f" {verb} {job.sentence}" in rows
+    assert " presets List " in rows and max(map(len, text.splitlines())) <= 120
+
+
+def test_help_of_pretrain_has_its_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = say(capsys, "pretrain", "--help").splitlines()
+    found = [row.split()[1] for row in rows if row.startswith("  pretrain ")]
+    assert found == [verb.removeprefix("pretrain ") for verb in JOBS if verb.startswith("pretrain ")]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("pretrian af", "'pretrian' is no verb of domext; did you mean pretrain?"),
+        ("fine-tune --task ner", "'fine-tune' is no verb of domext; did you mean finetune?"),
+        ("compare-runs", "'compare-runs' is no verb of domext; did you mean compare_runs?"),
+        ("xyzzy", "'xyzzy' is no verb of domext; domext --help lists them."),
+        ("--base x", "'--base' stands before the verb; the verb comes first, as in domext finetune --help."),
+        ("pretrain", "pretrain needs a method after it: af, bottleneck, exbert, lora, bert."),
+        ("pretrain --base x", "pretrain needs a method after it: af, bottleneck, exbert, lora, bert."),
+        ("pretrain exbrt", "'exbrt' is no method of pretrain; did you mean exbert?"),
+        ("pretrain gpt", "'gpt' is no method of pretrain; domext --help lists them."),
+        ("pretrain af --lr 1", "--lr is no option; did you mean --optim.lr?"),
+        ("finetune ner", "'ner' stands without an option; options are given as --OPTION VALUE (see --help)."),
+        ("presets af", "domext presets 'af' is not understood; give domext presets, or show NAME."),
+        ("presets show af-base", "'af-base' is no preset; did you mean the preset af_base?"),
+        ("presets show af_mini", "'af_mini' is no preset; did you mean the preset sweeps/af_mini?"),
+        ("presets show xyzzy", "'xyzzy' is no preset; domext presets lists them."),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refuse(capsys, *command.split()) == says
+
+
+@pytest.mark.parametrize("verb", JOBS)
+def test_a_verb_and_its_file_carry_out_the_same_job(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = FILES[OTHERWISE.get(verb, verb.replace(" ", "_"))]
+    by_verb = say(capsys, *verb.split(), "--help_all")
+    monkeypatch.setattr(sys, "argv", [str(path), "--help_all"])
+    runpy.run_path(str(path), run_name="__main__")
+    by_file = capsys.readouterr().out
+    assert f"domext {verb} " in by_verb and f"python jobs/{path.name} " in by_file
+    assert by_file.replace(f"python jobs/{path.name}", f"domext {verb}") == by_verb
+    assert max(map(len, by_file.splitlines())) <= 120
+    assert find_verb([*verb.split(), "--seed", "1"]) == verb
+
+
+def test_every_file_in_jobs_is_a_verbs() -> None:
+    assert {OTHERWISE.get(verb, verb.replace(" ", "_")) for verb in JOBS} == set(FILES)
+
+
+def test_the_program_is_installed_under_its_name() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    assert EntryPoint("domext", project["project"]["scripts"]["domext"], "console_scripts").load() is main
+
+
+def test_the_version_is_the_installed_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert say(capsys, "--version").strip() == version("domext_ray")
+
+
+def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = say(capsys, "presets")
+    assert [row.split()[0] for row in text.splitlines() if row.startswith("  ")] == list_presets()
+    assert max(map(len, text.splitlines())) <= 120
+    for name in ("af", "sweeps/af_mini"):
+        assert say(capsys, "presets", "show", name) == (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def run_alone(code: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A process of its own, and the CPU seconds that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.mark.parametrize("command", [["--help"], ["pretrain", "af", "--help_all"], ["finetune", "--lr", "1"]], ids=str)
+def test_help_and_mistakes_import_nothing_heavy(command: list[str], tmp_path: Path) -> None:
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print(sorted({HEAVY!r} & set(sys.modules))))\n"
+        f"from domext_ray.commands.main import main\nmain({command!r})"
+    )
+    done, seconds = run_alone(code, tmp_path)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.returncode == (2 if "--lr" in command else 0), done.stderr
+    if "--lr" in command:
+        assert done.stderr == "error: --lr is no option; did you mean --grid.lr?\n"
+    assert seconds < 1.0, "0.2 s on a quiet machine"
+
+
+def test_a_reader_who_stops_reading_is_no_error(tmp_path: Path) -> None:
+    code = "from domext_ray.commands.main import main; main(['pretrain', 'af', '--help_all'])"
+    command = f'{sys.executable} -c "{code}" | head -1'
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("AF Adapter")
