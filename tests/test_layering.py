@@ -39,6 +39,7 @@ ROOMS = (
     "downstream.ablation",
     "downstream.forgetting",
     "adapters",
+    "plan",
     "pipeline",
     "study",
     "search",

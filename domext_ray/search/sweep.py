@@ -31,7 +31,8 @@ from domext_ray.errors import ConfigError, DomextError, find_user_error
 from domext_ray.files import read_json
 from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
-from domext_ray.pipeline import count_planned_words, provide_inputs, resolve_files, size_method
+from domext_ray.pipeline import provide_inputs
+from domext_ray.plan import resolve_files, size_run
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.run_directory import (
     check_identity,
@@ -183,7 +184,7 @@ def _check_point(
     key = pretrain.base, pretrain.objective.next_sentence
     if key not in bases:
         bases[key] = load_trial_base(pretrain)
-    size_method(pretrain, bases[key], count_planned_words(pretrain, bases[key]))
+    size_run(pretrain, bases[key])
     return configs
 
 

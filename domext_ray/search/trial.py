@@ -37,7 +37,7 @@ from domext_ray.files import read_json, write_text
 from domext_ray.labelled.code_entities.loading import LoadedSet
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.model.base import Base, load_base
-from domext_ray.pipeline import count_planned_words, size_method
+from domext_ray.plan import size_run
 from domext_ray.runs.run_directory import write_config
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.training.engine import join_alone
@@ -132,9 +132,7 @@ class Trial:
         pretrain = configs.pretrain
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_trial_base(pretrain)
-        sized, self.counts = size_method(
-            pretrain, base, self.prepared.num_new_words or count_planned_words(pretrain, base)
-        )
+        sized, _, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
         pretrain = replace(
             sized,
             run=replace(sized.run, name=folder.name, dir=str(folder.parent)),

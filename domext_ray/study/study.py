@@ -34,13 +34,8 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.fields import require
 from domext_ray.options.option_values import merge_options
 from domext_ray.options.places import hide_places
-from domext_ray.pipeline import (
-    count_planned_words,
-    run_preparation,
-    run_pretraining,
-    run_vocabulary,
-    size_method,
-)
+from domext_ray.pipeline import run_preparation, run_pretraining, run_vocabulary
+from domext_ray.plan import size_run
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
@@ -179,7 +174,7 @@ def plan_method(config: PretrainConfig, base: Base) -> PlannedMethod:
         ConfigError: the method does not fit the base, or no size of it meets the budget.
     """
     try:
-        sized, counts = size_method(config, base, count_planned_words(config, base))
+        sized, _, counts = size_run(config, base)
     except ConfigError as error:
         raise ConfigError(f"the method {config.method.name!r} does not fit: {error}") from error
     return PlannedMethod(config, sized.method, counts)

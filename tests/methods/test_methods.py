@@ -39,7 +39,7 @@ from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, describe_extensions, describe_shape, detach
-from domext_ray.pipeline import size_method
+from domext_ray.plan import size_run
 from domext_ray.training.engine import StepFigures, TrainState
 from domext_ray.training.evaluate import read_probe
 
@@ -311,7 +311,7 @@ def solve(base: Base, method: dict[str, Any], budget: float, num_new_words: int 
     config = PretrainConfig(
         base=base.id, method=MethodConfig(**{"heads": 0, "ffn_units": 0, **method}, trainable_budget=budget)
     )
-    solved = size_method(config, base, num_new_words)[0].method
+    solved = size_run(config, base, num_new_words=num_new_words)[0].method
     shape = describe_shape(base, config.shape, solved, vocab_size=base.config.vocab_size, num_new_words=num_new_words)
     counts = count_parameters(shape, solved, base.heads)
     assert counts.trainable <= counts.encoder

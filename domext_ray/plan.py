@@ -1,0 +1,218 @@
+"""A run's plan: everything that can be known, and refused, before its corpus is prepared.
+
+Enters: a `PretrainConfig`. Leaves: a `RunPlan`, which preparation, training, export and report read and nobody makes
+again. Nothing is started or written; the run's directory is only looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from domext_ray.config.identity import identity_of
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.shards import identify_corpus
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.vocabulary.extension import check_given_words, count_brought_words
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import ConfigError
+from domext_ray.files import hash_values
+from domext_ray.model.base import SHIPPED_BASE, Base, describe_base, load_base
+from domext_ray.model.budget import solve_budget
+from domext_ray.model.counts import ParameterCounts, count_parameters
+from domext_ray.model.graft import Extensions, describe_shape
+from domext_ray.runs.run_directory import RunPaths, check_identity, read_identity, resolve_paths, resolve_schedule
+from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
+from domext_ray.training.evaluate import read_probe
+from domext_ray.training.start import check_start, read_extensions
+
+ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A run before its first file is written.
+
+    Args:
+        config: the run; paths that workers read are absolute, sizes solved, the schedule fixed as far as it is known.
+        paths: where the run lives.
+        base: its base; None for random weights.
+        num_new_words: words beside the base's, as far as options tell: a learned vocabulary may find fewer.
+        counts: its parameters, with that many words.
+        earlier: extensions that the model has beside the method's own.
+        start: directory of the run whose parameters this one starts from, if any.
+        starts_from: the checkpoint of `start`; None also once the run has checkpoints of its own.
+        identity: what makes it this run and no other, as far as it is known before the corpus is.
+    """
+
+    config: PretrainConfig
+    paths: RunPaths
+    base: Base | None
+    num_new_words: int
+    counts: ParameterCounts
+    earlier: Extensions | None
+    start: Path | None
+    starts_from: CheckpointId | None
+    identity: dict[str, Any]
+
+
+def plan_run(config: PretrainConfig) -> RunPlan:
+    """Check a run and solve all that its options leave open.
+
+    Raises:
+        DomextError: any mistake of the user's that shows before the corpus is read.
+    """
+    paths = resolve_paths(config)
+    config = resolve_schedule(resolve_files(settle_workers(config)), paths.run)
+    base = load_run_base(config)
+    read_probe(config.train.general_probe)
+    identity: dict[str, Any] = {"base_sha256": base.sha256 if base else "none"}
+    if base is not None:
+        identity["base_shape"] = describe_base(base.config)
+    start, starts_from, earlier = None, None, None
+    if config.init_from:
+        start = Path(config.init_from).expanduser().resolve()
+        identity["init_sha256"], starts_from = _find_start(config, start, identity["base_sha256"], paths)
+        earlier = read_extensions(paths.run) or read_extensions(start)
+    config, num_new_words, counts = size_run(config, base, earlier)
+    identity = {**identity_of(config), **identity}
+    check_identity(paths.run, {**identity, **_find_moved_corpus(config, paths)}, PretrainConfig)
+    return RunPlan(config, paths, base, num_new_words, counts, earlier, start, starts_from, identity)
+
+
+def resolve_files(config: ConfigT) -> ConfigT:
+    """Make the paths absolute that workers read: they run in folders of their own."""
+    base, probe = Path(config.base).expanduser(), config.train.general_probe
+    if config.base != SHIPPED_BASE and base.is_dir():
+        config = replace(config, base=str(base.resolve()))
+    if probe:
+        config = replace(config, train=replace(config.train, general_probe=str(Path(probe).expanduser().resolve())))
+    return config
+
+
+def settle_workers(config: PretrainConfig) -> PretrainConfig:
+    """Put true or false in the place of `--scale.use_gpu auto` once it is known; before Ray starts it may not be."""
+    return settle_gpu(config, config.scale.num_workers, "--scale.num_workers")
+
+
+def load_run_base(config: PretrainConfig) -> Base | None:
+    """Load a run's base, None for random weights, and refuse options that do not fit it.
+
+    Raises:
+        BaseModelError: it is not to be had, or is no base.
+        ConfigError: rows are longer than its positions.
+    """
+    if config.base == "none":
+        return None
+    base = load_base(config.base, next_sentence=config.objective.next_sentence)
+    longest = base.config.max_row_length
+    for name in ("seq_length", "long_seq_length"):
+        length = getattr(config.train, name)
+        if length > longest:
+            raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
+    return base
+
+
+def size_run(
+    config: ConfigT, base: Base | None, earlier: Extensions | None = None, num_new_words: int | None = None
+) -> tuple[ConfigT, int, ParameterCounts]:
+    """Solve the sizes that a method's trainable budget asks for, and count parameters.
+
+    Args:
+        config: the run.
+        base: its base; None for random weights.
+        earlier: extensions that the model has beside the method's own.
+        num_new_words: words beside the base's, where they are known; None: as options tell.
+
+    Returns:
+        The run with its sizes, the new words, and the counts.
+
+    Raises:
+        ConfigError: the method does not fit the base, no size meets the budget, or given words do not fit.
+    """
+    number = count_planned_words(config, base) if num_new_words is None else num_new_words
+    vocab_size = config.vocab.size if base is None else base.config.vocab_size
+
+    def count(method: MethodConfig) -> ParameterCounts:
+        return count_run(replace(config, method=method), base, vocab_size, number, earlier)
+
+    method = config.method
+    if base is not None:
+        num_heads, hidden_size = base.config.num_attention_heads, base.config.hidden_size
+        method = solve_budget(
+            method, lambda each: count(each).trainable_frac, num_heads=num_heads, hidden_size=hidden_size
+        )
+    return replace(config, method=method), number, count(method)
+
+
+def count_run(
+    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None
+) -> ParameterCounts:
+    """Count a run's parameters.
+
+    Args:
+        config: the run.
+        base: its base; None for random weights.
+        vocab_size: words of the tokenizer, the new ones not counted.
+        num_new_words: the new ones.
+        earlier: extensions that the model has beside the method's own.
+    """
+    next_sentence = config.objective.next_sentence
+    shape = describe_shape(
+        base,
+        config.shape,
+        config.method,
+        vocab_size=vocab_size,
+        num_new_words=num_new_words,
+        next_sentence=next_sentence,
+        earlier=earlier,
+    )
+    return count_parameters(shape, config.method, base.heads if base else (), next_sentence=next_sentence)
+
+
+def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
+    """New words that a run will have, as far as options tell: a learned vocabulary may find fewer."""
+    if base is None or not config.vocab.words:
+        if base is not None and (config.vocab.extend or config.vocab.protected):
+            check_given_words(config.vocab, **describe_base_words(config, base))
+        return 0 if base is None else config.vocab.size
+    return count_brought_words(config.vocab, **describe_base_words(config, base))
+
+
+def describe_base_words(config: PretrainConfig, base: Base) -> dict[str, Any]:
+    """What an extension vocabulary must know of its base."""
+    return {
+        "base": config.base,
+        "tokenizer_folder": base.tokenizer_folder,
+        "num_base_rows": base.config.vocab_size,
+    }
+
+
+def _find_start(
+    config: PretrainConfig, start: Path, base_sha256: str, paths: RunPaths
+) -> tuple[str, CheckpointId | None]:
+    """The hash of the tensors that a run starts from, and where they are; of a run with checkpoints the stored hash."""
+    stored = read_identity(paths.run)
+    if stored is not None and "init_sha256" in stored and find_latest(paths.run / "checkpoints") is not None:
+        return str(stored["init_sha256"]), None
+    if not start.is_dir():
+        raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
+    found = check_start(start, base_sha256)
+    return read_tensors_sha256(found), identify_checkpoint(found)
+
+
+def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str]:
+    """The fingerprint that a run's corpus has under another name; nothing where it is called as before or is another.
+
+    It is known before the corpus is prepared: the run has its tokenizer already.
+    """
+    stored = read_identity(paths.run) or {}
+    if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
+        return {}
+    sources, tokenizer = resolve_sources(config.corpus, config.prepare), load_tokenizer(paths.run / "tokenizer")
+    known, pairs = stored.get("corpus_fingerprint", ""), config.objective.next_sentence
+    found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs, known))
+    return {"corpus_fingerprint": found} if found == known else {}
