@@ -215,9 +215,9 @@ def _describe_figures(summary: dict[str, Any]) -> str:
     if not summary:
         return ""
     pairs = {
-        "Held-out domain text, masked-LM loss (nats a token)": (summary["domain"]["mlm_loss"], "{:.3f}"),
+        "Held-out domain text, masked-LM loss (nats per token)": (summary["domain"]["mlm_loss"], "{:.3f}"),
         "Held-out domain text, masked tokens predicted": (summary["domain"]["mlm_accuracy"], "{:.1%}"),
-        "Held-out domain text, masked words (bits a character)": (summary["domain"]["bits_per_character"], "{:.3f}"),
+        "Held-out domain text, masked words (bits per character)": (summary["domain"]["bits_per_character"], "{:.3f}"),
         "General sentences, masked words predicted": (summary["general"]["mlm_accuracy"], "{:.1%}"),
     }
     rows = [

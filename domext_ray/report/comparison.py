@@ -72,7 +72,7 @@ def read_run(run_dir: Path) -> ComparedRun:
 def format_comparison(runs: Sequence[ComparedRun]) -> str:
     """Return the runs as a Markdown table; a last line says so if their bits per character do not compare."""
     lines = [
-        "| run | trained | tokens read | training seconds | bits a character | general accuracy |",
+        "| run | trained | tokens read | training seconds | bits per character | general accuracy |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for run in runs:
@@ -107,7 +107,7 @@ def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _plot(left, runs, BITS, "Learned: held-out domain text", "bits a character (less is better)")
+        _plot(left, runs, BITS, "Learned: held-out domain text", "bits per character (less is better)")
         _plot(right, runs, GENERAL, "Kept: everyday English", "masked words predicted (%)")
         right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)

@@ -75,14 +75,14 @@ _PANELS = (
     _Panel(
         "train/mlm_loss",
         "Training loss",
-        "MLM loss (nats a token)",
+        "MLM loss (nats per token)",
         BLUE,
         "Mean over the masked tokens of each step's global batch, and the learning rate.",
     ),
     _Panel(
         "eval/domain_mlm_loss",
         "Held-out domain loss",
-        "MLM loss (nats a token)",
+        "MLM loss (nats per token)",
         ORANGE,
         "Loss on domain text that is never trained on; dashed: the start.",
         form="{:.3f}",
@@ -106,7 +106,7 @@ _PANELS = (
     _Panel(
         "eval/domain_bits_per_character",
         "Bits per character",
-        "bits a character of masked words",
+        "bits per character of masked words",
         ORANGE,
         "Held-out words masked by their characters, so that vocabularies compare; dashed: the start.",
         form="{:.3f}",
@@ -114,7 +114,7 @@ _PANELS = (
     _Panel(
         "throughput/tokens_per_second",
         "Throughput",
-        "tokens a second",
+        "tokens per second",
         MUTED,
         "Tokens of all workers together; evaluations and checkpoints are not counted.",
         from_zero=True,

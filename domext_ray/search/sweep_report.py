@@ -211,7 +211,7 @@ def _draw_all(
         ),
         (
             lambda axes: _draw_coordinates(axes, space, trials, first),
-            "Parallel coordinates: a line a trial, past what it does not have, the darker the better its "
+            "Parallel coordinates: one line per trial, past what it does not have, the darker the better its "
             f"{NAMES[first]}.",
         ),
         (

@@ -198,7 +198,7 @@ def describe_plan(config: StudyConfig, methods: Mapping[str, PlannedMethod], pat
     return "\n".join(
         [
             *lines,
-            f"{len(methods)} methods, {config.seeds} seeds, {goal} a run: {num_runs} runs{hours}; starts, evaluations "
+            f"{len(methods)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{hours}; starts, evaluations "
             "and pilots come on top",
             f"study directory: {paths.run}",
             "dry run: nothing was started",
@@ -388,4 +388,4 @@ def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     size = f"a trainable budget of {config.budget:.0%} where a method has a size" if config.budget else "sizes as given"
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds (mean ± standard deviation)"
     base, corpus = hide_places(config.base), hide_places(config.corpus)
-    return f"Base {base}, corpus {corpus}: {goal} a run, {size}, {seeds}."
+    return f"Base {base}, corpus {corpus}: {goal} per run, {size}, {seeds}."

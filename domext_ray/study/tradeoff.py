@@ -247,7 +247,7 @@ def format_table(study: Study) -> str:
     """Return the Markdown table: one line for the base, one a method; mean ± standard deviation over seeds."""
     bits, accuracy = study.base.bits, 100 * study.base.accuracy
     lines = [
-        "| method | trained | share | tokens read | seconds | bits a character | gained | general accuracy (%) | "
+        "| method | trained | share | tokens read | seconds | bits per character | gained | general accuracy (%) | "
         "points lost |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         f"| the base | 0 | – | – | – | {bits:.3f} | – | {accuracy:.1f} | – |",
@@ -273,7 +273,7 @@ def format_table(study: Study) -> str:
 def describe_findings(study: Study) -> list[str]:
     """Return what follows from the figures, as plain sentences that claim no more than the spread bears."""
     results, comparable = study.results, study.comparable
-    sentences = [*_rank(comparable, "gains most", lambda each: each.gained, 1, ".3f", "bits a character")]
+    sentences = [*_rank(comparable, "gains most", lambda each: each.gained, 1, ".3f", "bits per character")]
     sentences += _rank(results, "forgets least", lambda each: each.lost, -1, ".1f", "points")
     if len(comparable) > 1:
         front = ", ".join(each.name for each in find_front(comparable))
@@ -336,7 +336,7 @@ def _test_claim(study: Study) -> list[str]:
     for each in extensions:
         lost, gained = full.lost - each.lost, full.gained - each.gained
         low, high = lost.interval or (lost.mean, lost.mean)
-        gain = f" and gains {abs(gained.mean):.3f} bits a character {'less' if gained.mean >= 0 else 'more'}"
+        gain = f" and gains {abs(gained.mean):.3f} bits per character {'less' if gained.mean >= 0 else 'more'}"
         sentences.append(
             f"{each.name} loses {abs(lost.mean):.1f} points {'less' if lost.mean >= 0 else 'more'} than {full.name} "
             f"(interval {low:+.1f} to {high:+.1f}){gain if each in study.comparable else ''}."
@@ -452,7 +452,7 @@ def draw_study(study: Study, path: Path) -> None:
         axes.set(
             title="Learned against forgotten",
             xlabel="general accuracy lost (points; left is better)",
-            ylabel="bits a character gained in the domain (up is better)",
+            ylabel="bits per character gained in the domain (up is better)",
         )
         axes.margins(0.14, 0.12)
         front = find_front(study.comparable)

@@ -153,7 +153,7 @@ def _find_words(sentence: str, encoded: object, row: int, words: Sequence[int]) 
 
 
 def read_probe(path: str | Path = "") -> list[str]:
-    """Read the sentences of the general probe, one a line.
+    """Read the sentences of the general probe, one per line.
 
     Args:
         path: a file of the user's; empty: the sentences that ship with the package.
@@ -168,7 +168,7 @@ def read_probe(path: str | Path = "") -> list[str]:
         raise CorpusError(f"--train.general_probe {str(source)!r} cannot be read as UTF-8 text ({error}).") from error
     sentences = [line.strip() for line in lines if line.strip()]
     if not sentences:
-        raise CorpusError(f"--train.general_probe {str(source)!r} has no sentence; give one a line.")
+        raise CorpusError(f"--train.general_probe {str(source)!r} has no sentence; give one per line.")
     return sentences
 
 

@@ -214,7 +214,7 @@ def _describe_evaluation(record: dict[str, Any]) -> str:
     bits, general = record["eval/domain_bits_per_character"], record["eval/general_mlm_accuracy"]
     return (
         f"step {record['step']:,}  held-out loss {_show(record['eval/domain_mlm_loss'], '.3f', 'nan')}, accuracy "
-        f"{_show(record['eval/domain_mlm_accuracy'], '.1%', 'nan')}, bits a character "
+        f"{_show(record['eval/domain_mlm_accuracy'], '.1%', 'nan')}, bits per character "
         f"{_show(bits, '.3f', 'not measured')}; general accuracy {_show(general, '.1%', 'not measured')}"
     )
 

@@ -73,7 +73,7 @@ class Places:
 
     @property
     def words_file(self) -> Path:
-        """The new words, one a line."""
+        """The new words, one per line."""
         return self.root / "words.txt"
 
     def base_of(self, row: Row) -> Path:

@@ -233,7 +233,7 @@ def test_tokens_become_steps(
 
     monkeypatch.setattr(study, "run_preparation", lambda config: Prepared())
     run_study(small(tiny_base_folder, text_file, tmp_path, "--tokens", "1001"), SHIPPED)
-    assert [each.train.max_steps for each in runs.made[1:]] == [6] * 4, "8 rows of 25 tokens a step"
+    assert [each.train.max_steps for each in runs.made[1:]] == [6] * 4, "8 rows of 25 tokens per step"
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
@@ -246,7 +246,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     config = replace(small(tiny_base_folder, text_file, tmp_path / "runs"), dry_run=True)
     run_study(config, SHIPPED)
     shown = capsys.readouterr().out
-    assert "2 methods, 2 seeds, 20 seconds a run: 4 runs" in shown and "heads 1, ffn_units" in shown
+    assert "2 methods, 2 seeds, 20 seconds per run: 4 runs" in shown and "heads 1, ffn_units" in shown
     assert not runs.made and not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError, match="the method 'af' does not fit"):
         run_study(replace(config, budget=0.001), SHIPPED)

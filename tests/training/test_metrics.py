@@ -75,4 +75,4 @@ def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().err
     assert "step 1/9  loss nan  10 tokens/s" in shown and "Traceback" not in shown
     for step in (0, 1):
-        assert f"step {step}  held-out loss nan, accuracy nan, bits a character not measured; general" in shown
+        assert f"step {step}  held-out loss nan, accuracy nan, bits per character not measured; general" in shown

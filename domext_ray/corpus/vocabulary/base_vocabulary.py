@@ -66,7 +66,7 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
 
 
 def read_words(path: str, option: str, known: BaseVocabulary, may_be_known: bool = False) -> list[str]:
-    """Read a list of new words, one a line.
+    """Read a list of new words, one per line.
 
     Args:
         path: a UTF-8 file.
@@ -83,7 +83,7 @@ def read_words(path: str, option: str, known: BaseVocabulary, may_be_known: bool
         raise CorpusError(f"--{option} {path!r} cannot be read as UTF-8 text ({error}).") from error
     lines = [each.removesuffix("\r") for each in (lines[:-1] if lines[-1] == "" else lines)]
     if not lines:
-        raise CorpusError(f"--{option} {path!r} is empty; give one word a line.")
+        raise CorpusError(f"--{option} {path!r} is empty; give one word per line.")
     places: dict[str, int] = {}
     for number, word in enumerate(lines, start=1):
         fault = f"stands in line {places[word]} already" if word in places else _find_fault(word, known, may_be_known)

@@ -158,7 +158,7 @@ def format_table(record: dict[str, Any]) -> str:
     lines = [
         f"text: {record['num_documents']:,} documents, {record['num_text_bytes'] / 1e6:,.1f} MB, "
         f"{record['num_words']:,} words, {record['num_distinct_words']:,} distinct ones",
-        f"{'new words':>12}{'words split':>14}{'pieces a word':>16}{'tokens a document':>20}{'[UNK]':>11}",
+        f"{'new words':>12}{'words split':>14}{'pieces per word':>16}{'tokens per document':>20}{'[UNK]':>11}",
     ]
     for row in record["sizes"]:
         size = f"{row['num_new']:,}" if row["num_new"] else "0 (the base)"

@@ -344,7 +344,7 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
         ("##丘\n", "cuts it into 2 words"),
         ("\u0301\n", "cuts it into 0 words"),
         (f"{'x' * 101}\n", "more than 100 characters"),
-        ("", "is empty; give one word a line"),
+        ("", "is empty; give one word per line"),
     ],
 )
 def test_lists_with_a_mistake(base_folder: Path, tmp_path: Path, content: str, message: str) -> None:
