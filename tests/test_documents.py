@@ -301,6 +301,19 @@ def test_every_link_into_the_repository_leads_somewhere(document: Path) -> None:
         assert not anchor or anchor in find_anchors(path), f"{target}: no such heading"
 
 
+def test_forms_and_the_workflow_are_complete() -> None:
+    forms = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(forms) == 3
+    for form in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in forms):
+        assert form.keys() == {"name", "description", "labels", "body"}
+        names = [each["id"] for each in form["body"]]
+        assert len(set(names)) == len(names)
+        assert all(each["type"] in ("textarea", "checkboxes") and each["attributes"]["label"] for each in form["body"])
+    (workflow,) = (REPOSITORY / ".github" / "workflows").glob("*.yml")
+    (job,) = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+
+
 def test_badges_are_true() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     python, licence = ((REPOSITORY / ".github" / f"{name}.svg").read_text() for name in ("python", "licence"))
@@ -312,7 +325,8 @@ def test_badges_are_true() -> None:
 
 def test_every_job_and_every_room_has_its_row() -> None:
     jobs = (REPOSITORY / "jobs" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)\.py` \|", jobs, re.M)) == {*JOBS, "benchmark"}
+    verbs = dict(re.findall(r"^\| `(\w+)\.py` \| (.*?) \|", jobs, re.M))
+    assert verbs == {**{name: f"`{job.verb}`" for name, job in JOBS.items()}, "benchmark": "–"}
     rows = re.findall(r"^\| (`.*?) \|", (REPOSITORY / "domext_ray" / "README.md").read_text(encoding="utf-8"), re.M)
     package = REPOSITORY / "domext_ray"
     rooms = {path.parent.name for path in package.glob("*/__init__.py")}

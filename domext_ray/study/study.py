@@ -198,8 +198,8 @@ def describe_plan(config: StudyConfig, methods: Mapping[str, PlannedMethod], pat
     return "\n".join(
         [
             *lines,
-            f"{len(methods)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{hours}; starts, evaluations "
-            "and pilots come on top",
+            f"{len(methods)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{hours}; starts, "
+            "evaluations and pilots come on top",
             f"study directory: {paths.run}",
             "dry run: nothing was started",
         ]
