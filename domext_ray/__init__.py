@@ -1,1 +1,56 @@
-"""Domain adaptation of BERT models: a frozen base, small extensions, Ray Train and DeepSpeed."""
+"""Domain adaptation of BERT models: a frozen base, small extensions, Ray Train and DeepSpeed.
+
+Importing the package costs nothing: each of its names is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from domext_ray.adapters.bank import AdapterBank
+    from domext_ray.api import FinetunedRun, Run, finetune, load, prepare, pretrain
+    from domext_ray.errors import DomextError
+
+    __version__: str
+
+__all__ = [
+    "AdapterBank",
+    "DomextError",
+    "FinetunedRun",
+    "Run",
+    "__version__",
+    "finetune",
+    "load",
+    "prepare",
+    "pretrain",
+]
+
+_HOMES = {"AdapterBank": "adapters.bank", "DomextError": "errors"}
+"""Modules of the names that are not in `api`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        value = _find_version()
+    else:
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _find_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:  # it runs from its source
+        return "unknown"

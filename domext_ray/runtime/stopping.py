@@ -4,6 +4,8 @@ A signal raises KeyboardInterrupt wherever the job is. Inside `save_first` it as
 until that is done, within a limit. A Ctrl-C after the first signal ends the job at once; other signals after it change
 nothing, because a terminal that closes may send SIGHUP twice. The exit code is 128 + the first signal's number, as
 shells have it.
+
+A program that calls this library (a notebook, say) is not ended: it gets `Stopped`, and its own handlers back.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,12 +52,15 @@ class _Signals:
 
     def __init__(self) -> None:
         self.before: dict[signal.Signals, Any] = {}
+        self.ends_process = True
         self.reset()
 
     def reset(self) -> None:
         self.first: signal.Signals | None = None
         self.save: Save | None = None
         self.deadline = 0.0  # of a save that is waited for, as time.monotonic() has it
+        self.alarm_before: Any = None
+        self.timer_before = (0.0, 0.0)
 
     @property
     def is_saving(self) -> bool:
@@ -74,7 +80,7 @@ class _Signals:
         elif number == signal.SIGALRM:
             if not self.is_saving or not self._is_over():
                 return
-        elif not self.is_saving:  # the job is ending, and its user will not wait for it
+        elif not self.is_saving and self.ends_process:  # the job is ending, and its user will not wait for it
             _say(f"\n{describe_end()}\n")
             os._exit(exit_code())
         self.end_saving()
@@ -89,8 +95,8 @@ class _Signals:
         except OSError:  # the request cannot be written, so nothing could be saved either
             return False
         self.deadline = time.monotonic() + SAVE_SECONDS[self.first]
-        signal.signal(signal.SIGALRM, self._handle)
-        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+        self.alarm_before = signal.signal(signal.SIGALRM, self._handle) or signal.SIG_DFL  # None: not from Python
+        self.timer_before = signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
         _say(f"\n{NAMES[self.first]}: the next step is saved, then the job ends (Ctrl-C ends it at once)\n")
         return True
 
@@ -102,6 +108,8 @@ class _Signals:
     def end_saving(self) -> None:
         if self.is_saving:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self.alarm_before)
+            signal.setitimer(signal.ITIMER_REAL, *self.timer_before)
             self.deadline = 0.0
 
 
@@ -109,17 +117,23 @@ _SIGNALS = _Signals()
 
 
 @contextlib.contextmanager
-def catch_signals() -> Iterator[None]:
-    """Answer the three signals as this module says; one that the job was started to ignore (nohup) stays ignored."""
+def catch_signals(*, ends_process: bool = True) -> Iterator[None]:
+    """Answer the three signals as this module says; one that the job was started to ignore (nohup) stays ignored.
+
+    Args:
+        ends_process: the process ends with the job, so that a second Ctrl-C may end it at once, and signals that come
+            after the job have their default.
+    """
     handlers = {each: signal.getsignal(each) for each in NAMES}
-    _SIGNALS.before = {each: handler for each, handler in handlers.items() if handler != signal.SIG_IGN}
+    _SIGNALS.before = {each: handler for each, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    _SIGNALS.ends_process = ends_process
     _SIGNALS.reset()
     _SIGNALS.install()
     try:
         yield
     finally:
         for each, handler in _SIGNALS.before.items():
-            signal.signal(each, signal.SIG_DFL if is_stopped() else handler)
+            signal.signal(each, signal.SIG_DFL if is_stopped() and ends_process else handler)
         _SIGNALS.before = {}
 
 
@@ -203,3 +217,29 @@ def exit_on_user_error() -> Iterator[None]:
             if user_error is None:
                 raise
             raise exit_saying(f"error: {user_error}", 2) from None
+
+
+@contextlib.contextmanager
+def raise_user_error() -> Iterator[None]:
+    """Raise a user's mistake, or that the work was stopped, in a program that goes on; other exceptions pass.
+
+    Python gives signals to the main thread alone, so in another one none is caught here.
+
+    Raises:
+        DomextError: the mistake, without what Ray has wrapped around it.
+        Stopped: one of the three signals arrived; the work was saved where it could be.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    with catch_signals(ends_process=False) if is_main else contextlib.nullcontext():
+        try:
+            yield
+        except BaseException as error:
+            if is_main and is_stopped() and not isinstance(error, DomextError):
+                raise error if isinstance(error, Stopped) else Stopped(describe_end()) from None
+            user_error = find_user_error(error) if isinstance(error, Exception) else None
+            if user_error is None or user_error is error:
+                raise
+            raise user_error from error
+        finally:
+            if is_main:
+                _SIGNALS.reset()

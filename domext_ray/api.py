@@ -1,0 +1,286 @@
+"""The package from Python, in a script or a notebook: what the verbs of `domext` do, as functions.
+
+Enters: options by name, as on the command line: `**{"train.max_steps": 100}`, or a group as a dictionary,
+`train={"max_steps": 100}`. They stand on the same presets, and the same pipeline carries them out. Leaves: an object
+that says where everything is. A user's mistake raises a `DomextError`, whose message is one sentence. Ctrl-C saves the
+next training step and raises `runtime.stopping.Stopped`, a KeyboardInterrupt; the same call goes on from there.
+
+Ray is started when it is first needed and stays, so later calls begin at once; `ray.shutdown()` ends it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from domext_ray.commands.job import Job, configure
+from domext_ray.commands.main import JOBS, find_verb
+from domext_ray.commands.measuring import FINETUNE
+from domext_ray.commands.pretraining import PREPARE
+from domext_ray.config.identity import ConfigT
+from domext_ray.errors import BaseModelError, DomextError, RunError
+from domext_ray.options.option_values import read_arguments
+from domext_ray.runtime.stopping import raise_user_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from domext_ray.corpus.manifest import Manifest
+
+Place = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A pre-training run; `Run("runs/af")` is one that was made before.
+
+    Args:
+        directory: the run's directory.
+    """
+
+    directory: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", Path(self.directory).expanduser())
+
+    @property
+    def export_dir(self) -> Path:
+        """The Hugging Face folder of its model."""
+        return self.directory / "export"
+
+    @property
+    def report(self) -> Path:
+        """Its page of figures, report.html."""
+        return self.directory / "report.html"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json: parameters, figures before and after, steps, seconds.
+
+        Raises:
+            RunError: it has not ended, or the file is damaged.
+        """
+        from domext_ray.report.summary import read_summary
+
+        return read_summary(self.directory / "summary.json")
+
+    def __repr__(self) -> str:
+        try:
+            state = self._describe()
+        except (DomextError, KeyError):
+            state = "not finished"
+        return f"<{type(self).__name__} {self.directory}: {state}>"
+
+    def _describe(self) -> str:
+        summary = self.summary
+        loss = summary["domain"]["mlm_loss"]
+        return f"{summary['train']['steps']:,} steps, held-out loss {loss['before']:.3f} -> {loss['after']:.3f}"
+
+
+@dataclass(frozen=True, repr=False)
+class FinetunedRun(Run):
+    """A fine-tuning run; `FinetunedRun("runs/af-ner")` is one that was made before."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json: every figure with its interval, the grid's trainings, baselines.
+
+        Raises:
+            RunError: it has not ended, or the file is damaged.
+        """
+        from domext_ray.downstream.finetune.finetuned import read_finetune_summary
+
+        return read_finetune_summary(self.directory)
+
+    @property
+    def metric(self) -> str:
+        """The figure by which dev chose, such as micro.f1."""
+        return str(self.summary["metric"])
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """That figure of the chosen model on dev and, where the set has one, on test."""
+        from domext_ray.downstream.finetune.output import get_figure
+
+        summary = self.summary
+        splits = (split for split in ("dev", "test") if summary[split])
+        return {split: get_figure(summary[split], summary["metric"]) for split in splits}
+
+    def _describe(self) -> str:
+        scores = ", ".join(f"{score:.3f} on {split}" for split, score in self.scores.items())
+        return f"{self.metric} {scores}"
+
+
+def pretrain(
+    method: str = "af",
+    *,
+    base: Place | None = None,
+    corpus: Place | list[Place] | None = None,
+    config_path: Place = "",
+    **options: Any,
+) -> Run:
+    """Carry a pre-training run from text to report, as `domext pretrain METHOD` does.
+
+    Args:
+        method: af, bottleneck, exbert, lora or bert; its preset is what the options change.
+        base: the model that is adapted: "general-mini" (ships), a folder, a hub id, or "none"; None: the preset's.
+        corpus: its text: a file, a glob, a folder, or a list of them; None: the preset's.
+        config_path: a YAML file of options, or the name of another preset, such as af_base.
+        options: all others by their names; `domext pretrain METHOD --help_all` lists them.
+
+    Returns:
+        The run; with `dry_run=True` it is described and not started.
+
+    Raises:
+        DomextError: any mistake of the user's.
+        Stopped: a signal arrived; the same call goes on.
+    """
+    with raise_user_error():
+        job = JOBS[find_verb(["pretrain", method])]
+        config = _configure(job, {"base": base, "corpus": corpus}, config_path, options)
+        from domext_ray.pipeline import run_pretraining
+
+        return Run(run_pretraining(config))
+
+
+def prepare(
+    *,
+    base: Place | None = None,
+    corpus: Place | list[Place] | None = None,
+    config_path: Place = "",
+    **options: Any,
+) -> Manifest | None:
+    """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare` does.
+
+    Args:
+        base: the model whose tokenizer cuts it.
+        corpus: the text.
+        config_path: a YAML file of options, or the name of a preset.
+        options: all others by their names; `domext prepare --help_all` lists them.
+
+    Returns:
+        What was prepared: its folder, rows and tokens; None with `dry_run=True`.
+
+    Raises:
+        DomextError: any mistake of the user's.
+        Stopped: a signal arrived; the same call goes on.
+    """
+    with raise_user_error():
+        config = _configure(PREPARE, {"base": base, "corpus": corpus}, config_path, options)
+        from domext_ray.pipeline import run_preparation
+
+        return run_preparation(config)
+
+
+def finetune(
+    task: Place | None = None,
+    data: Place | None = None,
+    model: Place | Run | None = None,
+    *,
+    config_path: Place = "",
+    **options: Any,
+) -> FinetunedRun:
+    """Fine-tune a model on a labelled set and score it, as `domext finetune` does.
+
+    Args:
+        task: a task family such as "ner", a described set such as "bc5cdr", or a YAML file that describes one.
+        data: folder of the labelled files, or a name on the hub.
+        model: a run, an export, a base, or a hub id.
+        config_path: a YAML file of options.
+        options: all others by their names; `domext finetune --help_all` lists them.
+
+    Returns:
+        The run, with its scores; with `dry_run=True` it is described and not started.
+
+    Raises:
+        DomextError: any mistake of the user's.
+        Stopped: a signal arrived; the same call goes on.
+    """
+    start = model.directory if isinstance(model, Run) else model
+    with raise_user_error():
+        config = _configure(FINETUNE, {"task": task, "data": data, "model": start}, config_path, options)
+        from domext_ray.downstream.finetune.finetune import run_finetuning
+
+        return FinetunedRun(run_finetuning(config))
+
+
+def _configure(job: Job[ConfigT], named: dict[str, Any], config_path: Place, options: dict[str, Any]) -> ConfigT:
+    given = {name: value for name, value in named.items() if value is not None}
+    return configure(job, read_arguments(job.config_class, {**given, **options}, config_path))
+
+
+def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Load a model and its tokenizer, on the CPU, in fp32 and evaluation mode; code of its folder is never run.
+
+    Args:
+        place: a run or its directory (its export, or its newest checkpoint where that is newer), an export, the folder
+            or hub id of a BERT or RoBERTa, or "general-mini".
+
+    Returns:
+        The tokenizer and the model: with a masked-LM head, or with the head that it was fine-tuned with.
+
+    Raises:
+        BaseModelError: it is none of these, or cannot be read.
+        RunError: a run without a usable checkpoint.
+    """
+    folder = place.directory if isinstance(place, Run) else Path(place).expanduser()
+    if not (folder / "config.yaml").is_file():
+        return _load_pretrained(str(place), folder)
+    from domext_ray.downstream.start.model import TRAININGS
+    from domext_ray.export.folder import read_export_record
+    from domext_ray.training.checkpoint import list_steps
+
+    export = folder / "export"
+    if (folder / TRAININGS).is_dir():
+        if (export / "config.json").is_file():
+            return _load_pretrained(str(export), export)
+        steps = ", ".join(sorted(each.parent.name for each in export.glob("*/config.json")))
+        found = f"one model per step of its task ({steps}); give the folder of one, such as {export}/…" if steps else ""
+        raise RunError(f"{folder} has {found or 'no export; fine-tune again with export=True, without features'}.")
+    record, newest = read_export_record(export), max(list_steps(folder / "checkpoints"), default=0)
+    if record is not None and record.step >= newest:
+        return _load_pretrained(str(export), export)
+    return _rebuild(folder)
+
+
+def _rebuild(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """The model of a run's newest checkpoint."""
+    from domext_ray.export.model_folder import rebuild_run
+    from domext_ray.model.graft import merge_extensions
+
+    run: Any = rebuild_run(folder)
+    merge_extensions(run.model)
+    return run.tokenizer, run.model.eval()
+
+
+def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """A model that `save_pretrained` wrote: with this library's classes, or a plain one with those of transformers."""
+    import torch
+    import transformers
+
+    from domext_ray.model.base import ASSETS, SHIPPED_BASE, is_own_config
+    from domext_ray.model.domext import heads_domext, modeling_domext
+    from domext_ray.runtime.quiet import quiet_libraries
+
+    if place == SHIPPED_BASE:
+        folder = ASSETS / SHIPPED_BASE
+    source = str(folder) if folder.is_dir() else place
+    with quiet_libraries():
+        try:
+            values, _ = transformers.PreTrainedConfig.get_config_dict(source)
+            home = heads_domext if is_own_config(values) else transformers
+            name = (values.get("architectures") or ["BertForMaskedLM"])[0]
+            model_class = getattr(home, name, None) or getattr(modeling_domext, name)
+            model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        except Exception as error:  # the hub's client and damaged files raise a dozen kinds
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise BaseModelError(
+                f"{place!r} cannot be loaded ({reason}); give a run, an export, or the folder or hub id of a model."
+            ) from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])[0]
+        raise BaseModelError(f"{place!r} lacks the tensor {missing} that its config.json asks for; save it again.")
+    return tokenizer, model.eval()
