@@ -21,9 +21,7 @@ import copy
 import errno
 import hashlib
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -38,9 +36,9 @@ from transformers import PreTrainedModel
 
 from domext_ray.config.jobs import BankConfig
 from domext_ray.errors import DomextError, RunError
-from domext_ray.export.folder import flush
 from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, find_others, is_extension, name_options
+from domext_ray.files import hash_file, new_folder, remove_folder, write_json
 from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
@@ -147,7 +145,7 @@ class AdapterBank:
         }
         with _place_folder(folder) as temporary:
             (temporary / ADAPTERS).mkdir()
-            _write_json(temporary / BANK, header)
+            write_json(temporary / BANK, header, sort_keys=True)
             if is_folder:
                 (temporary / BASE_FOLDER).write_text(f"{base_id}\n", encoding="utf-8")
         return cls(folder, header, base_id)
@@ -260,10 +258,14 @@ class AdapterBank:
                 origin=origin or {},
                 num_parameters=sum(each.numel() for each in tensors.values()),
                 num_bytes=path.stat().st_size,
-                sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+                sha256=hash_file(path),
             )
             values = json.loads(json.dumps(asdict(entry)))  # as it is read: JSON's keys are text
-            _write_json(temporary / DESCRIPTION, {"format": FORMAT, "sha256": _hash_json(values), "adapter": values})
+            write_json(
+                temporary / DESCRIPTION,
+                {"format": FORMAT, "sha256": _hash_json(values), "adapter": values},
+                sort_keys=True,
+            )
             shutil.copymode(temporary / DESCRIPTION, path)  # safetensors makes files that only their owner can read
         return entry
 
@@ -310,13 +312,10 @@ class AdapterBank:
         foreign = sorted(each.name for each in folder.iterdir() if each.name not in (TENSORS, DESCRIPTION))
         if foreign:
             raise RunError(f"{folder / foreign[0]} is no part of the adapter; move it away before it is removed.")
-        doomed = folder.with_name(f".{name}.removed-{uuid.uuid4().hex[:8]}")
         try:
-            os.rename(folder, doomed)  # first: a half-deleted folder must not look like a damaged adapter
-            flush(folder.parent)
+            remove_folder(folder)
         except OSError as error:
             raise RunError(f"{folder} cannot be removed ({error.strerror or error}).") from error
-        shutil.rmtree(doomed, ignore_errors=True)
 
     def verify(self) -> list[str]:
         """Compare the base and every file with their hashes; return a sentence about each that is damaged."""
@@ -667,23 +666,13 @@ def _place_folder(target: Path) -> Iterator[Path]:
 
     Nothing is replaced: where two processes add the same name, the system refuses to rename the second one's.
     """
-    temporary = target.with_name(f".{target.name}.incomplete-{uuid.uuid4().hex[:8]}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        flush(*temporary.rglob("*"), temporary)
-        os.rename(temporary, target)
-        flush(target.parent)
+        with new_folder(target, replaces=False) as temporary:
+            yield temporary
     except OSError as error:
         taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
         reason = "another process made it meanwhile" if taken else error.strerror or error
         raise RunError(f"{target} cannot be written ({reason}).") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _hash_json(values: dict[str, Any]) -> str:

@@ -6,10 +6,8 @@ Enters: the folder that `shards.prepare_corpus` made. Leaves: records, checked f
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.files import hash_values, write_text
+from domext_ray.files import hash_file, hash_values, write_json
 
 FORMAT_VERSION = 2
 
@@ -122,7 +120,7 @@ class Manifest:
 
 def write_manifest(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the manifest of a prepared corpus, with its own hash."""
-    write_text(folder / MANIFEST, json.dumps({**record, "sha256": _hash_record(record)}, indent=2))
+    write_json(folder / MANIFEST, {**record, "sha256": _hash_record(record)})
 
 
 def _hash_record(record: Mapping[str, Any]) -> str:
@@ -248,19 +246,6 @@ def find_file_fault(path: Path, sha256: str) -> str:
         f"the {'text' if path.suffix == '.jsonl' else 'shard'} {path} is "
         f"{'not what its manifest says' if path.exists() else 'missing'}"
     )
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if sys.version_info >= (3, 11) else _hash_stream(file)
-
-
-def _hash_stream(file: Any) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(2**20):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=512)

@@ -40,7 +40,6 @@ from domext_ray.corpus.manifest import (
     TextRecord,
     find_file_fault,
     find_shard_fault,
-    hash_file,
     read_manifest,
     write_manifest,
 )
@@ -51,10 +50,10 @@ from domext_ray.corpus.texts.dropped import Dropped, check_dropped, require_text
 from domext_ray.corpus.texts.ray_tasks import run_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
 from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
-from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder, replace_when_written
+from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
-from domext_ray.files import hash_values
+from domext_ray.files import hash_file, hash_values, new_file
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
     from transformers import PreTrainedTokenizerBase
@@ -411,7 +410,7 @@ def _write_texts(path: Path, documents: Sequence[str]) -> TextRecord | None:
         size += len(line)
     if not lines:
         return None
-    with replace_when_written(path) as temporary:
+    with new_file(path, is_flushed=False) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_bytes(b"".join(lines))
     return TextRecord(path.name, len(lines), size, hash_file(path))
@@ -427,7 +426,7 @@ def _write_shard(
     """Write rows whose first column is their tokens; `num_added_tokens` come to every row when it is read."""
     num_rows = num_tokens = 0
     pending: list[tuple[Any, ...]] = []
-    with replace_when_written(path) as temporary:
+    with new_file(path, is_flushed=False) as temporary:
         with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for row in rows:
                 pending.append(row)

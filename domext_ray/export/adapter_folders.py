@@ -9,7 +9,6 @@ beside it. LoRA's updates are stored as they are, not merged.
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +22,11 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
 from domext_ray.export.card import read_terms
-from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_folder
+from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_export
 from domext_ray.export.model_folder import check_tokenizer, rebuild_run, save_plain
 from domext_ray.extensions.lora import build_lora_config
 from domext_ray.extensions.table import find_others, is_extension
+from domext_ray.files import write_json
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -151,9 +151,10 @@ def export_adapterhub(
         plain.bert.drop_domain(name)
     has_base = bool(_find_changed(plain, base))
     name = _name_base(base)
-    with new_folder(folder, made_from or ExportRecord(ADAPTERHUB), base.folder) as temporary:
+    with new_export(folder, made_from or ExportRecord(ADAPTERHUB), base.folder) as temporary:
         (temporary / "adapter").mkdir()
-        _write_json(temporary / "adapter" / "adapter_config.json", _describe_adapter(model, domain, name))
+        described = _describe_adapter(model, domain, name)
+        write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
         save_file(_name_bottlenecks(model, domain), temporary / "adapter" / "adapter.safetensors")
         if has_base:
             tokenizer.save_pretrained(temporary / "base")
@@ -212,7 +213,7 @@ def export_peft(
         "base_model_class": "RobertaForMaskedLM" if kind == "roberta" else "BertForMaskedLM",
         "parent_library": f"transformers.models.{kind}.modeling_{kind}",
     }
-    with new_folder(folder, made_from or ExportRecord(PEFT), base.folder) as temporary:
+    with new_export(folder, made_from or ExportRecord(PEFT), base.folder) as temporary:
         config.save_pretrained(temporary, auto_mapping_dict=loads_into)
         save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
         readme = _PEFT_README.format(base=_name_base(base), rank=method.lora_rank, **_describe_terms(base))
@@ -372,10 +373,6 @@ def _describe_terms(base: Base) -> dict[str, str]:
 def _name_base(base: Base) -> str:
     """Return the base's id; of a folder only the last part, which tells nothing about the machine."""
     return base.folder.resolve().name if Path(base.id).expanduser().is_dir() else base.id
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _open_to_all(folder: Path) -> None:

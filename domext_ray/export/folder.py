@@ -12,19 +12,15 @@ nothing but an export's own files is there.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import RunError
+from domext_ray.files import hash_file, new_folder, write_json
 
 FORMAT = 1
 MARKER = "domext_export.json"
@@ -101,7 +97,7 @@ def check_target(folder: Path, kind: str, source: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(target: Path, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
+def new_export(target: Path, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
     """A temporary folder beside `target` that gets a marker, and its place, when the block ends without an error.
 
     Args:
@@ -114,39 +110,12 @@ def new_folder(target: Path, made_from: ExportRecord, source: Path | None = None
     """
     check_target(target, made_from.kind, source)
     target = target.resolve()
-    mark = uuid.uuid4().hex[:8]
-    temporary, replaced = (target.with_name(f".{target.name}.{state}-{mark}") for state in ("incomplete", "replaced"))
     try:
-        temporary.mkdir(parents=True)
-        with _held(temporary):
-            _remove_left_behind(target)
+        with new_folder(target, replaces=True, check=lambda: check_target(target, made_from.kind, source)) as temporary:
             yield temporary
             _write_marker(temporary, made_from)
-            flush(*temporary.rglob("*"), temporary)
-            check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
-            if target.exists():
-                os.rename(target, replaced)
-            os.rename(temporary, target)
-            flush(target.parent)
     except OSError as error:
-        if replaced.exists() and not target.exists():
-            os.rename(replaced, target)
         raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if target.exists():
-            for path in target.parent.glob(f".{target.name}.replaced-*"):  # of a killed export, too
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def flush(*paths: Path) -> None:
-    """Bring files, and the entries of folders, to the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _check_earlier(folder: Path) -> None:
@@ -172,13 +141,13 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _is_changed(path: Path, sha256: str) -> bool:
-    return path.is_symlink() or (path.exists() and _hash_file(path) != sha256)
+    return path.is_symlink() or (path.exists() and hash_file(path) != sha256)
 
 
 def _write_marker(folder: Path, made_from: ExportRecord) -> None:
-    files = {name: _hash_file(folder / name) for name in _list_files(folder)}
+    files = {name: hash_file(folder / name) for name in _list_files(folder)}
     values = {"format": FORMAT, "made_from": asdict(made_from), "files": files}
-    (folder / MARKER).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_json(folder / MARKER, values, sort_keys=True)
 
 
 def _read_marker(folder: Path) -> dict[str, Any] | None:
@@ -196,35 +165,3 @@ def _read_marker(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged ({error!r}); delete the export's folder, or give another.") from error
     raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; give another folder.")
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Hold a temporary folder, so that another process sees that it is being written."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_left_behind(target: Path) -> None:
-    """Delete what killed exports to the same place have left; nothing where locks do not work."""
-    for path in target.parent.glob(f".{target.name}.incomplete-*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(descriptor)

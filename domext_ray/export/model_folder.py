@@ -25,7 +25,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, read_terms
-from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_folder
+from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_export
 from domext_ray.model import domext as code_room
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import count_parameters
@@ -93,7 +93,7 @@ def export_model(
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
     source = Path(card.config.base).expanduser()
-    with new_folder(folder, made_from or ExportRecord(HUGGINGFACE, step=card.num_steps), source) as temporary:
+    with new_export(folder, made_from or ExportRecord(HUGGINGFACE, step=card.num_steps), source) as temporary:
         config = cast(DomextConfig, model.config)
         tokenizer.save_pretrained(temporary)
         check_tokenizer(tokenizer, temporary, config.vocab_size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import io
 import math
-import os
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from domext_ray.errors import RunError
+from domext_ray.files import new_file
 from domext_ray.options.places import hide_places
 from domext_ray.report.summary import read_summary
 from domext_ray.training.metrics import read_metrics, write_text
@@ -403,9 +403,8 @@ def fill_page(
 
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a figure as PNG under a temporary name, then rename it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    figure.savefig(temporary, format="png", dpi=150, metadata={"Software": _SOFTWARE})
-    os.replace(temporary, path)
+    with new_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": _SOFTWARE})
 
 
 def check_picture(path: Path) -> None:

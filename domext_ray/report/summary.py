@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.errors import RunError
 from domext_ray.export.folder import read_export_record
-from domext_ray.files import NUMBER, Kind, read_json, write_text
+from domext_ray.files import NUMBER, Kind, read_json, write_json
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
@@ -146,7 +145,7 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
         "method": asdict(config.method),
         "base": hide_places(config.base),
     }
-    write_text(run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_json(run_dir / "summary.json", summary)
     return summary
 
 

@@ -18,7 +18,7 @@ from domext_ray.options.option_values import merge_options
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.config.identity import defaults_before, describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
-from domext_ray.files import Kind, hash_text, read_json, read_text, read_yaml, write_text
+from domext_ray.files import Kind, hash_text, read_json, read_text, read_yaml, write_json, write_text
 
 ConfigT = TypeVar("ConfigT")
 
@@ -169,7 +169,7 @@ def read_identity(run_dir: Path, expected: Mapping[str, Kind] | None = None) -> 
 
 def write_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
     """Write what a run is recognised by."""
-    write_text(run_dir / IDENTITY, json.dumps(identity, indent=2) + "\n")
+    write_json(run_dir / IDENTITY, identity)
 
 
 def check_made_with(run_dir: Path, order: Mapping[str, Any], first_order: Mapping[str, Any]) -> list[str]:
@@ -207,7 +207,7 @@ def write_made_with(run_dir: Path, order: Mapping[str, Any], step: int) -> None:
     now = list_versions()
     if not history or {**history[-1], "from_step": 0} != {**now, "from_step": 0}:
         history.append({"from_step": step, **now})
-    write_text(run_dir / MADE_WITH, json.dumps({"order": order, "versions": history}, indent=2) + "\n")
+    write_json(run_dir / MADE_WITH, {"order": order, "versions": history})
 
 
 def list_versions() -> dict[str, str]:

@@ -28,7 +28,7 @@ from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.errors import ConfigError, DomextError, find_user_error
-from domext_ray.files import read_json
+from domext_ray.files import read_json, write_json
 from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.pipeline import provide_inputs
@@ -294,7 +294,7 @@ def _score_base(work: SweepWork) -> None:
             scores = ray.get(remote.remote(work))
         except Exception as error:
             raise find_user_error(error) or error from None
-        write_text(path, json.dumps(scores))
+        write_json(path, scores)
     print(f"the base without pre-training: F1 {read_base_scores(work.folder)['f1']:.4f}", flush=True)
 
 
@@ -482,7 +482,7 @@ class SweepProgress(tune.Callback):
         name = get_trial_name(trial)
         seconds = self.line.seconds - self.begun.pop(name, self.line.seconds)
         self.walls[name] = self.walls.get(name, 0.0) + seconds
-        write_text(self.folder / WALLS, json.dumps(self.walls))
+        write_json(self.folder / WALLS, self.walls)
         ended = self.ended_before + sum(each.is_finished() for each in trials if each is not trial) + 1
         result = trial.last_result or {}
         figures = ", ".join(

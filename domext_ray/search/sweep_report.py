@@ -25,7 +25,7 @@ from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
-from domext_ray.files import NUMBER, read_json
+from domext_ray.files import NUMBER, read_json, write_json
 from domext_ray.progress import format_seconds
 from domext_ray.report.comparison import COLORS
 from domext_ray.report.report import BLUE, GREEN, MUTED, ORANGE, STYLE, build_table, fill_page, save_picture
@@ -105,7 +105,7 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
         dump_yaml(config),
     )
     write_text(folder / "sweep.html", page)
-    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_json(folder / "summary.json", summary)
     return f"{table}\n\n{format_time(time)}"
 
 

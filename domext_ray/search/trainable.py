@@ -13,9 +13,9 @@ import torch
 from ray import tune
 
 from domext_ray.errors import DomextError, RunError
+from domext_ray.files import write_json
 from domext_ray.search.trial import SweepWork, Trial, list_shares, record_failure
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import write_text
 
 TRIALS = "trials"
 
@@ -71,7 +71,7 @@ class SweepTrial(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Keep which rung comes next; tensors are in the trial's own checkpoints."""
-        write_text(Path(checkpoint_dir, "rung.json"), json.dumps({"rung": self.rung}))
+        write_json(Path(checkpoint_dir, "rung.json"), {"rung": self.rung})
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Go on with the rung that comes next."""

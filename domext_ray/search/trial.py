@@ -33,7 +33,7 @@ from domext_ray.downstream.finetune.training import at_stage, fit_task
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import TrainingError
-from domext_ray.files import read_json, write_text
+from domext_ray.files import read_json, write_json, write_text
 from domext_ray.labelled.code_entities.loading import LoadedSet
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.model.base import Base, load_base
@@ -145,7 +145,7 @@ class Trial:
 
     def _lay_out(self, point: Point) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / "point.json", json.dumps(point))
+        write_json(self.folder / "point.json", point)
         if not (self.folder / "tokenizer").exists():
             temporary = self.folder / f".tokenizer-{uuid.uuid4().hex[:8]}"
             shutil.copytree(self.prepared.tokenizer, temporary)
@@ -166,7 +166,7 @@ class Trial:
             steps = read_json(path, TRIAL_REMEDY, {"steps": int})["steps"]
         else:
             steps = self._count_steps(config)
-            write_text(path, json.dumps({"steps": steps}))
+            write_json(path, {"steps": steps})
         return replace(
             config, train=replace(config.train, max_steps=steps), optim=replace(config.optim, decay_steps=steps)
         )
@@ -309,7 +309,7 @@ def score_base(work: SweepWork) -> dict[str, Any]:
 def record_failure(folder: Path, point: Point, reason: str) -> None:
     """Keep why a trial ended without its whole budget."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "point.json", json.dumps(point))
+    write_json(folder / "point.json", point)
     write_text(folder / FAILURE, reason)
 
 

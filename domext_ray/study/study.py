@@ -10,7 +10,6 @@ methods the inner one, so that a machine whose speed drifts treats all methods a
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -28,7 +27,7 @@ from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.extensions.table import SIZES
-from domext_ray.files import read_json, write_text
+from domext_ray.files import read_json, write_json, write_text
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.fields import require
@@ -299,7 +298,7 @@ def _provide_steps(config: StudyConfig, methods: Mapping[str, PretrainConfig], p
     for name, method in methods.items():
         if name not in known:
             known[name] = (_time_steps if config.seconds else _count_tokens)(config, method, paths)
-            write_text(path, json.dumps(known, indent=2) + "\n")
+            write_json(path, known)
             _drop_model(paths.run / f"pilot-{name}")
     return {name: known[name]["steps"] for name in methods}
 
@@ -376,7 +375,7 @@ def _write_results(
     study = make_study(base, runs, describe_setting(config, len(done)), config.seconds)
     text = format_study(study)
     results = {"seeds": done, "budget": config.budget, "seconds": config.seconds, "tokens": config.tokens}
-    write_text(folder / "results.json", json.dumps({**results, **to_results(study)}, indent=2) + "\n")
+    write_json(folder / "results.json", {**results, **to_results(study)})
     write_text(folder / "comparison.md", text)
     draw_study(study, folder / "comparison.png")
     return text

@@ -17,14 +17,11 @@ a run goes on from, rank 0 chooses again when Ray Train restarts the workers, an
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import re
 import shutil
 import socket
 import time
-import uuid
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from domext_ray.errors import RunError, StorageError
-from domext_ray.files import hash_values, read_json
+from domext_ray.files import hash_file, hash_values, new_folder, read_json, remove_folder, write_json
 from domext_ray.training.engine import TensorState, TrainState
 
 FORMAT = 1
@@ -54,7 +51,6 @@ SEEN_WITHIN_SECONDS = 90.0
 """How long a process waits until it sees a checkpoint that another one chose: network file systems cache listings."""
 
 _FOLDER_NAME = re.compile(r"step-(\d{8,})")
-_TEMPORARY = ".incomplete-"
 
 
 @dataclass(frozen=True)
@@ -104,15 +100,12 @@ def save_checkpoint(
     """
     assert keep >= 1 and not fixed.keys() & state.tensors.keys()
     target = folder / _name_of(step)
-    temporary = folder / f"{_TEMPORARY}{target.name}-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _delete_incomplete(folder)
-        temporary.mkdir()
-        _write_files(temporary, step, state, fixed, cursor, record)
-        _move_into_place(temporary, target)
+        with new_folder(target, replaces=True) as temporary:  # a damaged one that was passed over makes way
+            _write_files(temporary, step, state, fixed, cursor, record)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         cause = getattr(error, "strerror", None) or str(error)
         raise StorageError(
             f"the checkpoint of step {step} cannot be written to {folder} ({cause}): free space there, and the same "
@@ -173,7 +166,7 @@ def _make_choice(folder: Path, path: Path | None, damages: list[tuple[Path, str]
 
 def identify_checkpoint(path: Path) -> CheckpointId:
     """Return what a sound checkpoint is recognised by."""
-    return CheckpointId(_step_of(path), _hash_file(path / MANIFEST))
+    return CheckpointId(_step_of(path), hash_file(path / MANIFEST))
 
 
 def agree_on_checkpoint(
@@ -249,7 +242,7 @@ def wait_for_checkpoint(folder: Path, chosen: CheckpointId, patience: float = SE
 def _find_difference(path: Path, chosen: CheckpointId) -> str | None:
     """Return why a checkpoint is not the one that was chosen; None if it is."""
     try:
-        if _hash_file(path / MANIFEST) != chosen.sha256:
+        if hash_file(path / MANIFEST) != chosen.sha256:
             return f"{MANIFEST} is another one"
     except OSError as error:
         return f"{MANIFEST} is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
@@ -358,28 +351,15 @@ def _write_files(
     writers: dict[str, Callable[[Path], None]] = {
         TENSORS: lambda path: _write_tensors(path, values),
         MOMENTS: lambda path: _write_tensors(path, moments),
-        CURSOR: lambda path: _write_json(path, cursor),
-        RECORD: lambda path: _write_json(path, record),
+        CURSOR: lambda path: write_json(path, cursor, sort_keys=True),
+        RECORD: lambda path: write_json(path, record, sort_keys=True),
     }
     files = {}
     for name, write in writers.items():
         write(temporary / name)
-        _flush(temporary / name)
-        files[name] = {"bytes": (temporary / name).stat().st_size, "sha256": _hash_file(temporary / name)}
+        files[name] = {"bytes": (temporary / name).stat().st_size, "sha256": hash_file(temporary / name)}
     manifest = {"format": FORMAT, "step": step, "num_updates": state.num_updates, "files": files}
-    _write_json(temporary / MANIFEST, {**manifest, "sha256": hash_values(manifest)})
-    _flush(temporary / MANIFEST)
-    _flush(temporary)
-
-
-def _move_into_place(temporary: Path, target: Path) -> None:
-    """Rename a complete folder; one of the same step (a damaged one that was passed over) makes way."""
-    replaced = temporary.with_name(f"{_TEMPORARY}replaced-{temporary.name.removeprefix(_TEMPORARY)}")
-    if target.exists():
-        os.rename(target, replaced)
-    os.rename(temporary, target)
-    _flush(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    write_json(temporary / MANIFEST, {**manifest, "sha256": hash_values(manifest)}, sort_keys=True)
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
@@ -393,16 +373,13 @@ def _prune(folder: Path, step: int, keep: int) -> None:
     kept = set(complete[: keep - 1])
     for _, path in older:
         if path not in kept:
-            # Renamed first: a half-deleted folder must not look like a damaged checkpoint.
-            doomed = path.with_name(f"{_TEMPORARY}old-{path.name}-{uuid.uuid4().hex[:8]}")
             with contextlib.suppress(OSError):
-                os.rename(path, doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                remove_folder(path)
 
 
 def _delete_incomplete(folder: Path) -> None:
-    """Delete what crashed attempts left behind."""
-    for path in folder.glob(f"{_TEMPORARY}*"):
+    """Delete what crashed attempts left behind, of this version and of earlier ones."""
+    for path in (*folder.glob(".step-*"), *folder.glob(".incomplete-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -427,7 +404,7 @@ def _find_damage(path: Path, *, hashes: bool) -> str | None:
             size = (path / name).stat().st_size
             if size != stated["bytes"]:
                 return f"{name} has {size} bytes, its manifest states {stated['bytes']}"
-            if hashes and _hash_file(path / name) != stated["sha256"]:
+            if hashes and hash_file(path / name) != stated["sha256"]:
                 return f"{name} differs from the sha256 in its manifest"
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
@@ -466,26 +443,5 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: each.contiguous() for name, each in tensors.items()}, path, metadata={"format": "pt"})
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

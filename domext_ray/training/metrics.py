@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError, name_file
-from domext_ray.files import write_text
+from domext_ray.files import write_json, write_text
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.runs.events import EventReader
 
@@ -26,7 +26,7 @@ ATTEMPT = "attempt.json"
 
 def write_attempt(run_dir: Path, attempt: str, *, stop: bool = False) -> None:
     """Say which attempt is the run's newest, and whether it is asked to save and end."""
-    write_text(run_dir / ATTEMPT, json.dumps({"attempt": attempt, **({"stop": True} if stop else {})}))
+    write_json(run_dir / ATTEMPT, {"attempt": attempt, **({"stop": True} if stop else {})})
 
 
 def check_attempt(run_dir: Path, attempt: str) -> bool:

@@ -37,7 +37,7 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, read_header, read_terms
-from domext_ray.export.folder import MARKER, ExportRecord, new_folder, read_export_record
+from domext_ray.export.folder import MARKER, ExportRecord, new_export, read_export_record
 from domext_ray.export.model_folder import export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
@@ -359,9 +359,9 @@ def test_an_export_of_an_earlier_version_is_replaced_inside_its_run_only(
 def test_what_killed_exports_left_goes_with_the_next_one(tmp_path: Path) -> None:
     for state in ("incomplete", "replaced"):
         (tmp_path / f".export.{state}-01234567").mkdir()
-    with new_folder(tmp_path / "export", ExportRecord("huggingface")) as first:
+    with new_export(tmp_path / "export", ExportRecord("huggingface")) as first:
         (first / "part").write_text("1")
-        with new_folder(tmp_path / "export", ExportRecord("huggingface")) as second:  # it leaves a living one alone
+        with new_export(tmp_path / "export", ExportRecord("huggingface")) as second:  # it leaves a living one alone
             (second / "part").write_text("2")
         (tmp_path / "export" / "part").write_text("2")
     assert (tmp_path / "export" / "part").read_text() == "1"

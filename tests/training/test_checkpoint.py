@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from domext_ray import files
 from domext_ray.errors import RunError
 from domext_ray.training import checkpoint as checkpoint_module
 from domext_ray.training.checkpoint import (
@@ -125,31 +126,41 @@ def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     assert list_names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_write_json", "_flush", "_hash_file"])
-def test_full_disk_leaves_the_previous_one(tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (checkpoint_module, "save_file"),
+        (checkpoint_module, "write_json"),
+        (checkpoint_module, "hash_file"),
+        (files, "flush"),
+    ],
+)
+def test_full_disk_leaves_the_previous_one(
+    tmp_path: Path, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     previous = save(tmp_path, 1, keep=1)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint_module, failing, refuse)
+    monkeypatch.setattr(module, name, refuse)
     with pytest.raises(RunError, match=r"step 2 cannot be written to .*No space left on device.*free space"):
         save(tmp_path, 2, keep=1)
     monkeypatch.undo()
     assert list_names(tmp_path) == [previous.name] and find_latest(tmp_path) == previous
 
 
-def test_crash_between_files_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _save_and_die(folder: Path) -> None:
+    checkpoint_module.hash_file = lambda path: os._exit(9)  # nothing cleans up, as after SIGKILL
+    save(folder, 2)
+
+
+def test_crash_between_files_leaves_the_previous_one(tmp_path: Path) -> None:
     previous = save(tmp_path, 1)
-
-    def die(*_: Any) -> None:
-        raise KeyboardInterrupt  # nothing cleans up, as after SIGKILL
-
-    monkeypatch.setattr(checkpoint_module, "_move_into_place", die)
-    with pytest.raises(KeyboardInterrupt):
-        save(tmp_path, 2)
-    monkeypatch.undo()
-    assert len(list_names(tmp_path)) == 2 and find_latest(tmp_path) == previous
+    process = multiprocessing.get_context("fork").Process(target=_save_and_die, args=(tmp_path,))
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == 9 and len(list_names(tmp_path)) == 2 and find_latest(tmp_path) == previous
     save(tmp_path, 2)
     assert list_names(tmp_path) == ["step-00000001", "step-00000002"]
 

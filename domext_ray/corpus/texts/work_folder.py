@@ -19,13 +19,13 @@ import shutil
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from domext_ray.errors import CorpusError, RunError
+from domext_ray.files import new_file, new_folder
 from domext_ray.progress import StatusLine
 
 LEFTOVER_SECONDS = 7 * 24 * 3600
@@ -117,17 +117,8 @@ def make_folder_anew(folder: Path) -> Iterator[Path]:
             f"{folder / foreign[0]} is no part of the vocabulary that would be replaced; move it away, or give another "
             "--run.name."
         )
-    temporary, old = (folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}" for _ in range(2))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder.parent, re.compile(rf"\.({re.escape(folder.name)}-[0-9a-f]{{8}})"))
+    with new_folder(folder, replaces=True) as temporary:
         yield temporary
-        if folder.exists():
-            folder.rename(old)  # not removed file by file: a job killed meanwhile would leave a part
-        temporary.rename(folder)
-    finally:
-        for each in (temporary, old):
-            shutil.rmtree(each, ignore_errors=True)
 
 
 def _find_last_change(folder: Path, lock: Path) -> float:
@@ -227,7 +218,7 @@ class KeptParts:
         path.parent.mkdir(exist_ok=True)
         record = {"key": self._key(number, plan), "result": result}
         body = json.dumps(record, default=_encode).encode()
-        with replace_when_written(path) as temporary:
+        with new_file(path, is_flushed=False) as temporary:
             temporary.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
         self._place(number, "tries").unlink(missing_ok=True)
 
@@ -277,18 +268,3 @@ def _encode(value: Any) -> dict[str, str]:
 
 def _decode(record: dict[str, Any]) -> Any:
     return base64.b64decode(record["base64"]) if record.keys() == {"base64"} else record
-
-
-@contextlib.contextmanager
-def replace_when_written(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside another, and its name to what was written there; a failure leaves nothing.
-
-    No flush: what a power cut leaves half-written, its hash tells.
-    """
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        yield temporary
-        if temporary.exists():
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

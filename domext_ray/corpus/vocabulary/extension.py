@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from domext_ray.config.identity import hashed_options
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.texts.work_folder import make_folder_anew, replace_when_written
+from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary, read_words
 from domext_ray.corpus.vocabulary.new_words import Ranking, find_longest, rank_entries, split_greedily
 from domext_ray.corpus.vocabulary.statistics import count_pieces, describe_vocabulary, format_table
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.corpus.vocabulary.word_counts import WordCounts, keep_counts
 from domext_ray.errors import CorpusError
+from domext_ray.files import write_text
 
 if TYPE_CHECKING:
     from transformers import BertTokenizer, PreTrainedTokenizerBase
@@ -229,8 +229,7 @@ def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir
     with keep_counts(sources, prepare, tokenizer.backend_tokenizer.to_str(), cache_dir) as counts:
         statistics = describe_vocabulary(counts, base, str(tokenizer.unk_token), extension.words, [], [])
         for name, text in ((STATISTICS_FILE, _dump(statistics)), (TABLE_FILE, format_table(statistics))):
-            with replace_when_written(folder / name) as temporary:
-                _write(temporary, text)
+            write_text(folder / name, text)
 
 
 def format_statistics(folder: Path) -> str:
@@ -374,10 +373,10 @@ def _save(
     }
     with make_folder_anew(folder) as temporary:
         tokenizer.save_pretrained(temporary)
-        _write(temporary / RECORD_FILE, _dump(record))
+        write_text(temporary / RECORD_FILE, _dump(record))
         if statistics:
-            _write(temporary / STATISTICS_FILE, _dump(statistics))
-            _write(temporary / TABLE_FILE, format_table(statistics))
+            write_text(temporary / STATISTICS_FILE, _dump(statistics))
+            write_text(temporary / TABLE_FILE, format_table(statistics))
         if fingerprint_tokenizer(load_tokenizer(temporary)) != fingerprint_tokenizer(tokenizer):
             raise CorpusError(f"the tokenizer of --base {known.name} changes when it is saved with new words.")
     return ExtensionVocabulary(folder, tuple(words), first_id, known.name, known.fingerprint)
@@ -413,10 +412,3 @@ def _unite(known: BaseVocabulary, words: Sequence[str]) -> BertTokenizer:
 
 def _dump(record: dict[str, Any]) -> str:
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

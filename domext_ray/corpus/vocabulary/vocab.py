@@ -18,6 +18,7 @@ from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import Sources, resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.errors import CorpusError
+from domext_ray.files import write_json
 from domext_ray.runtime.quiet import quiet_libraries
 
 if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
@@ -185,7 +186,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
     )
     with make_folder_anew(folder) as temporary:
         tokenizer.save_pretrained(temporary)
-        (temporary / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(temporary / path.name, record)
     return folder
 
 

@@ -7,7 +7,6 @@ parameters).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from domext_ray.downstream.ablation.sweeps import (
     SweepResult,
 )
 from domext_ray.downstream.finetune.comparison import compare_means, format_finetuned
+from domext_ray.files import write_json
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, save_picture
 from domext_ray.training.metrics import write_text
@@ -130,7 +130,7 @@ def write_sweep(sweep: Sweep, folder: Path) -> str:
     """Write a sweep's figures, table and picture; return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     text = format_sweep(sweep)
-    write_text(folder / f"{sweep.study}.json", json.dumps(to_results(sweep), indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / f"{sweep.study}.json", to_results(sweep))
     write_text(folder / f"{sweep.study}.md", text)
     _draw(_plot_sigmas if sweep.study == "sigma" else _plot_sizes, sweep, folder / f"{sweep.study}.png")
     return text

@@ -24,12 +24,12 @@ from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.files import write_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, compare_paired
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import ExtensionOutput, Layer, NormShift
 from domext_ray.progress import StatusLine, format_seconds
-from domext_ray.training.metrics import write_text
 
 SPANS = "spans.json"
 
@@ -267,7 +267,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
         for span in _show_progress(waiting, len(kept)):
             kept[span] = _measure(work, rows, whole, span)
             record["spans"] = [kept[each] for each in work.spans if each in kept]
-            write_text(work.folder / SPANS, json.dumps(record, indent=2) + "\n")
+            write_json(work.folder / SPANS, record)
     scores = {
         span: SpanScore(each["value"], each["difference"], *each["interval"])
         for span, each in kept.items()

@@ -31,9 +31,9 @@ from domext_ray.downstream.features.store import INDEX, Segment, read_index, spl
 from domext_ray.downstream.start.model import StartModel, build_encoder
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, DomextError, RunError
+from domext_ray.files import write_json
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.progress import StatusLine, format_seconds
-from domext_ray.training.metrics import write_text
 
 FORMAT_VERSION = 1
 PART_TOKENS = 32768
@@ -154,7 +154,7 @@ def _compute(start: StartModel, segments: Sequence[Segment], config: FinetuneCon
         for each in part:
             places[each.key] = number, first, len(each.input_ids)
             first += len(each.input_ids)
-    write_text(folder / INDEX, json.dumps({"key": key, "shape": shape, "parts": names, "places": places}))
+    write_json(folder / INDEX, {"key": key, "shape": shape, "parts": names, "places": places})
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:

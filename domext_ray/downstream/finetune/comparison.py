@@ -6,7 +6,6 @@ same examples, so the difference of two models' resampled figures is their paire
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import RunError
+from domext_ray.files import new_file
 from domext_ray.labelled.metrics.scores import PairedDifference, find_bounds, summarize_difference
 from domext_ray.report.comparison import COLORS
 from domext_ray.report.report import STYLE, save_picture
@@ -59,9 +59,8 @@ class FinetunedRun:
 
 def write_resamples(folder: Path, resamples: dict[str, np.ndarray]) -> None:
     """Write a run's resampled figures, float64 [restarts, resamples] by split."""
-    temporary = folder / f".{RESAMPLES}.{os.getpid()}.npz"
-    np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
-    os.replace(temporary, folder / RESAMPLES)
+    with new_file(folder / RESAMPLES) as temporary:
+        np.savez_compressed(temporary, **resamples)  # type: ignore[arg-type]
 
 
 def is_finetuned(folder: Path) -> bool:

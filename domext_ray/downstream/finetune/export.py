@@ -21,7 +21,7 @@ from torch import nn
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new_folder
+from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new_export
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, check_tokenizer, map_head, save_with_code
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
@@ -82,7 +82,7 @@ def export_fitted(start: StartModel, set_name: str, fitted: Fitted, folder: Path
     cast(Any, model.config).task_thresholds = fitted.thresholds
     head = type(model).__name__
     is_plain = is_plain_task_model(model)
-    with new_folder(folder, ExportRecord(FINE_TUNED), Path(start.id).expanduser()) as temporary:
+    with new_export(folder, ExportRecord(FINE_TUNED), Path(start.id).expanduser()) as temporary:
         start.tokenizer.save_pretrained(temporary)
         check_tokenizer(start.tokenizer, temporary, start.config.vocab_size)
         if is_plain:

@@ -8,7 +8,6 @@ are kept. BERT section A.3 (grid, random restarts, chosen on dev).
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +48,7 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
-from domext_ray.files import read_json
+from domext_ray.files import read_json, write_json
 from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import (
     check_identity,
@@ -198,7 +197,7 @@ def _run(work: FinetuneWork, loaded: LoadedSet, counts: dict[str, tuple[int, int
     final = gather_scores(work, chosen_points, best_point)
     seconds = time.perf_counter() - started
     summary = build_summary(work.config, work.start, loaded, work.task, counts, results, best, chosen, final, seconds)
-    write_text(work.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    write_json(work.folder / "summary.json", summary)
     write_finetune_report(work.folder)
     print(format_finetune_summary(summary))
     print(f"\n{work.folder / 'report.html'}")

@@ -6,7 +6,6 @@ batch size, epochs and seed, so a grid that grows or shrinks keeps what has ende
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ import numpy as np
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.finetuned import read_result, result_path
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.files import Kind, read_json
-from domext_ray.training.metrics import write_text
+from domext_ray.files import Kind, read_json, write_json
 
 Record: TypeAlias = dict[str, Any]
 """What a training left: its "point", and "dev" with all else that it reached, or the "reason" of its failure."""
@@ -59,7 +57,7 @@ def record_failure(trainings: Path, point: Point, reason: str, *, may_try_again:
         may_try_again: what failed was the machine, so that the next start tries it again.
     """
     record = {"point": asdict(point), "reason": reason, "may_try_again": may_try_again}
-    write_text(_failure_path(trainings, point), json.dumps(record, ensure_ascii=False))
+    write_json(_failure_path(trainings, point), record)
 
 
 def forget_failures(trainings: Path, points: Sequence[Point]) -> None:

@@ -13,7 +13,6 @@ Enters: what all trainings of a run share, and a point of the grid. Leaves, in R
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from domext_ray.downstream.finetune.training import Point, Report, at_stage, fit
 from domext_ray.downstream.start.model import TRAININGS, StartModel
 from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.errors import TrainingError
+from domext_ray.files import new_file, write_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
@@ -107,10 +107,8 @@ def _train_point(work: FinetuneWork, point: Point) -> None:
     result = evaluate_stages(work.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
     (work.trainings / point.key).mkdir(exist_ok=True)
     for name, each in fitted.items():
-        path = work.trainings / point.key / f"{name}.safetensors"
-        temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
-        save_file(each.tensors, temporary)
-        os.replace(temporary, path)
+        with new_file(work.trainings / point.key / f"{name}.safetensors") as temporary:
+            save_file(each.tensors, temporary)
     _write_splits(work, point, result)
     record = {
         "point": asdict(point),
@@ -122,7 +120,7 @@ def _train_point(work: FinetuneWork, point: Point) -> None:
         "tokens": sum(each.tokens for each in fitted.values()),
         "train_seconds": sum(each.seconds for each in fitted.values()),
     }
-    write_text(result_path(work.trainings, point), json.dumps(record, ensure_ascii=False))
+    write_json(result_path(work.trainings, point), record)
 
 
 def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
@@ -179,14 +177,13 @@ def _write_splits(work: FinetuneWork, point: Point, result: StagedResult) -> Non
             "steps": {name: each.values for name, each in result.steps[split].items()},
             "notes": list(result.notes),
         }
-        write_text(folder / f"{split}.json", json.dumps(figures, ensure_ascii=False))
+        write_json(folder / f"{split}.json", figures)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write an array as .npy, whole or not at all."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.npy")
-    np.save(temporary, array, allow_pickle=False)
-    os.replace(temporary, path)
+    with new_file(path) as temporary:
+        np.save(temporary, array, allow_pickle=False)
 
 
 def to_plain(value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build
 from domext_ray.downstream.start.model import TRAININGS, is_export, load_export
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.model_folder import rebuild_run
+from domext_ray.files import new_file
 from domext_ray.labelled.metrics.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
 from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, hash_tensors, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -263,10 +263,8 @@ def _predict_or_read(
     if hash_model(model) != sha256:
         raise RunError(f"--models {name}={place} has changed since this job began; start the job again.")
     is_right = predict_masked(model, masks.rows[fingerprint], tokenizer.pad_token_id, config.batch_size, name)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with new_file(path) as temporary, temporary.open("wb") as file:
         np.save(file, is_right)
-    os.replace(temporary, path)
     return is_right
 
 

@@ -6,7 +6,6 @@ against the first one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
+from domext_ray.files import write_json
 from domext_ray.labelled.metrics.metrics import PairedDifference
 from domext_ray.options.places import hide_places
 from domext_ray.report.comparison import COLORS
@@ -31,7 +31,7 @@ def write_forgetting(result: Forgetting) -> str:
     """
     folder = Path(result.config.output).expanduser()
     text = format_forgetting(result)
-    write_text(folder / "results.json", json.dumps(to_results(result), indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / "results.json", to_results(result))
     write_text(folder / "forgetting.md", text)
     draw_forgetting(result, folder / "forgetting.png")
     return text
