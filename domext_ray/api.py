@@ -11,6 +11,7 @@ Ray is started when it is first needed and stays, so later calls begin at once; 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,9 +226,10 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         BaseModelError: it is none of these, or cannot be read.
         RunError: a run without a usable checkpoint.
     """
-    folder = place.directory if isinstance(place, Run) else Path(place).expanduser()
+    named = os.fspath(place.directory if isinstance(place, Run) else place)
+    folder = Path(named).expanduser()
     if not (folder / "config.yaml").is_file():
-        return _load_pretrained(str(place), folder)
+        return _load_pretrained(named, folder)
     from domext_ray.downstream.start.model import TRAININGS
     from domext_ray.export.folder import read_export_record
     from domext_ray.training.checkpoint import list_steps
@@ -266,7 +268,10 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
 
     if place == SHIPPED_BASE:
         folder = ASSETS / SHIPPED_BASE
-    source = str(folder) if folder.is_dir() else place
+    is_here = folder.is_dir()
+    source, give = str(folder) if is_here else place, "give a run, an export, or the folder or hub id of a model"
+    if not is_here and (folder.exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", place)):
+        raise BaseModelError(f"{place!r} is no folder; {give}.")
     with quiet_libraries():
         try:
             values, _ = transformers.PreTrainedConfig.get_config_dict(source)
@@ -276,10 +281,13 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
             model, info = model_class.from_pretrained(source, dtype=torch.float32, output_loading_info=True)
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except Exception as error:  # the hub's client and damaged files raise a dozen kinds
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise BaseModelError(
-                f"{place!r} cannot be loaded ({reason}); give a run, an export, or the folder or hub id of a model."
-            ) from error
+            if not is_here:
+                kind = type(error).__name__
+                raise BaseModelError(
+                    f"{place!r} is no folder here and could not be fetched from the hub ({kind}); {give}."
+                ) from error
+            reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+            raise BaseModelError(f"{place!r} cannot be loaded ({reason}); {give}.") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise BaseModelError(f"{place!r} lacks the tensor {missing} that its config.json asks for; save it again.")

@@ -296,12 +296,21 @@ def change(folder: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-@pytest.mark.parametrize("place", ["/nope", "./nope", "nope", "nope/nope", ""])
-def test_a_place_that_is_not_there_is_one_sentence(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        *((each, "is no folder; give a run,") for each in ("/nope", "./nope", "a/b/c", "s3://nope", "file")),
+        *((each, "is no folder here and could not be fetched from the hub (") for each in ("nope", "nope/nope")),
+    ],
+)
+def test_a_place_that_is_not_there_is_one_sentence(
+    place: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     with pytest.raises(BaseModelError) as error:
         domext_ray.load(place)
-    assert str(error.value).startswith(f"{place!r} cannot be loaded (") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{place!r} {says}") and "\n" not in str(error.value)
 
 
 def test_a_run_without_a_checkpoint_is_told(run_dir: Path) -> None:
@@ -324,6 +333,7 @@ def test_a_fine_tuned_run_of_several_models_names_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_folder: Path, tmp_path: Path) -> None:
     """Ctrl-C stops a run and leaves the program alone; the same call goes on; its model is fine-tuned and loaded."""
     shape = {"train.seq_length": 32, "train.global_batch_size": 8, "train.eval_rows": 40, "engine.precision": "fp32"}
