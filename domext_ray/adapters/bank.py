@@ -120,7 +120,7 @@ class AdapterBank:
         self.base_id = base_id
 
     @classmethod
-    def create(cls, folder: Path, base: str) -> AdapterBank:
+    def create(cls, folder: str | Path, base: str) -> AdapterBank:
         """Make an empty bank.
 
         Args:
@@ -131,7 +131,7 @@ class AdapterBank:
             RunError: the folder holds something, or the disk refuses.
             BaseModelError: the base is not to be had.
         """
-        folder = folder.resolve()
+        folder = Path(folder).expanduser().resolve()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(f"{folder} exists already; give a new folder for a bank, or open the bank that is there.")
         loaded = load_base(base)
@@ -151,7 +151,7 @@ class AdapterBank:
         return cls(folder, header, base_id)
 
     @classmethod
-    def open(cls, folder: Path, base: str = "") -> AdapterBank:
+    def open(cls, folder: str | Path, base: str = "") -> AdapterBank:
         """Open a bank; its base is read when it is first needed.
 
         Args:
@@ -161,6 +161,7 @@ class AdapterBank:
         Raises:
             RunError: it is no bank, or of another version.
         """
+        folder = Path(folder).expanduser()
         path = folder / BANK
         if not path.is_file():
             raise RunError(f"{folder} is no adapter bank: it has no {BANK}; give a folder that domext bank made.")
@@ -269,7 +270,7 @@ class AdapterBank:
             shutil.copymode(temporary / DESCRIPTION, path)  # safetensors makes files that only their owner can read
         return entry
 
-    def add_run(self, name: str, run_dir: Path) -> BankEntry:
+    def add_run(self, name: str, run_dir: str | Path) -> BankEntry:
         """Add the domain that a training run made, from the run's newest checkpoint.
 
         Args:
@@ -281,6 +282,7 @@ class AdapterBank:
             BaseModelError: the run's base is not to be had.
         """
         self._claim(name)
+        run_dir = Path(run_dir).expanduser()
         config = read_run_config(run_dir)
         if not config.method.has_domain:
             raise RunError(

@@ -63,6 +63,14 @@ def bank(tiny_base_folder: Path, tmp_path: Path) -> AdapterBank:
     return AdapterBank.create(tmp_path / "bank", str(tiny_base_folder))
 
 
+def test_places_may_be_texts(tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = AdapterBank.create("~/own", str(tiny_base_folder))
+    assert made.folder == AdapterBank.open("~/own").folder == AdapterBank.open(str(tmp_path / "own")).folder
+    with pytest.raises(RunError, match="no run directory"):
+        made.add_run("law", str(tmp_path / "own"))
+
+
 def make_model(
     base: Base, architecture: str = MASKED_LM, seed: int = 1, domain: str = "own", sizes: dict[str, Any] | None = None
 ) -> PreTrainedModel:
