@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from typing import Any
 
+import domext_ray
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job, configure
 from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, SWEEP
@@ -51,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if not words or words[0] in (*FEW, *ALL):
         print_text(format_verbs())
     elif words[0] == "--version":
-        print_text(version("domext_ray"))
+        print_text(domext_ray.__version__)
     elif words[0] == "pretrain" and words[1:2] and words[1] in (*FEW, *ALL):
         print_text(_format_table(f"pretrain {name}" for name in METHODS))
     elif words[0] == PRESETS:
