@@ -5,6 +5,7 @@ Enters: `CardFacts`. Leaves: Markdown with the YAML header of the Hugging Face h
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.anatomy import DomainPart, Extension
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
+from domext_ray.files import split_paths
+from domext_ray.model.base import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
@@ -134,20 +137,63 @@ def build_card(facts: CardFacts) -> str:
     Args:
         facts: what to say.
     """
-    header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "fill-mask", **facts.terms.header}
-    if facts.config.base != "none":
-        header["base_model"] = facts.base_name
+    header: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        **facts.terms.header,
+        **describe_base_model(facts.config.base),
+    }
+    hub = [each.removeprefix("hf://") for each in split_paths(facts.config.corpus) if each.startswith("hf://")]
+    header |= {"datasets": [each.partition("@")[0] for each in hub]} if hub else {}
     header["tags"] = ["domext", "domain-adaptation", "masked-lm", "bert", facts.config.method.name]
+    if facts.summary:
+        header["model-index"] = [{"name": facts.name, "results": _list_results(facts)}]
     sections = [
         f"# {facts.name}",
         _describe_model(facts),
         _describe_figures(facts.summary),
         _describe_making(facts),
         _LOADING if facts.has_extension else _PLAIN_LOADING,
+        _USE,
         _describe_sources(facts),
     ]
     head = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     return f"---\n{head}---\n\n" + "\n\n".join(each for each in sections if each) + "\n"
+
+
+def describe_base_model(base: str) -> dict[str, str]:
+    """Return the header's fields of the model that another is made from; none unless it is the hub's.
+
+    Args:
+        base: a hub id, a folder, or a name of this project's.
+    """
+    is_hub_id = base not in ("none", SHIPPED_BASE) and not Path(base).expanduser().exists()
+    return {"base_model": base, "base_model_relation": "finetune"} if is_hub_id else {}
+
+
+def _list_results(facts: CardFacts) -> list[dict[str, Any]]:
+    """Return the run's figures after training as the hub's evaluation results."""
+    domain, general = facts.summary["domain"], facts.summary["general"]
+    task = {"type": "fill-mask", "name": "Masked-language modelling"}
+    figures = {
+        ("domain", "Held-out text of the domain"): {
+            ("loss", "Masked-LM loss (nats per token)"): domain["mlm_loss"]["after"],
+            ("accuracy", "Masked tokens predicted"): domain["mlm_accuracy"]["after"],
+        },
+        ("general", "General sentences"): {
+            ("accuracy", "Masked words predicted"): general["mlm_accuracy"]["after"],
+        },
+    }
+    results = []
+    for (kind, dataset), metrics in figures.items():
+        measured = [
+            {"type": metric, "name": name, "value": round(value, 4)}
+            for (metric, name), value in metrics.items()
+            if value is not None and math.isfinite(value)
+        ]
+        if measured:
+            results.append({"task": task, "dataset": {"type": kind, "name": dataset}, "metrics": measured})
+    return results
 
 
 def _describe_model(facts: CardFacts) -> str:
@@ -275,6 +321,14 @@ model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
 
 `AutoModel`, `AutoModelForPreTraining`, `AutoModelForTokenClassification`, `AutoModelForSequenceClassification`,
 `AutoModelForQuestionAnswering` and `AutoModelForMultipleChoice` load it in the same way."""
+
+_USE = """## Use and limits
+
+Meant for: predicting masked words, embedding text, and as the start of fine-tuning, on text like the one that it was
+trained on. Whoever uses it checks it on text of their own first; the figures above are of one run.
+
+Not meant for: generating text, facts that nobody checks, or decisions about people. It has the biases of its base and
+of its text, and may repeat what that text says. Do not publish a model of private text without asking its owners."""
 
 _BERT_ENTRY = """@inproceedings{devlin2019bert,
   title = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},

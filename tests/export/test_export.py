@@ -18,6 +18,7 @@ import torch
 import yaml
 from checkpoint_runs import make_run
 from conftest import REPOSITORY
+from huggingface_hub import ModelCard
 from lone_process import WITHOUT_PROJECT
 from safetensors import safe_open
 from transformers import (
@@ -36,7 +37,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
-from domext_ray.export.card import CardFacts, Terms, build_card, read_header, read_terms
+from domext_ray.export.card import CardFacts, Terms, build_card, describe_base_model, read_header, read_terms
 from domext_ray.export.folder import MARKER, ExportRecord, new_export, read_export_record
 from domext_ray.export.model_folder import export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
@@ -236,7 +237,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
     own = REPOSITORY / "domext_ray" / "model" / "domext" / "modeling_domext.py"
     assert (folder / "modeling_domext.py").read_bytes() == own.read_bytes()
     header = read_header(folder / "README.md")
-    assert header["base_model"] == "tiny-bert"
+    assert "base_model" not in header, "a folder's name is no model of the hub"
     assert (header["license"], header["library_name"], header["pipeline_tag"]) == ("mit", "transformers", "fill-mask")
     card = (folder / "README.md").read_text()
     assert base.sha256 in card
@@ -545,3 +546,24 @@ def test_the_job_exports_into_the_run(
     monkeypatch.setattr(sys, "argv", ["export_hf.py", "--run", str(run_dir)])
     runpy.run_path(str(REPOSITORY / "jobs" / "export_hf.py"), run_name="__main__")
     assert (run_dir / "export" / "model.safetensors").exists()
+
+
+def test_the_hub_reads_a_card(base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    model = make_model(base, CONFIG)
+    counts = count_parameters(model.config, CONFIG.method, HEADS)
+    config = replace(CONFIG, base="someone/tiny-bert", corpus="hf://someone/notes@v2,texts/*.txt")
+    measured = {"mlm_loss": {"before": 5.0, "after": 4.25}, "mlm_accuracy": {"before": 0.1, "after": 0.2}}
+    summary = {
+        "domain": {**measured, "bits_per_character": {"before": 3.0, "after": 2.5}},
+        "general": {"mlm_accuracy": {"before": None, "after": None}},
+        "train": {"tokens": 1000},
+    }
+    facts = CardFacts("notes-af", config, base.sha256, Terms("mit"), counts, model.config, num_steps=3, summary=summary)
+    (tmp_path / "README.md").write_text(build_card(facts))
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.base_model, card.data.base_model_relation) == ("someone/tiny-bert", "finetune")
+    assert card.data.datasets == ["someone/notes"] and card.data.license == "mit"
+    found = [(each.dataset_type, each.metric_type, each.metric_value) for each in card.data.eval_results]
+    assert found == [("domain", "loss", 4.25), ("domain", "accuracy", 0.2)]
+    for shipped in ("none", "general-mini", str(tmp_path)):
+        assert describe_base_model(shipped) == {}

@@ -21,6 +21,7 @@ from torch import nn
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.export.card import describe_base_model
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new_export
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, check_tokenizer, map_head, save_with_code
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -124,8 +125,8 @@ def _build_card(start: StartModel, set_name: str, fitted: Fitted, is_plain: bool
     auto_class = HEAD_AUTO_CLASSES[task.head]
     header = {
         "library_name": "transformers",
-        "base_model": start.name,
         **start.terms.header,
+        **describe_base_model(start.id),
         "tags": ["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],
     }
     trust = "" if is_plain else ", trust_remote_code=True"
