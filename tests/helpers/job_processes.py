@@ -37,8 +37,12 @@ def stop_job(process: subprocess.Popen[bytes], number: signal.Signals, *, group:
 
 def find_workers(process: subprocess.Popen[bytes], title: str) -> list[psutil.Process]:
     """Return a job's descendants whose title, which Ray gives, has a word."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [each for each in children if title in " ".join(each.cmdline())]
+    found = []
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            if title in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def kill_job(process: subprocess.Popen[bytes]) -> None:
