@@ -31,7 +31,6 @@ ROOMS = (
     "labelled",
     "labelled.metrics",
     "labelled.readers",
-    "labelled.code_entities",
     "downstream.tasks",
     "downstream.start",
     "downstream.features",

@@ -16,16 +16,16 @@ def _finetune(config: FinetuneConfig) -> None:
 
 def _check_set(config: FinetuneConfig | AblateConfig) -> None:
     """Refuse a task or a place that does not exist."""
-    from domext_ray.labelled.set_description import check_set
+    from domext_ray.labelled.set_description import find_set
 
-    check_set(config.task, config.data)
+    find_set(config.task, config.data)
 
 
 FINETUNE = Job(
     "finetune",
     """Fine-tune a model on a labelled set: a grid with restarts, the best by dev, test scored once.
 
-    domext finetune                                        # code entities, made from installed packages
+    domext finetune                                        # code entities, which ship
     domext finetune --task ner --data DIR --model runs/af --run.name af-ner
     domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
@@ -56,10 +56,10 @@ def _sweep(config: SweepConfig) -> None:
 
 def _check_sets(config: SweepConfig) -> None:
     """Refuse a task or a place that does not exist."""
-    from domext_ray.labelled.set_description import check_set
+    from domext_ray.labelled.set_description import find_set
 
     for task, data in zip(config.task_names, config.places, strict=True):
-        check_set(task, data)
+        find_set(task, data)
 
 
 DECIDED = (

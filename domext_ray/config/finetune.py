@@ -221,7 +221,7 @@ class FinetuneConfig:
     """Fine-tune a model on a labelled set, choose by dev, score test once."""
 
     task: str = "code_entities"  # a family (ner, qa, ...), a described set (bc5cdr, rte, ...), or a YAML of your own
-    data: str = ""  # folder (or hub name) of the set's files; empty: code_entities is made from installed packages
+    data: str = ""  # folder (or hub name) of the set's files; empty: code_entities, which ships
     model: str = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     model_step: int = 0  # checkpoint of a run; 0: the newest
     keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's

@@ -89,7 +89,7 @@ class SweepConfig(PretrainConfig):
     """
 
     tasks: str = "code_entities"  # task, or several by commas, whose mean is F1: families, described sets, YAML files
-    data: str = ""  # folders (or hub names) of the tasks' sets, by commas; empty: code_entities is made
+    data: str = ""  # folders (or hub names) of the tasks' sets, by commas; empty: code_entities, which ships
     space: dict[str, Any] = whole(dict)  # option -> choice, int or float; see the presets sweeps/…
     budget: BudgetConfig = whole(lambda: BudgetConfig(steps=300))
     search: SearchConfig = whole(SearchConfig, by="file")

@@ -21,8 +21,8 @@ from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
 from domext_ray.options.yaml_file import parse_yaml
 
-SHIPPED_SET = "code_entities"
-"""Task whose set is made from what is installed."""
+SETS = Path(str(resources.files("domext_ray"))) / "assets" / "sets"
+"""Descriptions that ship, and beside its description the folder of a set whose files ship."""
 SET_FILE = "set.yaml"
 """Description that a folder of data may hold."""
 
@@ -149,29 +149,32 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
 
 def list_shipped() -> dict[str, Path]:
     """Return the descriptions that ship with the package, by name."""
-    folder = Path(str(resources.files("domext_ray"))) / "assets" / "sets"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(SETS.glob("*.yaml"))}
 
 
-def check_set(task: str, data: str) -> None:
-    """Refuse a task or a place that there is not, without reading the set.
+def find_set(task: str, data: str) -> tuple[SetDescription, str]:
+    """Find a set's description and its files, without reading these.
 
     Args:
-        task: as for `find_description`, or the set that ships.
-        data: folder, or hub name, of the set.
+        task: as for `find_description`.
+        data: folder, or hub name, of the set; empty for a set whose files ship.
+
+    Returns:
+        The description, and the folder or hub name.
 
     Raises:
         ConfigError: there is no such task or path, or the two do not go together.
     """
-    if task == SHIPPED_SET:
-        if data:
-            raise ConfigError(f"--data is {data!r}; it must be empty with --task {SHIPPED_SET}, which ships.")
-        return
-    if not data:
+    ships = (SETS / task).is_dir()
+    if ships and data:
+        raise ConfigError(f"--data is {data!r}; it must be empty with --task {task}, which ships.")
+    if not ships and not data:
         raise ConfigError(f"--data is empty; --task {task} needs a folder, or a name on the hub.")
-    find_description(task, data)
-    if (data[0] in "/.~" or data.count("/") > 1) and not Path(data).exists():
+    place = str(SETS / task) if ships else data
+    description = find_description(task, place)
+    if (place[0] in "/.~" or place.count("/") > 1) and not Path(place).exists():
         raise ConfigError(f"--data is {data!r}, which does not exist; give a folder of labelled files, or a hub name.")
+    return description, place
 
 
 def find_description(task: str, data: str) -> SetDescription:
@@ -198,7 +201,7 @@ def find_description(task: str, data: str) -> SetDescription:
         return read_description(shipped[task])
     if Path(task).suffix in (".yaml", ".yml") or Path(task).is_file():
         return read_description(Path(task))
-    near = difflib.get_close_matches(task.lower(), [*FAMILIES, *shipped, SHIPPED_SET], n=1)
+    near = difflib.get_close_matches(task.lower(), [*FAMILIES, *shipped], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     raise ConfigError(
         f"--task is {task!r}; it must be a family ({', '.join(FAMILIES)}), a described set ({', '.join(shipped)}) or a "

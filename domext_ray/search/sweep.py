@@ -29,7 +29,7 @@ from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.errors import ConfigError, DomextError, find_user_error
 from domext_ray.files import read_json, write_json
-from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
+from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.pipeline import provide_inputs
 from domext_ray.plan import resolve_files, size_run
@@ -64,7 +64,7 @@ from domext_ray.training.metrics import write_text
 from domext_ray.training.pretrain import check_shared_storage
 
 DEFAULT_NAME = "sweep"
-TUNE, SETS, PREPARED, WALLS = "tune", ".sets", "prepared", "walls.json"
+TUNE, PREPARED, WALLS = "tune", "prepared", "walls.json"
 MIN_DRAWS, DRAWS_PER_TRIAL = 200, 10
 """Points that are drawn at most to find so many that can be trained."""
 PROCESS_BYTES = 2**30
@@ -89,7 +89,7 @@ def run_sweep(config: SweepConfig, trainable: type[tune.Trainable] = SweepTrial)
     points, reasons = choose_points(config, space)
     root = resolve_root(config.run.dir)
     folder = root / (config.run.name or DEFAULT_NAME)
-    sets = tuple(_load_sets(config, root / SETS))
+    sets = tuple(_load_sets(config))
     identity = {**identity_of(config), **{f"data_sha256.{i}": each.sha256 for i, each in enumerate(sets)}}
     check_identity(folder, _take_trials(identity, folder), SweepConfig)
     check_corpus(config.corpus, config.prepare)
@@ -188,11 +188,11 @@ def _check_point(
     return configs
 
 
-def _load_sets(config: SweepConfig, cache: Path) -> list[LoadedSet]:
+def _load_sets(config: SweepConfig) -> list[LoadedSet]:
     """Read the tasks' sets; their test splits are left behind, so that no trial sees them."""
     sets = []
     for task, data in zip(config.task_names, config.places, strict=True):
-        loaded = load_labelled(replace(config.finetune, task=task, data=data), cache)
+        loaded = load_labelled(replace(config.finetune, task=task, data=data))
         sets.append(replace(loaded, data=replace(loaded.data, test=())))
     return sets
 

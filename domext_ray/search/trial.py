@@ -34,8 +34,8 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import TrainingError
 from domext_ray.files import read_json, write_json, write_text
-from domext_ray.labelled.code_entities.loading import LoadedSet
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
+from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.model.base import Base, load_base
 from domext_ray.plan import size_run
 from domext_ray.runs.run_directory import write_config

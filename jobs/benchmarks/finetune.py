@@ -42,7 +42,7 @@ from domext_ray.downstream.start.model import StartModel, build_task_model, load
 from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
-from domext_ray.labelled.code_entities.loading import load_labelled
+from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.graft import describe_plain
 from domext_ray.training.engine import join_alone
 
@@ -78,8 +78,7 @@ def run_finetune(options: argparse.Namespace) -> None:
         method=FULL,
         engine=EngineConfig(precision=options.precision),
     )
-    with tempfile.TemporaryDirectory(prefix="domext-benchmark-") as folder:
-        loaded = load_labelled(config, Path(folder))
+    loaded = load_labelled(config)
     if loaded.family != "ner":
         raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
     start = load_start_model(options.model)

@@ -16,11 +16,11 @@ from domext_ray.config.finetune import FULL, AblateConfig, FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.comparison import FinetunedRun, check_comparable, read_finetuned
 from domext_ray.downstream.finetune.finetune import count_parameters, run_finetuning
-from domext_ray.downstream.finetune.finetuned import SETS, make_set_task
+from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError
-from domext_ray.labelled.code_entities.loading import load_labelled
+from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.runs.run_directory import resolve_root
 
 BOTTLENECKS, TOP_LAYERS, LAYER_NORMS, EVERYTHING = "bottlenecks", "top layers", "LayerNorms", "everything"
@@ -156,7 +156,7 @@ def _list_sizes(config: AblateConfig, num_layers: int) -> list[SweepEntry]:
 
 def describe_sweep(config: AblateConfig, entries: Sequence[SweepEntry]) -> str:
     """Return what a sweep would train: a line a run with its parameters."""
-    loaded = load_labelled(entries[0].config, resolve_root(config.run.dir) / SETS)
+    loaded = load_labelled(entries[0].config)
     start = load_start_model(config.model, config.model_step, config.keep_head)
     task = make_set_task(entries[0].config, start, loaded)
     lines = []

@@ -23,7 +23,7 @@ from domext_ray.config.identity import identity_of
 from domext_ray.downstream.features.features import prepare_features
 from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.downstream.finetune.export import check_places
-from domext_ray.downstream.finetune.finetuned import SETS, make_set_task, read_finetune_summary, result_path
+from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetune_summary, result_path
 from domext_ray.downstream.finetune.grid import (
     choose_point,
     forget_failures,
@@ -49,7 +49,7 @@ from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
 from domext_ray.files import read_json, write_json
-from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
+from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import (
     check_identity,
     hold_run,
@@ -80,7 +80,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     config = settle_gpu(config)
     root = resolve_root(config.run.dir)
     start = load_start_model(config.model, config.model_step, config.keep_head)
-    loaded = load_labelled(config, root / SETS)  # after the model: the set that ships takes a minute to make
+    loaded = load_labelled(config)
     task = make_set_task(config, start, loaded)
     default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
     folder = root / (config.run.name or default_name)

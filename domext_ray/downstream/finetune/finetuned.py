@@ -24,7 +24,7 @@ from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, read_json
-from domext_ray.labelled.code_entities.loading import LoadedSet, load_labelled
+from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import CONFIG, IDENTITY, read_config, read_identity
 from domext_ray.training.engine import join_alone
 
@@ -33,9 +33,6 @@ _SUMMARY: dict[str, Kind] = {
     **{name: dict for name in ("best.point", "restarts.dev", "parameters", "set", "model", "train", "dev", "test")},
     "metric": str,
 }
-
-SETS = ".sets"
-"""Folder beside the runs with the labelled sets that are made, not read."""
 
 
 def result_path(trainings: Path, point: Point) -> Path:
@@ -137,7 +134,7 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
         model=model or config.model,
         engine=replace(config.engine, zero_stage=0, offload=False),  # which shards what nothing here needs
     )
-    loaded = load_labelled(config, folder.resolve().parent / SETS)
+    loaded = load_labelled(config)
     start = load_start_model(config.model, config.model_step, config.keep_head)
     for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
         if identity[option] != found:

@@ -19,8 +19,8 @@ from domext_ray.downstream.finetune.grid import GridResults, has_ended, read_res
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.start.model import TRAININGS, StartModel
 from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.labelled.code_entities.loading import LoadedSet
 from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.report.report import (
     BLUE,

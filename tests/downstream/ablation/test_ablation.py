@@ -44,13 +44,13 @@ from domext_ray.downstream.ablation.spans import (
 from domext_ray.downstream.ablation.sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
 from domext_ray.downstream.finetune.comparison import read_finetuned
 from domext_ray.downstream.finetune.finetune import count_parameters, gather_scores
-from domext_ray.downstream.finetune.finetuned import SETS, make_set_task, rebuild_finetuned, result_path
+from domext_ray.downstream.finetune.finetuned import make_set_task, rebuild_finetuned, result_path
 from domext_ray.downstream.finetune.grid import GridResults, list_points
 from domext_ray.downstream.finetune.output import build_summary
 from domext_ray.downstream.finetune.trainings import FinetuneWork, score_point, train_point
 from domext_ray.downstream.start.model import TRAININGS, load_start_model
 from domext_ray.errors import ConfigError, DomextError, RunError
-from domext_ray.labelled.code_entities.loading import load_labelled
+from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 
@@ -174,7 +174,7 @@ def finetune_here(config: FinetuneConfig) -> Path:
     """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
     config = replace(config, scale=TrainingScaleConfig(use_gpu=False))
     folder = Path(config.run.dir, config.run.name)
-    loaded, start = load_labelled(config, folder.parent / SETS), load_start_model(config.model)
+    loaded, start = load_labelled(config), load_start_model(config.model)
     task = make_set_task(config, start, loaded)
     (folder / TRAININGS).mkdir(parents=True)
     identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}

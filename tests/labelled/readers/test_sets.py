@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,22 @@ from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.labelled.code_entities.loading import load_labelled
-from domext_ray.labelled.examples import LabelledText, TaggedSentence
+from domext_ray.labelled.examples import SPLITS, LabelledText, TaggedSentence
+from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.labelled.readers.sets import load_set
-from domext_ray.labelled.set_description import find_description, list_shipped, make_description, read_description
+from domext_ray.labelled.set_description import (
+    SETS,
+    find_description,
+    find_set,
+    list_shipped,
+    make_description,
+    read_description,
+)
 from domext_ray.labelled.set_families import FAMILIES
 
 SHIPPED = (
-    "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc cola euadr gad kuake_qic kuake_qqr kuake_qtr mnli "
-    "mrpc ncbi_disease pubmedqa qnli qqp rte scicite squad_v1 squad_v2 sst2 sts_b swag"
+    "bc5cdr chemprot chip_cdn chip_ctc chip_sts cmeee cmeie cmrc code_entities cola euadr gad kuake_qic kuake_qqr "
+    "kuake_qtr mnli mrpc ncbi_disease pubmedqa qnli qqp rte scicite squad_v1 squad_v2 sst2 sts_b swag"
 ).split()
 
 
@@ -317,4 +325,30 @@ def test_a_set_without_a_label_teaches_nothing(tmp_path: Path) -> None:
     for name in ("train.tsv", "dev.tsv"):
         write(tmp_path / name, "a\tO\n")
     with pytest.raises(CorpusError, match=r"no example of .* has a label \(.*train\.tsv:1 is the first\); label some"):
-        load_labelled(FinetuneConfig(task="ner", data=str(tmp_path)), tmp_path)
+        load_labelled(FinetuneConfig(task="ner", data=str(tmp_path)))
+
+
+def test_the_set_that_ships() -> None:
+    """Every machine reads the same one; its README's table is right, and no text of a split is in another."""
+    loaded = load_labelled(FinetuneConfig())
+    assert loaded.sha256.startswith("c807bffc1c15")
+    assert loaded.family == "ner" and not loaded.data.notes
+    readme = (SETS / "code_entities" / "README.md").read_text(encoding="utf-8")
+    documents = []
+    for split in SPLITS:
+        sentences: tuple[TaggedSentence, ...] = getattr(loaded.data, split)
+        counts = Counter(tag for each in sentences for tag in each.tags)
+        figures = (len(sentences), counts.total(), *(counts[f"B-{label}"] for label in loaded.data.labels))
+        assert f"| {split} | {' | '.join(f'{each:,}' for each in figures)} |\n" in readme
+        assert not any(each.startswith("I-") for each in counts), "a name is one word"
+        assert all("`" not in word and word.isascii() for each in sentences for word in each.words)
+        lines = Path(sentences[0].source.rpartition(":")[0]).read_text(encoding="utf-8").splitlines()
+        documents.append({line for line in lines if line.startswith("-DOCSTART-")})
+    assert sum(map(len, documents)) == len(set().union(*documents))
+
+
+def test_a_set_that_ships_takes_no_other_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--data is .*; it must be empty with --task code_entities, which ships\.$"):
+        find_set("code_entities", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"--data is empty; --task bc5cdr needs a folder, or a name on the hub\.$"):
+        find_set("bc5cdr", "")

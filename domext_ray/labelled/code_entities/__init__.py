@@ -1,1 +1,0 @@
-"""The labelled set that ships, and the set that a configuration names."""
