@@ -65,7 +65,7 @@ def _check_sets(config: SweepConfig) -> None:
 DECIDED = (
     *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers"),
     *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
-    *("finetune.features.", "finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
+    *("finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
     *(f"finetune.{each}" for each in NO_EXTENSIONS),
 )
 """What a sweep decides for its trials."""

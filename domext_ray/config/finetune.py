@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
@@ -167,7 +167,7 @@ class FinetuneOptimConfig:
 
 @dataclass(frozen=True)
 class FeaturesConfig:
-    """Feature-based use of a frozen encoder (BERT section 5.3): a BiLSTM over its layers' outputs, computed once."""
+    """Feature-based use of a frozen encoder (BERT section 5.3): a BiLSTM reads the outputs of its layers."""
 
     layers: str = ""  # layers whose outputs are features, from 1 on, such as 9-12 (0: embeddings); empty: none
     combine: str = "concat"  # concat, or mix: a learned weighted mean
@@ -249,7 +249,6 @@ class FinetuneConfig:
         require(
             not (self.head_bilstm and self.features.layers), "head_bilstm", self.head_bilstm, "0 with --features.layers"
         )
-        require(not (self.keep_head and self.features.layers), "keep_head", True, "false with --features.layers")
         require(0 <= self.seed < 2**62, "seed", self.seed, "from 0 to below 2^62")
         require(self.num_resamples >= 100, "num_resamples", self.num_resamples, "100 or more")
         require_at_most(self, "", num_resamples=MANY, head_bilstm=MANY)
@@ -262,14 +261,26 @@ class FinetuneConfig:
         if self.features.layers:
             self._check_features()
 
+    @property
+    def head_values(self) -> dict[str, Any]:
+        """Values of the model's configuration that say what is between the encoder and the task's head."""
+        features = self.features
+        if not features.layers:
+            return {"head_bilstm": self.head_bilstm}
+        return {
+            "head_bilstm": features.hidden_size // 2,
+            "head_bilstm_layers": features.num_layers,
+            "head_layers": list(features.layer_numbers),
+            "head_mix": features.combine == "mix",
+        }
+
     def _check_features(self) -> None:
-        """With features the encoder is frozen and the head is all else: a BiLSTM, the task's own part, at one rate."""
+        """With features the encoder is frozen, and a BiLSTM between it and the head trains."""
         for each in fields(MethodConfig):
             if each.name != "name":
                 value, only = getattr(self.method, each.name), getattr(FULL, each.name)
                 require(value == only, f"method.{each.name}", value, f"{only!r} with --features.layers")
         for option, value in (
-            ("optim.head_lr", self.optim.head_lr),
             ("optim.top_layers", self.optim.top_layers),
             ("engine.activation_checkpointing", self.engine.activation_checkpointing),
         ):

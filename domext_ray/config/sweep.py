@@ -111,7 +111,7 @@ class SweepConfig(PretrainConfig):
             value = getattr(self.optim, name)
             require(value == getattr(OptimConfig, name), f"optim.{name}", value, "left out: --budget rules")
         require(not self.train.long_seq_length, "train.long_seq_length", self.train.long_seq_length, "0 here")
-        for name in ("task", "data", "model", "model_step", "keep_head", "features", "run", "scale"):
+        for name in ("task", "data", "model", "model_step", "keep_head", "run", "scale"):
             value = getattr(self.finetune, name)
             default = getattr(FinetuneConfig(), name)
             require(value == default, f"finetune.{name}", value, "left out: the sweep decides it")

@@ -1,1 +1,1 @@
-"""A checkpoint is measured: tasks, fine-tuning, features, forgetting, ablations."""
+"""A checkpoint is measured: tasks, fine-tuning, forgetting, ablations."""

@@ -126,7 +126,7 @@ def make_bilstm(width: int = 5) -> tuple[StateBiLSTM, Tensor, Tensor]:
     torch.manual_seed(0)
     _, mask = make_rows()
     assert mask is not None
-    bilstm = StateBiLSTM(DomextConfig(hidden_size=8, num_attention_heads=2, head_bilstm=width))
+    bilstm = StateBiLSTM(DomextConfig(hidden_size=8, num_attention_heads=2, head_bilstm=width), 0.0)
     return bilstm, torch.randn(3, LENGTH, 8), mask
 
 
@@ -146,23 +146,23 @@ def read_backwards(lstm: nn.LSTM, states: Tensor) -> Tensor:
 @torch.no_grad()
 def test_the_bilstm_starts_backwards_at_the_last_token() -> None:
     bilstm, states, mask = make_bilstm()
-    together = bilstm(states, mask)
+    together = bilstm([states], mask)
     assert together.shape == states.shape
     for row, length in enumerate(mask.sum(dim=1).tolist()):
         alone = states[row, :length]
-        torch.testing.assert_close(bilstm(alone[None])[0], together[row, :length])
+        torch.testing.assert_close(bilstm([alone[None]])[0], together[row, :length])
         joined = torch.cat([bilstm.lstm(alone)[0][:, :5], read_backwards(bilstm.lstm, alone)], dim=-1)
         torch.testing.assert_close(bilstm.dense(joined), together[row, :length])
     changed = torch.where(mask[..., None].bool(), states, torch.randn(states.shape))
-    assert torch.equal(bilstm(changed, mask), together)
-    torch.testing.assert_close(bilstm(states, torch.ones_like(mask)), bilstm(states))
+    assert torch.equal(bilstm([changed], mask), together)
+    torch.testing.assert_close(bilstm([states], torch.ones_like(mask)), bilstm([states]))
 
 
 def test_the_bilstm_trains_under_autocast() -> None:
     bilstm, states, mask = make_bilstm()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = bilstm(states.requires_grad_(), mask)
+        outputs = bilstm([states.requires_grad_()], mask)
     outputs.float().square().sum().backward()
     assert all(each.grad is not None and each.grad.isfinite().all() for each in bilstm.parameters())
     assert states.grad is not None and not states.grad[1, 8:].any() and states.grad[1, :8].any()
-    torch.testing.assert_close(outputs.float(), bilstm(states, mask), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(outputs.float(), bilstm([states], mask), atol=0.05, rtol=0.05)

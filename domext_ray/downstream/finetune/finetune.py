@@ -20,7 +20,6 @@ import ray
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import identity_of
-from domext_ray.downstream.features.features import prepare_features
 from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.downstream.finetune.export import check_places
 from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetune_summary, result_path
@@ -45,7 +44,6 @@ from domext_ray.downstream.finetune.output import (
 from domext_ray.downstream.finetune.training import Point, make_model
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
 from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
 from domext_ray.files import read_json, write_json
@@ -61,8 +59,6 @@ from domext_ray.runs.run_directory import (
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
 from domext_ray.training.metrics import write_text
 from domext_ray.training.pretrain import check_shared_storage
-
-FEATURES = ".features"
 
 
 def run_finetuning(config: FinetuneConfig) -> Path:
@@ -107,10 +103,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
         write_config(folder, config)
         write_identity(folder, identity)
         check_shared_storage(folder)
-        features = None
-        if config.features.layers:
-            features = prepare_features(start, list(task.stages.values()), config, root / FEATURES)
-        work = FinetuneWork(config, start, task, folder, cpus, features)
+        work = FinetuneWork(config, start, task, folder, cpus)
         work.trainings.mkdir(exist_ok=True)
         _run(work, loaded, counts, parallel)
     return folder
@@ -130,7 +123,7 @@ def is_finished(folder: Path, config: FinetuneConfig) -> bool:
         RunError: its summary.json is damaged.
     """
     path = folder / "summary.json"
-    has_export = not config.export or config.features.layers or (folder / "export").exists()
+    has_export = not config.export or (folder / "export").exists()
     if not (path.exists() and (folder / "report.html").exists() and has_export):
         return False
     summary = read_finetune_summary(folder)
@@ -144,14 +137,6 @@ def is_finished(folder: Path, config: FinetuneConfig) -> bool:
 
 def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:
     """Trained and all parameters of each stage's model; makes the models, which checks that everything fits."""
-    frozen = 0
-    if config.features.layers:
-        if not isinstance(task, SingleTask):
-            raise ConfigError(
-                f"--features.layers is {config.features.layers!r}; it must be empty with --task {config.task}, whose "
-                "second step reads rows that the first one makes."
-            )
-        frozen = sum(each.numel() for each in start.tensors.values())
     grid = config.grid
     for option, text, named in (
         ("stage_lr", grid.stage_lr, grid.rates_by_stage),
@@ -164,7 +149,7 @@ def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask
     for name, stage in task.stages.items():
         model = make_model(start, stage, config, config.seed)
         sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
-        counts[name] = sum(size for size, trains in sizes if trains), frozen + sum(size for size, _ in sizes)
+        counts[name] = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
     return counts
 
 
@@ -205,7 +190,7 @@ def _run(work: FinetuneWork, loaded: LoadedSet, counts: dict[str, tuple[int, int
 
 def _score_all(work: FinetuneWork, points: Sequence[Point], best: Point) -> None:
     """Score trainings on test, each in a Ray task, and export the best one."""
-    export = work.folder / "export" if work.config.export and work.features is None else None
+    export = work.folder / "export" if work.config.export else None
     shared = ray.put(work)
     try:
         ray.get([_submit(score_point, work, [shared, each, export if each == best else None]) for each in points])
@@ -234,8 +219,6 @@ def gather_scores(work: FinetuneWork, points: Sequence[Point], best: Point) -> F
     }
     own = {split: read[best, split] for split in splits}
     notes = [note for each in own.values() for note in each["notes"]]
-    if work.config.export and work.features is not None:
-        notes.append(f"a model on features is not exported: it reads what {work.start.name}'s layers put out.")
     return FinalScores(
         own["dev"]["figures"],
         own["test"]["figures"] if "test" in own else {},

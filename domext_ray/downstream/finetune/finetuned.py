@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.downstream.features.store import FeatureStore
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import MeanEmbedding
@@ -56,7 +55,6 @@ def restore_stages(
     trainings: Path,
     point: Point,
     device: torch.device,
-    features: FeatureStore | None = None,
 ) -> dict[str, Fitted]:
     """Make the models of one training again, by the name of their stage; a process group exists.
 
@@ -67,7 +65,6 @@ def restore_stages(
         trainings: the run's folder of trainings.
         point: the training; its tensors are kept.
         device: where to predict.
-        features: what the models read in the place of an encoder's states, with `config.features`.
     """
     thresholds = read_result(trainings, point)["thresholds"]
     return {
@@ -79,7 +76,6 @@ def restore_stages(
             device,
             load_file(trainings / point.key / f"{name}.safetensors"),
             thresholds[name],
-            features,
         )
         for name, stage in task.stages.items()
     }
@@ -118,16 +114,11 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
         model: where its start model is now; empty: where it was.
 
     Raises:
-        RunError: no such run, one whose models read features instead of tokens, or files that have changed since.
+        RunError: no such run, or files that have changed since.
         BaseModelError: its start model is not to be had.
         CorpusError: its labelled files are not to be had.
     """
     config, identity, summary = _read_run(folder)
-    if config.features.layers:
-        raise RunError(
-            f"{folder} was trained on features (--features.layers {config.features.layers}), so its model has no "
-            "encoder; give a fine-tuning run without features."
-        )
     config = replace(
         config,
         data=data or config.data,

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import OptimConfig
-from domext_ray.downstream.features.model import build_feature_model
-from domext_ray.downstream.features.store import FeatureStore
 from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
-from domext_ray.downstream.tasks.task import Row, Task, TaskBatch
-from domext_ray.errors import TrainingError
+from domext_ray.downstream.tasks.task import Row, Task
+from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.graft import choose_attention
 from domext_ray.training.engine import Engine, Objective, move_batch
@@ -99,7 +97,6 @@ class Fitted:
         steps: optimiser steps made.
         tokens: tokens read in training, padding not counted.
         seconds: time spent in training steps.
-        features: what the model reads in the place of an encoder's states; None: it has an encoder.
         dev_predictions: those of the model as it is on the task's dev examples; None: not made yet.
     """
 
@@ -114,19 +111,11 @@ class Fitted:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    features: FeatureStore | None = None
     dev_predictions: list[Any] | None = None
-
-    def collate(self, rows: Sequence[Row]) -> TaskBatch:
-        """Put rows side by side, with their features if the model reads these."""
-        batch = self.task.collate(rows)
-        if self.features is None:
-            return batch
-        return self.features.add(batch, rows, self.task.tokenizer.pad_token_id or 0)
 
     def run(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Return what the task's decoding needs of some rows, without dropout and gradients."""
-        batch = self.collate(rows)
+        batch = self.task.collate(rows)
         if self.engine is not None:
             return self.engine.predict(batch)
         with torch.no_grad():
@@ -144,13 +133,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def fit_task(
-    start: StartModel,
-    task: Task,
-    config: FinetuneConfig,
-    point: Point,
-    device: torch.device,
-    report: Report,
-    features: FeatureStore | None = None,
+    start: StartModel, task: Task, config: FinetuneConfig, point: Point, device: torch.device, report: Report
 ) -> Fitted:
     """Train a task's model and tune its thresholds on dev; a process group exists.
 
@@ -161,7 +144,6 @@ def fit_task(
         point: the point of the grid.
         device: where to train.
         report: told how it goes, every few seconds and after every epoch.
-        features: those of the task's rows, with `config.features`.
 
     Raises:
         TrainingError: a loss or gradient is not finite.
@@ -170,7 +152,7 @@ def fit_task(
     dev_rows = task.encode(task.data.dev, is_training=False)
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
-    fitted = prepare_task(start, task, config, point, device, num_steps, features)
+    fitted = prepare_task(start, task, config, point, device, num_steps)
     reported = 0.0
     for step in range(num_steps):
         epoch, place = divmod(step, epoch_steps)
@@ -194,9 +176,7 @@ def _release(fitted: Fitted, start: StartModel, config: FinetuneConfig, point: P
     fitted.tensors = fitted.engine.gather_parameters()
     fitted.engine = None
     if config.engine.zero_stage:  # the parameters are sharded, or refer to the engine
-        restored = restore_task(
-            start, fitted.task, config, point, fitted.device, fitted.tensors, fitted.thresholds, fitted.features
-        )
+        restored = restore_task(start, fitted.task, config, point, fitted.device, fitted.tensors, fitted.thresholds)
         fitted.model, fitted.objective = restored.model, restored.objective
     else:  # hooks of the engine's own module refer to it
         objective = fitted.objective
@@ -209,7 +189,7 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
     """Make one optimiser step and return its mean loss."""
     started = time.perf_counter()
     size = micro_batch_size or len(rows)
-    batches = [fitted.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
+    batches = [fitted.task.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
     assert fitted.engine is not None
     figures = fitted.engine.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
     if not figures.finite:
@@ -236,16 +216,12 @@ def _score_dev(fitted: Fitted, rows: Sequence[Row]) -> float:
 
 
 def make_model(start: StartModel, task: Task, config: FinetuneConfig, seed: int) -> Any:
-    """Make what a configuration trains: an encoder with a task's head, or with `config.features` a BiLSTM with it.
+    """Make what a configuration trains: an encoder with a task's head.
 
     Raises:
         ConfigError: the method, the features or the task's rows do not fit the encoder.
     """
-    if config.features.layers:
-        return build_feature_model(start, task, config, seed=seed)
-    return build_task_model(
-        start, task, config.method, dropout=config.optim.dropout, seed=seed, head_bilstm=config.head_bilstm
-    )
+    return build_task_model(start, task, config.method, dropout=config.optim.dropout, seed=seed, **config.head_values)
 
 
 def prepare_task(
@@ -255,7 +231,6 @@ def prepare_task(
     point: Point,
     device: torch.device,
     num_steps: int,
-    features: FeatureStore | None = None,
 ) -> Fitted:
     """Make a task's model and its engine, before the first step; a process group exists.
 
@@ -266,9 +241,8 @@ def prepare_task(
         point: the point of the grid.
         device: where to train.
         num_steps: the schedule's horizon.
-        features: those of the task's rows, with `config.features`.
     """
-    fitted = _place_task(start, task, config, point, device, features)
+    fitted = _place_task(start, task, config, point, device)
     fitted.engine = Engine(
         fitted.model,
         engine=config.engine,
@@ -290,15 +264,13 @@ def _place_task(
     config: FinetuneConfig,
     point: Point,
     device: torch.device,
-    features: FeatureStore | None,
 ) -> Fitted:
     """Make a task's model on a device, without an engine."""
-    assert (features is not None) == bool(config.features.layers)
     uses_bf16 = config.engine.precision == "bf16"
     model = make_model(start, task, config, point.seed)
     choose_attention(model, device, bf16=uses_bf16)
     model = model.to(device)
-    return Fitted(task, model, TaskLoss(model, device, bf16=uses_bf16, task=task), device, features=features)
+    return Fitted(task, model, TaskLoss(model, device, bf16=uses_bf16, task=task), device)
 
 
 def restore_task(
@@ -309,12 +281,19 @@ def restore_task(
     device: torch.device,
     tensors: dict[str, Tensor],
     thresholds: dict[str, float],
-    features: FeatureStore | None = None,
 ) -> Fitted:
-    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it."""
-    fitted = _place_task(start, task, config, point, device, features)
+    """Make a model that was trained earlier again, from its trained tensors and thresholds, to predict with it.
+
+    Raises:
+        RunError: they are of another model.
+    """
+    fitted = _place_task(start, task, config, point, device)
     _, unexpected = fitted.model.load_state_dict(tensors, strict=False)
-    assert not unexpected, unexpected
+    if unexpected:
+        raise RunError(
+            f"the tensors of {point.key} are of another model ({unexpected[0]}): a former version trained it; give "
+            "another --run.name."
+        )
     task.apply(thresholds)
     fitted.tensors, fitted.thresholds = tensors, thresholds
     return fitted

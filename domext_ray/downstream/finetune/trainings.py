@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import save_file
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.downstream.features.store import FeatureStore
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import read_result, restore_stages, result_path
 from domext_ray.downstream.finetune.training import Point, Report, at_stage, fit_task
@@ -51,7 +50,6 @@ class FinetuneWork:
         task: the task with its set.
         folder: the run's directory.
         cpus: CPUs of a training.
-        features: folder of the rows' features, with `config.features`.
     """
 
     config: FinetuneConfig
@@ -59,7 +57,6 @@ class FinetuneWork:
     task: StagedTask
     folder: Path
     cpus: float
-    features: Path | None = None
 
     @property
     def trainings(self) -> Path:
@@ -70,10 +67,6 @@ class FinetuneWork:
         """Whether a training's tensors, and what it wrote about dev beside them, are still there."""
         names = [*(f"{name}.safetensors" for name in self.task.stages), "dev.json", "dev.npy", "dev.predictions.jsonl"]
         return all((self.trainings / point.key / each).is_file() for each in names)
-
-    def open_features(self) -> FeatureStore | None:
-        """Open the features in this process; None where the models have an encoder."""
-        return None if self.features is None else FeatureStore(self.features)
 
 
 def train_point(work: FinetuneWork, point: Point) -> None:
@@ -90,7 +83,6 @@ def train_point(work: FinetuneWork, point: Point) -> None:
 
 def _train_point(work: FinetuneWork, point: Point) -> None:
     device = _prepare_process(work)
-    features = work.open_features()
     with (work.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
         fitted = {
             name: fit_task(
@@ -100,7 +92,6 @@ def _train_point(work: FinetuneWork, point: Point) -> None:
                 at_stage(point, work.config, name),
                 device,
                 _make_report(progress, name),
-                features,
             )
             for name, stage in work.task.stages.items()
         }
@@ -135,7 +126,7 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
     if has_test and export is None:
         return
     device = _prepare_process(work)
-    fitted = restore_stages(work.start, work.task, work.config, work.trainings, point, device, work.open_features())
+    fitted = restore_stages(work.start, work.task, work.config, work.trainings, point, device)
     if not has_test:
         thresholds = read_result(work.trainings, point)["task_thresholds"]
         predictors = {name: each.predict for name, each in fitted.items()}

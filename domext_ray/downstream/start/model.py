@@ -37,6 +37,7 @@ TRAININGS = "trainings"
 """Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""
 
 _ENCODER = "bert."
+_NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "head_mix": False}
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,20 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
     return config
 
 
+def _freeze(config: DomextConfig, start: StartModel, dropout: float) -> None:
+    """Let a BiLSTM read an encoder's layers as they are: no dropout within the encoder."""
+    last = max(config.head_layers)
+    if last > config.num_hidden_layers:
+        raise ConfigError(
+            f"--features.layers goes up to {last}; it must be at most {config.num_hidden_layers}, the layers of "
+            f"{start.id!r}."
+        )
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    config.classifier_dropout = dropout
+
+
 def build_task_model(
-    start: StartModel, task: Task, method: MethodConfig, *, dropout: float, seed: int, head_bilstm: int = 0
+    start: StartModel, task: Task, method: MethodConfig, *, dropout: float, seed: int, **head_values: Any
 ) -> Any:
     """Make a start model with a task's head; a new head, and the method's own extension, start from `seed`.
 
@@ -225,7 +238,7 @@ def build_task_model(
         method: its own extension, and the rule that says what trains.
         dropout: of hidden states, attention weights and the head's input.
         seed: of what starts at random.
-        head_bilstm: width of each direction of a BiLSTM between encoder and head; 0: none.
+        **head_values: what is between encoder and head, see `FinetuneConfig.head_values`; default: nothing.
 
     Returns:
         The model, with `requires_grad` set by the method's rule (`choose_trainables`).
@@ -234,7 +247,9 @@ def build_task_model(
         ConfigError: the start model's head goes on and does not fit, or see `describe_task_model`.
     """
     config = describe_task_model(start, task, method, dropout)
-    config.head_bilstm = head_bilstm
+    config.update(_NO_BILSTM | head_values)
+    if config.head_layers:
+        _freeze(config, start, dropout)
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         model: DomextPreTrainedModel = getattr(heads_domext, task.head)(config)

@@ -28,7 +28,8 @@ def choose_trainables(model: DomextPreTrainedModel, method: MethodConfig) -> set
 
     The task's head always does, and the pooler where the head reads it, as it is a part of the head. Of the encoder:
     "all": everything; "extensions": every extension, those that the start model brings too; "domain": the method's own
-    bottlenecks only; "top_layers", "layer_norms", "biases": these parts of the base.
+    bottlenecks only; "top_layers", "layer_norms", "biases": these parts of the base. Nothing of an encoder trains whose
+    layers' outputs are features (`head_layers`).
 
     Args:
         model: a model with a task's head.
@@ -43,7 +44,11 @@ def choose_trainables(model: DomextPreTrainedModel, method: MethodConfig) -> set
 
 
 def _trains(name: str, model: DomextPreTrainedModel, method: MethodConfig) -> bool:
-    if not name.startswith("bert.") or method.trains == "all":
+    if not name.startswith("bert."):
+        return True
+    if cast(DomextConfig, model.config).head_layers:  # these are of a frozen encoder
+        return False
+    if method.trains == "all":
         return True
     if is_extension(name):
         own = f".domains.{method.domain}." in name and method.has_domain

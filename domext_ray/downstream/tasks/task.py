@@ -1,9 +1,9 @@
 """What every task family is made of: examples -> rows of tokens -> logits -> predictions -> scores.
 
 A task turns a set's examples into rows that fit the encoder, says which head reads them, computes the loss from the
-head's logits, and turns logits back into predictions in the examples' own terms. Fine-tuning, feature extraction and
-ablations know tasks through this interface only. A row has one or more segments of tokens (a choice has one segment an
-option); a long example may make several rows (windows), none of its labelled parts is ever lost.
+head's logits, and turns logits back into predictions in the examples' own terms. Fine-tuning and ablations know tasks
+through this interface only. A row has one or more segments of tokens (a choice has one segment per option); a long
+example may make several rows (windows), none of its labelled parts is ever lost.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ RoBERTa (no extension) and the same encoder with extra attention heads and FFN u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -86,6 +86,10 @@ class DomextConfig(PreTrainedConfig):
         causal: a token attends to itself and to those before it only (BERT section 5.1, left to right).
         head_bilstm: width of each direction of a BiLSTM between the encoder and a task's head (BERT section 5.1); 0:
             none.
+        head_bilstm_layers: layers of that BiLSTM.
+        head_layers: layers of a frozen encoder whose outputs the BiLSTM reads, one behind another (BERT section 5.3);
+            0: the embeddings. Empty: the last layer's, of an encoder that may train.
+        head_mix: the BiLSTM reads their learned weighted mean instead (ELMo).
         domain_init: "zero" starts every domain's output at exactly 0, so that step 0 is the base; "paper" uses the
             default initialisation for heads and units, as AF Adapter's public code does, and Houlsby's near-identity
             start for bottlenecks.
@@ -121,6 +125,9 @@ class DomextConfig(PreTrainedConfig):
         gate_bias: float = 0.0,
         causal: bool = False,
         head_bilstm: int = 0,
+        head_bilstm_layers: int = 1,
+        head_layers: Sequence[int] = (),
+        head_mix: bool = False,
         domain_init: str = "zero",
         bottleneck_std: float = 0.01,
         classifier_dropout: float | None = None,
@@ -153,6 +160,9 @@ class DomextConfig(PreTrainedConfig):
         self.gate_bias = gate_bias
         self.causal = causal
         self.head_bilstm = head_bilstm
+        self.head_bilstm_layers = head_bilstm_layers
+        self.head_layers = list(head_layers)
+        self.head_mix = head_mix
         self.domain_init = domain_init
         self.bottleneck_std = bottleneck_std
         self.classifier_dropout = classifier_dropout
@@ -190,6 +200,8 @@ class DomextConfig(PreTrainedConfig):
             raise ValueError(f"bottleneck_std is {self.bottleneck_std}; it must be above 0 and at most 1.")
         if self.head_bilstm < 0:
             raise ValueError(f"head_bilstm is {self.head_bilstm}; it must be 0 or more.")
+        if self.head_layers and not self.head_bilstm:
+            raise ValueError(f"head_layers is {self.head_layers}; it must be empty without head_bilstm.")
         check_active(self.active_domains, self.domains)
 
     @classmethod

@@ -2,8 +2,8 @@
 
 This file is exported as it is: it imports torch and transformers only. Every head calls the encoder `bert` and passes
 it what it does not read itself, so `token_type_ids`, `adapter_names` and the like are as in `DomextModel`. With
-`config.head_bilstm` a BiLSTM reads the encoder's states before the head does. Shapes: B rows, N tokens, d hidden size,
-C choices, T types, m size of a span's query and key.
+`config.head_bilstm` a BiLSTM reads the encoder's states before the head does, those of `config.head_layers` where these
+are given. Shapes: B rows, N tokens, d hidden size, C choices, T types, m size of a span's query and key.
 """
 
 from __future__ import annotations
@@ -38,17 +38,22 @@ class DomextHeadModel(DomextPreTrainedModel):
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
         self.bert = DomextModel(config)
-        self.bilstm = StateBiLSTM(config) if config.head_bilstm else None
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.bilstm = StateBiLSTM(config, rate) if config.head_bilstm else None
         self.dropout = nn.Dropout(rate)
 
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, Tensor]:
         """Return what the encoder returns, unpooled, and the states [B, N, d] that the head reads."""
+        layers = self.config.head_layers
+        if layers:
+            kwargs["output_hidden_states"] = True
         encoded = self.bert(input_ids, attention_mask=attention_mask, pool=False, **kwargs)
-        states = encoded.last_hidden_state
-        return encoded, states if self.bilstm is None else self.bilstm(states, attention_mask)
+        if self.bilstm is None:
+            return encoded, encoded.last_hidden_state
+        states = [encoded.hidden_states[layer] for layer in layers] if layers else [encoded.last_hidden_state]
+        return encoded, self.bilstm(states, attention_mask)
 
 
 class PooledHeadModel(DomextHeadModel):

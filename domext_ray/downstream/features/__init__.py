@@ -1,1 +1,0 @@
-"""A frozen encoder's vectors, read by a small model."""
