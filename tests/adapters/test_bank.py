@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, SHAPE, make_random_model
+from conftest import SHAPE, make_random_model
+from job_calls import call_job
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
@@ -681,11 +680,6 @@ def test_a_run_of_another_base_or_task_is_refused(bank: AdapterBank, base: Base,
         bank.add_run("law", tmp_path)
 
 
-def start_job(*options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(REPOSITORY / "jobs" / "bank.py"), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def test_the_job_lists_and_verifies(base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir, sound, damaged = (tmp_path / name for name in ("run", "bank", "damaged"))
     make_run(base, run_dir, MethodConfig(ffn_units=4, bottleneck_size=6))
@@ -696,15 +690,14 @@ def test_the_job_lists_and_verifies(base: Base, tmp_path: Path, capsys: pytest.C
     shutil.copytree(sound, damaged)
     path = damaged / "adapters" / "clinic" / "adapter.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    listing, verifying = start_job("--bank", str(sound)), start_job("--bank", str(damaged), "--verify", "true")
-    table, error = listing.communicate(timeout=120)
-    assert listing.returncode == 0, error
+    code, table, error = call_job("bank", "--bank", str(sound))
+    assert code == 0, error
     title, _, line = table.splitlines()
     assert title.startswith(f"base {base.id} (sha256 {base.sha256[:12]})") and title.endswith("adapters: 1")
     assert line.split()[:9] == "clinic masked_lm heads 1, FFN units 4, bottleneck 6".split()
     assert line.split()[9:] == ["0-1", "4,688", f"{(path.stat().st_size):,}"]
-    problems, error = verifying.communicate(timeout=120)
-    assert verifying.returncode == 2 and "adapter.safetensors differs from the sha256" in problems
+    code, problems, error = call_job("bank", "--bank", str(damaged), "--verify", "true")
+    assert code == 2 and "adapter.safetensors differs from the sha256" in problems
     assert error == f"error: the bank {damaged} is damaged: 1 of its parts, named above.\n"
 
 

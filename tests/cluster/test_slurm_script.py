@@ -91,7 +91,7 @@ def end(process: subprocess.Popen[str], environment: dict[str, str]) -> None:
 
 
 def test_the_command_is_needed() -> None:
-    done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0 and "give the command" in done.stderr
 
 

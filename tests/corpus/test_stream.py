@@ -131,7 +131,7 @@ def test_prefetch_starts_at_once_and_hands_over_items_and_errors() -> None:
         raise CorpusError("the shard ended")
 
     items = Prefetch(broken(), depth=2)
-    assert started.wait(timeout=10)
+    assert started.wait(timeout=120)
     assert [next(items) for _ in range(10)] == list(range(10))
     for _ in range(2):
         with pytest.raises(CorpusError, match="the shard ended"):

@@ -31,7 +31,7 @@ def stop_job(process: subprocess.Popen[bytes], number: signal.Signals, *, group:
     said = process.communicate(timeout=240)[1].decode()
     assert process.returncode == 128 + number, said
     assert "Traceback" not in said and "***" not in said, said
-    assert not psutil.wait_procs(children, timeout=60)[1], "processes are left"
+    assert not psutil.wait_procs(children, timeout=240)[1], "processes are left"
     return said
 
 

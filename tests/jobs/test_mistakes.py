@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import runpy
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from conftest import REPOSITORY, WORDS, write_corpus
-
-JOBS = REPOSITORY / "jobs"
+from conftest import WORDS, write_corpus
+from job_calls import call_job
 
 
 @dataclass(frozen=True)
@@ -317,21 +312,6 @@ def list_files(*folders: Path) -> list[str]:
     return sorted(str(path) for folder in folders for path in folder.rglob("*"))
 
 
-def run_in_process(job: str, arguments: list[str]) -> tuple[int, str, str]:
-    """Run a job here, as `python jobs/JOB.py` would; return its exit code and what it printed."""
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    code = 0
-    sys.argv = [str(JOBS / f"{job}.py"), *arguments]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    finally:
-        sys.argv = argv
-    return code, out.getvalue(), err.getvalue()
-
-
 def check_sentence(mistake: Mistake, places: dict[str, str], code: int, out: str, err: str) -> None:
     assert code == 2, f"exit code {code}\n{out}\n{err}"
     assert out == "", out
@@ -344,13 +324,17 @@ def check_sentence(mistake: Mistake, places: dict[str, str], code: int, out: str
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
     mistake: Mistake, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And is told before Ray starts: where the session has one, a second would fail."""
     monkeypatch.chdir(tmp_path)
-    before, had_ray = list_files(Path(places["folder"]), Path(places["base"])), ray.is_initialized()
-    code, out, err = run_in_process(mistake.job, shlex.split(mistake.args.format(**places)))
-    has_ray = ray.is_initialized()
-    if has_ray and not had_ray:
+    before, has_ray = list_files(Path(places["folder"]), Path(places["base"])), ray.is_initialized()
+    with monkeypatch.context() as patch:
+        if has_ray:
+            patch.setattr(ray, "is_initialized", lambda: False)
+        code, out, err = call_job(mistake.job, *shlex.split(mistake.args.format(**places)))
+    is_started = ray.is_initialized() and not has_ray
+    if is_started:
         ray.shutdown()
     check_sentence(mistake, places, code, out, err)
     assert list_files(tmp_path) == []
     assert list_files(Path(places["folder"]), Path(places["base"])) == before
-    assert has_ray == had_ray, "Ray was started before the mistake was told"
+    assert not is_started, "Ray was started before the mistake was told"

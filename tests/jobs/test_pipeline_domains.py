@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import REPOSITORY
 from peft import PeftModel
+from pretrain_jobs import check_mistake, run_job
 from safetensors.torch import load_file
-from test_pipeline import REPOSITORY, run_job
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]  # the matrix (test_methods.py) has the same, by the engine
 SECOND = ".domains.second."
 EXPORT_JOB = REPOSITORY / "jobs" / "export_hf.py"
 
@@ -70,16 +71,9 @@ def test_a_second_domain_trains_beside_the_frozen_first(
     assert two.keys() - one.keys() == added and all(".layer.1." in name for name in added)
     assert any(two[name].any() for name in added if ".up." in name)
 
-    taken = subprocess.run(
-        [
-            *build_command(tiny_base_folder, corpus_file, tmp_path, "three", "--init_from", str(tmp_path / "one")),
-            "--method.domain",
-            "first",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert taken.returncode == 2 and "is the name of a domain of --init_from" in taken.stderr
+    taken = ("--init_from", str(tmp_path / "one"), "--method.domain", "first")
+    three = build_command(tiny_base_folder, corpus_file, tmp_path, "three", *taken)
+    check_mistake(three, "is the name of a domain of --init_from")
 
     # The second run stands on its own: it goes on, and exports, when the first is gone.
     shutil.rmtree(tmp_path / "one" / "export")
@@ -89,7 +83,6 @@ def test_a_second_domain_trains_beside_the_frozen_first(
     assert any(not torch.equal(later[name], two[name]) for name in added)
 
 
-@pytest.mark.slow  # whole jobs; the matrix (test_methods.py) has the same through the engine
 def test_lora_is_exported_merged(tiny_base_folder: Path, corpus_file: Path, tmp_path: Path) -> None:
     lora = ("--method.bottleneck_size", "0", "--method.lora_rank", "4", "--method.lora_targets", "value,output")
     run_job(build_command(tiny_base_folder, corpus_file, tmp_path, "lora", *lora))

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from job_processes import kill_job, start_job
+from pretrain_jobs import check_mistake, run_job, train_here, wait_for_step
 from safetensors.torch import load_file
-from test_pipeline import REPOSITORY, check_mistake, run_job, wait_for_step
 
 from domext_ray.corpus.vocabulary.extension import load_extension
 
+pytestmark = pytest.mark.timeout(1800)  # trainings on Ray: minutes on a busy machine
 NUM_STEPS = 12
 
 
@@ -55,17 +57,17 @@ def read_records(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def first(tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(local_ray: None, tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A first stage: the base is frozen."""
     runs = tmp_path_factory.mktemp("runs")
-    run_job(build_command(tiny_base_folder, corpus_file, runs, "first", "--vocab.size", "8"))
+    train_here(build_command(tiny_base_folder, corpus_file, runs, "first", "--vocab.size", "8"))
     return runs / "first"
 
 
 @pytest.fixture(scope="module")
 def second(first: Path, tiny_base_folder: Path, corpus_file: Path) -> Path:
     """A second stage with a phase of long rows."""
-    run_job(build_second(tiny_base_folder, corpus_file, first, "second"))
+    train_here(build_second(tiny_base_folder, corpus_file, first, "second"))
     return first.parent / "second"
 
 
@@ -136,7 +138,7 @@ def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Pat
     assert tokens[-1] - tokens[-2] > 1.4 * tokens[0], "the last quarter of the steps has long rows"
 
 
-@pytest.mark.slow  # whole jobs; test_pipeline.py kills one, and the matrix resumes with pairs and with new words
+@pytest.mark.jobs  # test_pipeline.py kills one, and the matrix resumes with pairs and with new words
 def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     first: Path, second: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
@@ -157,7 +159,7 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     assert len(losses[0]) == NUM_STEPS and losses[0] == losses[1]
 
 
-@pytest.mark.slow  # whole jobs; the matrix (test_methods.py) has the same through the engine
+@pytest.mark.jobs  # the matrix (test_methods.py) has the same through the engine
 def test_a_task_bottleneck_trains_over_the_frozen_domain(
     first: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
@@ -191,18 +193,22 @@ def test_a_mistake_is_one_sentence(
     assert not (first.parent / "bad").exists()
 
 
-def test_words_may_only_be_appended_and_a_limit_ends_a_run(
+def test_words_may_only_be_appended(first: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("zebrafish\n", encoding="utf-8")
+    other = build_second(tiny_base_folder, corpus_file, first, "other", "--vocab.words", str(words))
+    check_mistake(other, "may only be appended")
+    assert not (first.parent / "other").exists()
+
+
+@pytest.mark.jobs
+def test_a_word_is_appended_and_a_limit_ends_a_run(
     first: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path
 ) -> None:
     words = tmp_path / "words.txt"
     words.write_text("zebrafish\n", encoding="utf-8")
-    flags = ("--vocab.words", str(words))
-    result = run_job(build_second(tiny_base_folder, corpus_file, first, "other", *flags), expect=2)
-    assert "may only be appended" in result.stderr and not (first.parent / "other").exists()
-    limit = ("--train.max_tokens", "600")
-    appended = build_second(
-        tiny_base_folder, corpus_file, first, "appended", *flags, "--vocab.extend", str(first / "tokenizer"), *limit
-    )
+    flags = ("--vocab.words", str(words), "--vocab.extend", str(first / "tokenizer"), "--train.max_tokens", "600")
+    appended = build_second(tiny_base_folder, corpus_file, first, "appended", *flags)
     run_job(appended)
     tokens = [each["train/tokens"] for each in read_records(first.parent / "appended") if "train/lr" in each]
     assert tokens[-2] < 600 <= tokens[-1], "the limit ended the run"
@@ -211,10 +217,9 @@ def test_words_may_only_be_appended_and_a_limit_ends_a_run(
     assert extension is not None and extension.words[-1] == "zebrafish"
 
 
-def test_lines_of_one_sentence_make_no_pairs(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_lines_of_one_sentence_make_no_pairs(local_ray: None, tiny_base_folder: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "lines.txt"
     corpus.write_text("".join(f"the old house number {i} sees a river\n" for i in range(400)), encoding="utf-8")
     command = build_command(tiny_base_folder, corpus, tmp_path / "runs", "lines", "--vocab.size", "0")
-    result = run_job(command, expect=2)
-    assert "next-sentence prediction needs two or more; set --prepare.document" in result.stderr
+    check_mistake(command, "next-sentence prediction needs two or more; set --prepare.document")
     assert not (tmp_path / "runs" / "lines").exists()

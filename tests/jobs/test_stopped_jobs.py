@@ -15,6 +15,7 @@ from conftest import REPOSITORY, write_corpus
 from job_processes import kill_job, start_job, stop_job
 from labelled_fixtures import write_ner
 
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 JOBS = REPOSITORY / "jobs"
 NOT_FINISHED = "stopped by Ctrl-C; the same command goes on with what is not finished.\n"
 
@@ -22,7 +23,7 @@ NOT_FINISHED = "stopped by Ctrl-C; the same command goes on with what is not fin
 def stop(command: Sequence[str], begun: Path, pattern: str, number: Signals = SIGINT) -> str:
     """Start a job, wait until a file is there that says that its work has begun, and stop it."""
     process = start_job([sys.executable, str(JOBS / command[0]), *command[1:]], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     try:
         while not any(each.stat().st_size for each in begun.glob(pattern)):
             assert process.poll() is None, process.stderr and process.stderr.read().decode()
@@ -44,7 +45,6 @@ def list_options(base: Path, corpus: str, runs: Path) -> list[str]:
     return ["--base", str(base), "--corpus", corpus, "--run.dir", str(runs), "--train.seq_length", "32"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [SIGINT, SIGHUP])
 def test_training(tiny_base_folder: Path, tmp_path: Path, number: Signals) -> None:
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
@@ -56,13 +56,11 @@ def test_training(tiny_base_folder: Path, tmp_path: Path, number: Signals) -> No
     assert said.endswith(f"stopped at step {int(newest[5:]):,} by {name}; the same command goes on from there.\n")
 
 
-@pytest.mark.slow
 def test_preparing(tiny_base_folder: Path, corpus: str, tmp_path: Path) -> None:
     command = ["prepare_corpus.py", *list_options(tiny_base_folder, corpus, tmp_path)]
     assert stop(command, tmp_path, ".corpora/**/*.arrow").endswith(NOT_FINISHED)
 
 
-@pytest.mark.slow
 def test_fine_tuning(tiny_base_folder: Path, tmp_path: Path) -> None:
     data = str(write_ner(tmp_path / "ner"))
     options = ["--task", "ner", "--data", data, "--model", str(tiny_base_folder), "--run.dir", str(tmp_path)]
@@ -70,7 +68,6 @@ def test_fine_tuning(tiny_base_folder: Path, tmp_path: Path) -> None:
     assert stop(command, tmp_path / "ner" / "trainings", "*.jsonl").endswith(NOT_FINISHED)
 
 
-@pytest.mark.slow
 def test_a_sweep(tiny_base_folder: Path, tmp_path: Path) -> None:
     data = str(write_ner(tmp_path / "ner"))
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
@@ -82,7 +79,6 @@ def test_a_sweep(tiny_base_folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "sweep" / "summary.json").exists()
 
 
-@pytest.mark.slow
 def test_forgetting(tiny_base_folder: Path, tmp_path: Path) -> None:
     corpus = str(write_corpus(tmp_path / "corpus.txt", 20_000))
     bases = {name: shutil.copytree(tiny_base_folder, tmp_path / name) for name in "abcdefgh"}

@@ -47,7 +47,6 @@ from domext_ray.training.start import apply_start, build_run_model, check_start,
 
 CPU = torch.device("cpu")
 NUM_ROWS, MICRO_BATCH, STEPS, CUT, SHARD_STEPS = 8, 4, 6, 3, 3
-STAGES = (0, 1, 2, 3)
 # The gradient of a key's bias is zero but for rounding; AdamW's usual eps would blow that up to whole steps of noise.
 OPTIM = OptimConfig(lr=5e-3, warmup_steps=2, decay_steps=8, max_grad_norm=0.7, weight_decay=0.1, eps=1e-6)
 KNOWN_WORDS = (
@@ -339,28 +338,28 @@ def split_rows(share: int, num_shares: int) -> list[Row]:
     return [row for row in ROWS if roots.index(find_root(row)) % num_shares == share]
 
 
-def _work(rank: int, num_processes: int, together: bool, places: Places) -> None:
+def _work(rank: int, num_processes: int, stages: tuple[int, ...], places: Places) -> None:
     torch.set_num_threads(1)
-    name = "together" if together else f"alone-{rank}"
+    name = _name_launch(stages) if stages else f"{_name_launch(stages)}-{rank}"
     os.environ |= {"LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
     os.environ |= {"TORCH_EXTENSIONS_DIR": str(places.root / f"extensions-{rank}")}
     os.dup2(os.open(places.root / f"output-{name}-{rank}", os.O_CREAT | os.O_WRONLY), 1)
-    world_rank, world_size = (rank, num_processes) if together else (0, 1)
+    world_rank, world_size = (rank, num_processes) if stages else (0, 1)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{places.root / f'store-{name}'}",
         rank=world_rank,
         world_size=world_size,
-        timeout=timedelta(seconds=120),  # of a row that fails on one rank only
+        timeout=timedelta(seconds=300),  # of a row that fails on one rank only
     )
     # DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out.
     importlib.import_module("deepspeed")
     gc.freeze()
     results: dict[str, Any] = {}
-    if together:
+    if stages:
         shard_everything()
         for row in ROWS:
-            for stage in STAGES:
+            for stage in stages:
                 results[f"{row.slug}/{stage}"] = try_to(measure_sharded, row, places, stage)
     else:
         for row in split_rows(rank, num_processes):
@@ -369,9 +368,14 @@ def _work(rank: int, num_processes: int, together: bool, places: Places) -> None
     dist.destroy_process_group()
 
 
-def launch(places: Places, *, together: bool) -> list[dict[str, Any]]:
-    """Run all rows in two processes: each on all rows as one of two workers, or each alone on its share of the rows."""
-    torch.multiprocessing.spawn(_work, (2, together, places), nprocs=2)
-    names = ["together"] * 2 if together else ["alone-0", "alone-1"]
+def _name_launch(stages: tuple[int, ...]) -> str:
+    return f"together-{'-'.join(map(str, stages))}" if stages else "alone"
+
+
+def launch(places: Places, stages: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    """Run all rows in two processes: as two workers at each ZeRO stage; without stages, each alone on its share."""
+    torch.multiprocessing.spawn(_work, (2, stages, places), nprocs=2)
+    name = _name_launch(stages)
+    names = [name] * 2 if stages else [f"{name}-0", f"{name}-1"]
     paths = [places.root / f"results-{name}-{rank}.pt" for rank, name in enumerate(names)]
     return [torch.load(path, weights_only=False) for path in paths]

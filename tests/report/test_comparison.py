@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
+from job_calls import call_job
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_records import SUMMARY, make_records, make_run
@@ -42,17 +40,14 @@ def make_compared(folder: Path, name: str, num_characters: int = 9000) -> Path:
     return make_run(folder / name, records, summary)
 
 
-def run_job(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(REPOSITORY / "jobs" / "compare_runs.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 def test_the_job_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     runs = [make_compared(tmp_path, name) for name in ("adapter", "words")]
-    result = run_job("--runs", ",".join(map(str, runs)), "--output", str(tmp_path / "both.png"))
-    assert result.returncode == 0, result.stderr
-    assert "| adapter | 2,632,704 | 245,760 | 90 | 1.900 → 1.710 | 38.6% → 36.7% |" in result.stdout
-    assert "do not compare" not in result.stdout
+    code, out, err = call_job(
+        "compare_runs", "--runs", ",".join(map(str, runs)), "--output", str(tmp_path / "both.png")
+    )
+    assert code == 0, err
+    assert "| adapter | 2,632,704 | 245,760 | 90 | 1.900 → 1.710 | 38.6% → 36.7% |" in out
+    assert "do not compare" not in out
     assert imread(tmp_path / "both.png").std() > 0.01
 
 
@@ -71,8 +66,10 @@ def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=reason):
             check_picture(tmp_path / name)
-    result = run_job("--runs", str(make_compared(tmp_path, "a")), "--output", str(tmp_path / "thesis.tex"))
-    assert result.returncode == 2 and "thesis.tex is no picture" in result.stderr
+    code, out, err = call_job(
+        "compare_runs", "--runs", str(make_compared(tmp_path, "a")), "--output", str(tmp_path / "thesis.tex")
+    )
+    assert code == 2 and "thesis.tex is no picture" in err
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -104,8 +101,8 @@ def test_a_run_without_general_words_is_drawn(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is missing"):
         read_run(tmp_path)
-    result = run_job("--runs", str(tmp_path))
-    assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1
+    code, out, err = call_job("compare_runs", "--runs", str(tmp_path))
+    assert code == 2 and len(err.strip().splitlines()) == 1
 
 
 BASE = BaseFigures(bits=2.3, accuracy=0.35, num_characters=9000, num_words=2000)

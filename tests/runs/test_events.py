@@ -36,20 +36,31 @@ def test_a_line_is_read_once_and_whole(tmp_path: Path) -> None:
     assert reader.read() == []
 
 
+def wait_for(text: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Wait until a text and the end of its line are on standard error; return all that is there."""
+    deadline, shown = time.monotonic() + 120, ""
+    while not (text in shown and shown.endswith("\n")):
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.05)
+        shown += capsys.readouterr().err
+    return shown
+
+
 def test_what_does_not_move_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
     waiting = ["Ray has no room yet for 4 times 1 CPU"]
     with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(), "starting 4 workers", lambda: "".join(waiting)):
-        time.sleep(1.2)
+        shown = wait_for("nothing has moved", capsys)
         waiting.clear()
         enter_phase(tmp_path, "evaluating the start")
-        time.sleep(1.2)
-    shown = capsys.readouterr().err.splitlines()
+        shown += wait_for("evaluating the start: nothing has moved", capsys)
+    shown += capsys.readouterr().err
     first, last = "starting 4 workers: nothing has moved for ", "evaluating the start: nothing has moved for "
-    assert shown[0].startswith(first) and shown[0].endswith(" s (Ray has no room yet for 4 times 1 CPU); Ctrl-C stops.")
-    assert shown[-1].startswith(last) and shown[-1].endswith(" s; Ctrl-C stops.")
+    lines = shown.splitlines()
+    assert lines[0].startswith(first) and lines[0].endswith(" s (Ray has no room yet for 4 times 1 CPU); Ctrl-C stops.")
+    assert lines[-1].startswith(last) and lines[-1].endswith(" s; Ctrl-C stops.")
 
 
 def test_patience_ends_after_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,5 +83,4 @@ def test_patience_ends_after_growing_intervals(monkeypatch: pytest.MonkeyPatch) 
 def test_a_watch_says_what_is_waited_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
     with status_line.Watch("preparing", lambda: "Ray has no room yet"):
-        time.sleep(1.5)
-    assert "preparing: nothing has moved for " in capsys.readouterr().err
+        assert "preparing: nothing has moved for " in wait_for("nothing has moved", capsys)

@@ -30,7 +30,7 @@ def call(port: int, name: str, header: dict[str, str]) -> str:
     """The status of a gRPC call."""
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(f"/ray.rpc.{name}")(b"", timeout=5, metadata=list(header.items()))
+            channel.unary_unary(f"/ray.rpc.{name}")(b"", timeout=20, metadata=list(header.items()))
         except grpc.RpcError as error:
             return str(error.code().name)
     return "OK"
@@ -38,7 +38,7 @@ def call(port: int, name: str, header: dict[str, str]) -> str:
 
 def get(port: int) -> tuple[int, bytes]:
     """The status and the beginning of a page; 0 where no HTTP is spoken."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request("GET", "/")
         answer = connection.getresponse()

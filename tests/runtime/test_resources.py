@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -198,10 +197,8 @@ def listener() -> Iterator[str]:
 )
 def test_an_address_without_a_cluster_is_one_sentence(address: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    started = time.monotonic()
     with pytest.raises(ConfigError, match=f"RAY_ADDRESS is '{address}'.*{says}"):
         start_ray()
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.usefixtures("without_ray")

@@ -43,7 +43,7 @@ with exit_on_user_error():
 @contextmanager
 def start(begin: Callable[[], object] = heed_signals, **settings: object) -> Iterator[subprocess.Popen[str]]:
     """A job that works until it is stopped; `begin` is called in its process first."""
-    code = JOB.format(**{"seconds": 60, "limit": 60, "can_save": False, "saves": True, "is_done": False, **settings})
+    code = JOB.format(**{"seconds": 240, "limit": 240, "can_save": False, "saves": True, "is_done": False, **settings})
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, preexec_fn=begin)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -61,7 +61,7 @@ SIGNALS = [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143), (si
 def test_a_job_ends_with_one_sentence_and_the_signals_code(number: int, name: str, code: int) -> None:
     with start() as job:
         job.send_signal(number)
-        _, error = job.communicate(timeout=30)
+        _, error = job.communicate(timeout=120)
     assert job.returncode == code
     assert error == f"stopped by {name}; the same command goes on with what is not finished.\n"
 
@@ -70,7 +70,7 @@ def test_a_job_ends_with_one_sentence_and_the_signals_code(number: int, name: st
 def test_a_job_that_can_save_does_so_first(number: int, name: str, code: int) -> None:
     with start(can_save=True) as job:
         job.send_signal(number)
-        output, error = job.communicate(timeout=30)
+        output, error = job.communicate(timeout=120)
     assert job.returncode == code and output == "saved\n"
     assert error.endswith(f"stopped at step 7 by {name}.\n") and "Traceback" not in error
 
@@ -85,33 +85,33 @@ def test_only_ctrl_c_cuts_a_save_short() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             job.wait(timeout=0.5)
         job.send_signal(signal.SIGINT)
-        output, error = job.communicate(timeout=30)
+        output, error = job.communicate(timeout=120)
     assert job.returncode == 129 and output == "" and error == "stopped at step 7 by SIGHUP.\n"
 
 
 def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
     with start(can_save=True, saves=False, limit=1) as job:
         job.send_signal(signal.SIGTERM)
-        output, error = job.communicate(timeout=30)
+        output, error = job.communicate(timeout=120)
     assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
 
 
 def test_a_save_that_is_done_ends_the_job_whatever_it_waits_for() -> None:
     with start(can_save=True, saves=False, is_done=True) as job:
         job.send_signal(signal.SIGTERM)
-        output, error = job.communicate(timeout=30)
+        output, error = job.communicate(timeout=120)
     assert job.returncode == 143 and output == "" and error.endswith("stopped at step 7 by SIGTERM.\n")
 
 
 def test_a_signal_that_the_job_was_started_to_ignore_stays_ignored() -> None:
     with start(lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), seconds=1) as job:  # as nohup does
         job.send_signal(signal.SIGHUP)
-        output, error = job.communicate(timeout=30)
+        output, error = job.communicate(timeout=120)
     assert job.returncode == 0 and output == "done\n" and error == ""
 
 
 def test_a_terminal_that_closes_lets_the_job_save() -> None:
-    code = JOB.format(seconds=60, limit=60, can_save=True, saves=True, is_done=False)
+    code = JOB.format(seconds=240, limit=240, can_save=True, saves=True, is_done=False)
     process, terminal = pty.fork()
     if process == 0:
         heed_signals()

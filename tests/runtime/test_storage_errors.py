@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 import ray
 import torch
+from file_limits import limit_files
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -24,24 +22,13 @@ from domext_ray.files import write_text
 SIZE = 10_000
 
 
-@contextmanager
-def limit_files() -> Iterator[None]:
-    """No file of this process may grow beyond some bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_a_job_that_meets_a_full_disk_says_so() -> None:
     code = """
 from domext_ray.runtime.stopping import exit_on_user_error
 with exit_on_user_error(), open("/dev/full", "w") as file:
     file.write("text")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert done.stderr == (
         "error: a file of this job cannot be read or written (No space left on device): free space there, and the "
@@ -52,16 +39,19 @@ with exit_on_user_error(), open("/dev/full", "w") as file:
 def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_text(path, "old")
-    with limit_files(), pytest.raises(RunError, match=r"summary\.json cannot be read or written \(File too large\)"):
+    with (
+        limit_files(SIZE),
+        pytest.raises(RunError, match=r"summary\.json cannot be read or written \(File too large\)"),
+    ):
         write_text(path, "x" * 2 * SIZE)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_errors_of_libraries_are_known(tmp_path: Path) -> None:
-    with limit_files(), pytest.raises(SafetensorError) as tensors:
+    with limit_files(SIZE), pytest.raises(SafetensorError) as tensors:
         save_file({"x": torch.zeros(SIZE)}, tmp_path / "x.safetensors")
     table = pyarrow.table({"x": os.urandom(4 * SIZE).hex().split("0")})
-    with limit_files(), pytest.raises(OSError) as parquet:
+    with limit_files(SIZE), pytest.raises(OSError) as parquet:
         pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     for each in (tensors, parquet):
         assert "(File too large)" in str(find_user_error(each.value))

@@ -197,7 +197,6 @@ def make_stub(config: SweepConfig, name: str, *, tensorboard: bool = False, **se
 
 
 @pytest.mark.usefixtures("local_ray")
-@pytest.mark.usefixtures("local_ray")
 def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(Path(config.corpus).read_text(encoding="utf-8"), encoding="utf-8")
@@ -378,7 +377,7 @@ def start_sweep(config: SweepConfig, path: Path) -> subprocess.Popen[bytes]:
     return start_job([sys.executable, str(REPOSITORY / "jobs" / "sweep.py"), "--config_path", str(path)])
 
 
-def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 240.0) -> None:
+def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, "the job ended before"
@@ -390,8 +389,8 @@ def list_scored(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {each.id: list(each.rungs) for each in read_trials(folder / "trials", 3) if each.rungs}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.jobs
+@pytest.mark.timeout(1800)
 def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfig, tmp_path: Path) -> None:
     """A trial's process dies in its second rung; then the whole job dies; the same command ends with all trials."""
     config = replace(config, run=replace(config.run, name="killed"), search=replace(config.search, scheduler="none"))
@@ -408,7 +407,7 @@ def test_a_killed_sweep_goes_on_and_a_killed_trial_is_retried(config: SweepConfi
     kept = list_scored(folder)
     kill_job(process)
     again = start_sweep(config, tmp_path / "sweep.yaml")
-    assert again.wait(timeout=400) == 0
+    assert again.wait(timeout=900) == 0
     trials = read_json(folder / "summary.json")["trials"]
     assert len(trials) == 6 and all(each["status"] in ("complete", "failed") for each in trials)
     found = list_scored(folder)

@@ -272,7 +272,7 @@ def read_losses(folder: Path) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.jobs
 @pytest.mark.timeout(1800)
 def test_a_killed_study_ends_as_an_undisturbed_one(
     tiny_base_folder: Path,

@@ -179,8 +179,8 @@ def test_the_kernel_refuses_the_write(tmp_path: Path) -> None:
     queue = context.Queue()
     process = context.Process(target=_save_with_little_room, args=(tmp_path, queue))
     process.start()
-    assert "File too large" in queue.get(timeout=60)
-    process.join(timeout=60)
+    assert "File too large" in queue.get(timeout=240)
+    process.join(timeout=240)
     assert list_names(tmp_path) == [previous.name] and find_latest(tmp_path) == previous
 
 
@@ -276,7 +276,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any],
     yield asked, said
     for process, queue in zip(processes, asked, strict=True):
         queue.put(None)
-        process.join(timeout=60)
+        process.join(timeout=240)
 
 
 Agree = Callable[..., dict[int, str | None]]
@@ -296,7 +296,7 @@ def agree(ranks: tuple[list[Any], Any]) -> Agree:
         for queue, folder in zip(asked, folders, strict=True):
             queue.put((folder, chosen, patience))
         meanwhile()
-        return dict(said.get(timeout=120) for _ in asked)
+        return dict(said.get(timeout=240) for _ in asked)
 
     return ask
 

@@ -1,11 +1,14 @@
 """The engine against a bare PyTorch loop: every ZeRO stage, world size and accumulation, resume, options, bad steps.
 
-Real processes with gloo; one launch a world size runs all that is looked at (starting a process takes seconds).
+Real processes with gloo; one launch per world size runs all that is looked at (starting a process takes seconds). ZeRO
+stages 0 and 3 are of the default tier, 1 and 2 are slow.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
+import importlib
 import math
 import os
 from collections.abc import Callable
@@ -43,8 +46,14 @@ CPU = torch.device("cpu")
 VOCAB, LENGTH, ROWS, STEPS, START = 1700, 16, 8, 6, 3
 # The gradient of a key's bias is zero but for rounding; AdamW's usual eps would blow that up to whole steps of noise.
 OPTIM = OptimConfig(lr=5e-3, warmup_steps=2, decay_steps=8, max_grad_norm=0.7, weight_decay=0.1, eps=1e-6)
-STAGES = (0, 1, 2, 3)
+Stages = tuple[int, ...]
+DEFAULT_STAGES, OTHER_STAGES = (0, 3), (0, 1, 2)
+"""ZeRO stages of a launch; stage 0 is what others are compared with."""
+each_stage = pytest.mark.parametrize(
+    "stage", [0, 3, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 Parts = list[MaskedBatch]
+Measure = Callable[[Path, Stages], dict[str, Any]]
 
 
 def build_model(dropout: float = 0.0, method: str = "af") -> DomextForMaskedLM:
@@ -180,10 +189,10 @@ def train(engine: Engine, first: int, last: int, accumulation_steps: int = 1) ->
     ]
 
 
-def measure_losses(_: Path) -> dict[str, Any]:
+def measure_losses(stages: Stages) -> dict[str, Any]:
     """Steps from scratch at every stage, with whole and with smallest micro batches."""
     results: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stages:
         for accumulation_steps in {1, min(4, ROWS // dist.get_world_size())}:
             engine = build_engine(stage, accumulation_steps)
             figures = train(engine, 0, STEPS, accumulation_steps)
@@ -191,20 +200,20 @@ def measure_losses(_: Path) -> dict[str, Any]:
     return results
 
 
-def measure_full(_: Path) -> dict[str, Any]:
+def measure_full(stages: Stages) -> dict[str, Any]:
     """Every parameter trains, the word embeddings that are also the output projection among them."""
     results: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stages:
         engine = build_engine(stage, 2, model=build_model(method="full"))
         figures = train(engine, 0, STEPS, 2)
         results[str(stage)] = figures, engine.gather_state()
     return results
 
 
-def measure_resume(folder: Path) -> dict[str, Any]:
+def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
     """Start at every stage from a state that the bare loop made; continue one's own, with dropout."""
     results: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stages:
         for offload in (False, stage > 0):
             given = torch.load(folder / "state.pt", weights_only=False)
             engine = build_engine(stage, 2, state=given, offload=offload)
@@ -220,11 +229,11 @@ def measure_resume(folder: Path) -> dict[str, Any]:
     return results
 
 
-def measure_bad_steps(_: Path) -> dict[str, Any]:
+def measure_bad_steps(stages: Stages) -> dict[str, Any]:
     """An infinite loss, then a gradient with one infinite element, both on the last rank only; then good steps."""
     results: dict[str, Any] = {}
     is_last = dist.get_rank() == dist.get_world_size() - 1
-    for stage, offload in product(STAGES, (False, True)):
+    for stage, offload in product(stages, (False, True)):
         model = build_model()
         engine = build_engine(stage, 2, model=model, offload=offload and stage > 0)
         train(engine, 0, 2, 2)
@@ -242,10 +251,10 @@ def measure_bad_steps(_: Path) -> dict[str, Any]:
     return results
 
 
-def measure_evaluation(_: Path) -> dict[str, Any]:
+def measure_evaluation(stages: Stages) -> dict[str, Any]:
     """Ranks score different amounts; the last one has nothing, as a filler."""
     results: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stages:
         engine = build_engine(stage, dropout=0.5)
         train(engine, 0, 1)
         rows = draw_rows(99)
@@ -255,12 +264,12 @@ def measure_evaluation(_: Path) -> dict[str, Any]:
     return results
 
 
-def measure_options(_: Path) -> dict[str, Any]:
+def measure_options(stages: Stages) -> dict[str, Any]:
     """bf16, a base stored in bf16, offload, recomputed activations, no clipping; the frozen tensors afterwards."""
     import deepspeed
 
     results: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stages:
         for name in ("bf16", "stored", "offload", "recomputed", "unclipped"):
             model, optim = build_model(), OPTIM
             if name == "stored":
@@ -285,12 +294,12 @@ def measure_options(_: Path) -> dict[str, Any]:
     return results
 
 
-def measure_compiled(_: Path) -> dict[str, Any]:
+def measure_compiled(_: Path, stages: Stages) -> dict[str, Any]:
     """Compiled steps and evaluations of many sizes, the number of masked tokens changing each time."""
     from torch._dynamo.utils import counters
 
     results: dict[str, Any] = {}
-    for stage in (0, 1, 2):
+    for stage in stages:
         torch._dynamo.reset()
         counters.clear()
         engine = build_engine(stage, 2, compile=True)
@@ -303,59 +312,74 @@ def measure_compiled(_: Path) -> dict[str, Any]:
     return results
 
 
-def measure_one(folder: Path) -> dict[str, Any]:
-    return {"losses": measure_losses(folder), "resume": measure_resume(folder), "bad": measure_bad_steps(folder)}
-
-
-def measure_two(folder: Path) -> dict[str, Any]:
+def measure_one(folder: Path, stages: Stages) -> dict[str, Any]:
     return {
-        **measure_one(folder),
-        "full": measure_full(folder),
-        "evaluation": measure_evaluation(folder),
-        "options": measure_options(folder),
+        "losses": measure_losses(stages),
+        "resume": measure_resume(folder, stages),
+        "bad": measure_bad_steps(stages),
     }
 
 
-def _work(rank: int, world_size: int, measure: Callable[[Path], dict[str, Any]], folder: Path) -> None:
+def measure_two(folder: Path, stages: Stages) -> dict[str, Any]:
+    return {
+        **measure_one(folder, stages),
+        "full": measure_full(stages),
+        "evaluation": measure_evaluation(stages),
+        "options": measure_options(stages),
+    }
+
+
+def measure_four(_: Path, stages: Stages) -> dict[str, Any]:
+    return {"losses": measure_losses(stages)}
+
+
+def _work(rank: int, world_size: int, measure: Measure, folder: Path, stages: Stages) -> None:
     torch.set_num_threads(1)
-    output, extensions = folder / f"output-{world_size}-{rank}", folder / f"extensions-{world_size}-{rank}"
+    output, extensions = folder / f"output-{rank}", folder / f"extensions-{rank}"
     os.environ |= {"LOCAL_RANK": str(rank), "TORCH_EXTENSIONS_DIR": str(extensions)}
     os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY), 1)
-    store = f"file://{folder / f'store-{world_size}'}"
+    store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
-    results = measure(folder)
+    # DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out.
+    importlib.import_module("deepspeed")
+    gc.freeze()
+    results = measure(folder, stages)
     results |= {"extensions": extensions.exists(), "output": output.read_text()}
-    torch.save(results, folder / f"results-{world_size}-{rank}.pt")
+    torch.save(results, folder / f"results-{rank}.pt")
     dist.destroy_process_group()
 
 
-def launch(world_size: int, measure: Callable[[Path], dict[str, Any]], folder: Path) -> list[Any]:
+def launch(world_size: int, measure: Measure, folder: Path, stages: Stages) -> list[Any]:
     """Run `measure` on every rank of a new process group; return the ranks' results."""
-    torch.multiprocessing.spawn(_work, (world_size, measure, folder), nprocs=world_size)
-    return [torch.load(folder / f"results-{world_size}-{rank}.pt", weights_only=False) for rank in range(world_size)]
+    torch.multiprocessing.spawn(_work, (world_size, measure, folder, stages), nprocs=world_size)
+    return [torch.load(folder / f"results-{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def launch_with_state(
-    world_size: int, measure: Callable[[Path], dict[str, Any]], bare: Any, folders: pytest.TempPathFactory
-) -> list[Any]:
-    folder = folders.mktemp("engine")
-    torch.save(bare[2][START - 1], folder / "state.pt")
-    return launch(world_size, measure, folder)
+def make_launch(world_size: int, stages: Stages) -> Any:
+    """A fixture: what the ranks of a world gave that ran some stages."""
+
+    @pytest.fixture(scope="module")
+    def ranks_of_launch(bare: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+        folder = tmp_path_factory.mktemp("engine")
+        torch.save(bare[2][START - 1], folder / "state.pt")
+        return launch(world_size, measure_one if world_size == 1 else measure_two, folder, stages)
+
+    return ranks_of_launch
 
 
-@pytest.fixture(scope="module")
-def one_rank(bare: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return launch_with_state(1, measure_one, bare, tmp_path_factory)
+launch_1_default, launch_2_default = make_launch(1, DEFAULT_STAGES), make_launch(2, DEFAULT_STAGES)
+launch_1_slow, launch_2_slow = make_launch(1, OTHER_STAGES), make_launch(2, OTHER_STAGES)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(bare: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return launch_with_state(2, measure_two, bare, tmp_path_factory)
+@pytest.fixture(params=[1, 2], ids=["one_rank", "two_ranks"])
+def ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
+    tier = "default" if stage in DEFAULT_STAGES else "slow"
+    return request.getfixturevalue(f"launch_{request.param}_{tier}")
 
 
-@pytest.fixture(params=["one_rank", "two_ranks"])
-def ranks(request: pytest.FixtureRequest) -> list[Any]:
-    return request.getfixturevalue(request.param)
+@pytest.fixture
+def two_ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
+    return request.getfixturevalue(f"launch_2_{'default' if stage in DEFAULT_STAGES else 'slow'}")
 
 
 # --- what is asserted -----------------------------------------------------------------------------------------------
@@ -389,20 +413,21 @@ def check_steps(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_steps_equal_the_bare_loop(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int) -> None:
     check_steps(ranks, bare, stage, accumulation_steps)
 
 
 @pytest.mark.slow
 def test_four_workers_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
-    ranks = [{"losses": result} for result in launch(4, measure_losses, tmp_path)]
-    for stage in STAGES:
+    stages = (0, 1, 2, 3)
+    ranks = launch(4, measure_four, tmp_path, stages)
+    for stage in stages:
         for accumulation_steps in (1, 2):
             check_steps(ranks, bare, stage, accumulation_steps)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_full_training_equals_the_bare_loop(two_ranks: list[Any], stage: int) -> None:
     losses, norms, states = train_bare("full")
     figures, state = two_ranks[0]["full"][str(stage)]
@@ -412,7 +437,7 @@ def test_full_training_equals_the_bare_loop(two_ranks: list[Any], stage: int) ->
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_state_of_another_topology_goes_on(ranks: list[Any], bare: Any, stage: int, offload: bool) -> None:
     losses, _, states = bare
     loaded, figures, state = ranks[0]["resume"][f"given/{stage}/{offload and stage > 0}"]
@@ -421,7 +446,7 @@ def test_state_of_another_topology_goes_on(ranks: list[Any], bare: Any, stage: i
     assert measure_distance(state, states[-1]) < 5e-5
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
     (going_on, expected), (again, found) = ranks[0]["resume"][f"own/{stage}"]
     assert again == going_on
@@ -429,7 +454,7 @@ def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_a_bad_step_on_one_rank_changes_nothing(ranks: list[Any], bare: Any, stage: int, offload: bool) -> None:
     for result in ranks:
         bad, _, _, going_on = result["bad"][f"{stage}/{offload}"]
@@ -441,7 +466,7 @@ def test_a_bad_step_on_one_rank_changes_nothing(ranks: list[Any], bare: Any, sta
     assert after.num_updates == 2 and measure_distance(before, after) == 0.0
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_uneven_evaluation(two_ranks: list[Any], stage: int) -> None:
     state = two_ranks[0]["evaluation"][str(stage)][1]
     model = build_model()
@@ -460,7 +485,7 @@ def test_uneven_evaluation(two_ranks: list[Any], stage: int) -> None:
                 assert (loss_sum, correct, count) == (0.0, 0, 0)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_options(two_ranks: list[Any], bare: Any, stage: int) -> None:
     options = two_ranks[0]["options"]
     names = ("bf16", "stored", "offload", "recomputed")
@@ -485,13 +510,15 @@ def test_options(two_ranks: list[Any], bare: Any, stage: int) -> None:
 
 @pytest.mark.slow
 def test_compiled_steps_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
-    results = launch(1, measure_compiled, tmp_path)[0]
-    for stage in (0, 1, 2):
+    stages = (0, 1, 2)
+    results = launch(1, measure_compiled, tmp_path, stages)[0]
+    for stage in stages:
         figures, num_graphs = results[str(stage)]
         assert [each.loss for each in figures] == pytest.approx(bare[0], abs=1e-4)
         assert num_graphs == 3  # training, evaluation, evaluation of a single row
 
 
+@pytest.mark.parametrize("stage", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_nothing_was_compiled_or_printed(ranks: list[Any]) -> None:
     for result in ranks:
         assert not result["extensions"]

@@ -9,7 +9,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_engine import LENGTH, OPTIM, ROWS, STAGES, START, STEPS, VOCAB, build_engine, draw_rows, join, launch
+from test_engine import (
+    DEFAULT_STAGES,
+    LENGTH,
+    OPTIM,
+    OTHER_STAGES,
+    ROWS,
+    START,
+    STEPS,
+    VOCAB,
+    Stages,
+    build_engine,
+    draw_rows,
+    each_stage,
+    join,
+    launch,
+)
 from torch import nn
 
 from domext_ray.config.method import MethodConfig
@@ -20,6 +35,7 @@ from domext_ray.model.graft import trainable_names
 from domext_ray.training.engine import Engine, StepFigures
 from domext_ray.training.objective import MaskedBatch
 
+pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 LONG_FROM = 4
 """From this step on a step has twice as many micro batches, as in the phase of long rows."""
 
@@ -112,10 +128,10 @@ def train(engine: Engine, first: int, last: int, accumulation_steps: int) -> lis
     return figures
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(_: Path, stages: Stages) -> dict[str, Any]:
     """Stage one and stage two at every ZeRO stage, and a resumed run."""
     results: dict[str, Any] = {}
-    for stage in STAGES:
+    for stage in stages:
         for trains in ("extensions", "all"):
             engine = build_engine(stage, 2, model=build_model(trains))
             figures = train(engine, 0, START, 2)
@@ -128,13 +144,27 @@ def measure(folder: Path) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return launch(request.param, measure, tmp_path_factory.mktemp("pairs"))
+def make_launch(world_size: int, stages: Stages) -> Any:
+    """A fixture: what the ranks of a world gave that ran some stages."""
+
+    @pytest.fixture(scope="module")
+    def ranks_of_launch(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+        return launch(world_size, measure, tmp_path_factory.mktemp("pairs"), stages)
+
+    return ranks_of_launch
+
+
+launch_1_default, launch_2_default = make_launch(1, DEFAULT_STAGES), make_launch(2, DEFAULT_STAGES)
+launch_1_slow, launch_2_slow = make_launch(1, OTHER_STAGES), make_launch(2, OTHER_STAGES)
+
+
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 2])
+def ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
+    return request.getfixturevalue(f"launch_{request.param}_{'default' if stage in DEFAULT_STAGES else 'slow'}")
 
 
 @pytest.mark.parametrize("trains", ["extensions", "all"])
-@pytest.mark.parametrize("stage", STAGES)
+@each_stage
 def test_both_losses_equal_the_bare_loop(ranks: list[Any], stage: int, trains: str) -> None:
     assert OPTIM.max_grad_norm == 0.7
     losses, tensors = train_bare(trains)

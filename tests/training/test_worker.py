@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from conftest import write_corpus
+from file_limits import limit_files
 from safetensors.torch import load_file
 
 from domext_ray.config.method import MethodConfig
@@ -149,13 +149,9 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
 def test_a_file_that_cannot_grow_is_one_sentence(start: Start, tmp_path: Path) -> None:
     worker = start()
     worker.run(2)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size + 100, limits[1]))
-    try:
-        with pytest.raises(RunError, match=r"metrics\.jsonl cannot be .* \(File too large\): lift the limit"):
-            worker.run()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    says = r"metrics\.jsonl cannot be .* \(File too large\): lift the limit"
+    with pytest.raises(RunError, match=says), limit_files((tmp_path / "metrics.jsonl").stat().st_size + 100):
+        worker.run()
 
 
 def test_a_damaged_record_of_steps_is_no_obstacle(start: Start, tmp_path: Path) -> None:

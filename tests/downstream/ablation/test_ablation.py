@@ -414,7 +414,7 @@ def test_a_sweep_becomes_table_and_picture(size_config: AblateConfig, tmp_path: 
     assert (tmp_path / "sigma.png").stat().st_size > 5000 and (tmp_path / "sigma.md").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.jobs
 def test_a_sweep_goes_on_where_it_stopped(
     size_config: AblateConfig, local_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from job_calls import call_job
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
@@ -319,12 +317,10 @@ def test_the_job_ends_a_mistake_with_code_2(tmp_path: Path, ner: Path) -> None:
     lines = (broken / "devel.tsv").read_text(encoding="utf-8").split("\n")
     lines[4] = "word\tX-Drug"
     (broken / "devel.tsv").write_text("\n".join(lines), encoding="utf-8")
-    command = [sys.executable, str(REPOSITORY / "jobs" / "finetune.py"), "--run.dir", str(tmp_path / "runs")]
     for flags, message in (
         (["--task", "ner", "--data", str(broken)], "devel.tsv:5"),
         (["--task", "ner", "--data", str(ner), "--grid.lr", "fast"], "--grid.lr is 'fast'"),
     ):
-        done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert message in done.stderr and "Traceback" not in done.stderr
+        code, _, err = call_job("finetune", "--run.dir", str(tmp_path / "runs"), *flags)
+        assert code == 2 and message in err and "Traceback" not in err, err
     assert not (tmp_path / "runs").exists()
