@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib
 import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,6 +160,12 @@ def bare() -> tuple[list[float], list[float], list[TrainState]]:
 # --- what runs in the workers ---------------------------------------------------------------------------------------
 
 
+@cache
+def _leave_imports_out() -> None:
+    """DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out."""
+    gc.freeze()
+
+
 def build_engine(
     stage: int = 0,
     accumulation_steps: int = 1,
@@ -169,7 +175,7 @@ def build_engine(
     optim: OptimConfig = OPTIM,
     **options: Any,
 ) -> Engine:
-    return Engine(
+    engine = Engine(
         build_model(dropout) if model is None else model,
         engine=EngineConfig(zero_stage=stage, **({"precision": "fp32"} | options)),
         optim=optim,
@@ -180,6 +186,8 @@ def build_engine(
         device=CPU,
         state=state,
     )
+    _leave_imports_out()
+    return engine
 
 
 def train(engine: Engine, first: int, last: int, accumulation_steps: int = 1) -> list[StepFigures]:
@@ -340,9 +348,6 @@ def _work(rank: int, world_size: int, measure: Measure, folder: Path, stages: St
     os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY), 1)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
-    # DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out.
-    importlib.import_module("deepspeed")
-    gc.freeze()
     results = measure(folder, stages)
     results |= {"extensions": extensions.exists(), "output": output.read_text()}
     torch.save(results, folder / f"results-{rank}.pt")
