@@ -332,8 +332,8 @@ def test_a_fine_tuned_run_of_several_models_names_them(tmp_path: Path) -> None:
         domext_ray.load(run)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.jobs
+@pytest.mark.timeout(1800)
 def test_from_text_to_a_fine_tuned_model(local_ray: None, text: Path, tiny_base_folder: Path, tmp_path: Path) -> None:
     """Ctrl-C stops a run and leaves the program alone; the same call goes on; its model is fine-tuned and loaded."""
     shape = {"train.seq_length": 32, "train.global_batch_size": 8, "train.eval_rows": 40, "engine.precision": "fp32"}
