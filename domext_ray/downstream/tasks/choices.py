@@ -13,12 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import keep_note, measure_room
-from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.pieces import measure_room
+from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import encode_texts, read_template
-from domext_ray.labelled.examples import AnyExample, Choice, LabelledSet
+from domext_ray.labelled.examples import AnyExample, Choice
 from domext_ray.labelled.metrics.metrics import Score, score_classes
 
 
@@ -26,26 +25,10 @@ class ChoiceTask(Task):
     """The right one of several continuations. A prediction is its place, from 0.
 
     A choice that is too long is cut at its end, the longer one of context and continuation first; `notes` counts these.
-
-    Args:
-        data: the set.
-        tokenizer: the model's tokenizer (fast).
-        options: how examples become rows.
-        metric: path of the figure that dev chooses by; empty: "accuracy".
-
-    Raises:
-        ConfigError: there is no figure `metric`.
     """
 
     head = "DomextForMultipleChoice"
     metric = "accuracy"
-
-    def __init__(
-        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
-    ) -> None:
-        super().__init__(data, tokenizer, options)
-        self.metric = metric or self.metric
-        self.check_metric()
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -77,12 +60,8 @@ class ChoiceTask(Task):
             ids = self._pad([ids for ids, _ in segments], self.tokenizer.pad_token_id or 0)
             types = None if template.types is None else self._pad([cast(np.ndarray, each) for _, each in segments], 0)
             rows.append(Row(i, ids, types, {"labels": np.array(example.answer, dtype=np.int64)}))
-        if cut:
-            keep_note(
-                self.notes,
-                f"every choice of more than {self.options.max_length} tokens is cut, the longer one of context and "
-                f"continuation first: {len(cut):,} of {len(choices):,} examples, the first at {cut[0]}.",
-            )
+        what = f"examples have more than {self.options.max_length} tokens: the longer one of context and continuation"
+        self.note_cases(cut, len(choices), f"{what} is cut first")
         return rows
 
     @staticmethod

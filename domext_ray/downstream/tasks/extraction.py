@@ -17,11 +17,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import keep_note
 from domext_ray.downstream.tasks.relations import RelationTask
 from domext_ray.downstream.tasks.spans import SpanPrediction, SpanTask
 from domext_ray.downstream.tasks.stages import Predict, StagedTask, choose_metric
-from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.task import Task, TaskOptions, keep_note
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
 from domext_ray.labelled.metrics.metrics import Score, score_triples

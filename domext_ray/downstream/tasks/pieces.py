@@ -82,9 +82,3 @@ def measure_room(max_length: int, num_special: int, least: int) -> int:
             f"{num_special + least} at least."
         )
     return max_length - num_special
-
-
-def keep_note(notes: list[str], note: str) -> None:
-    """Add a sentence to a task's notes unless it is there: a split may be encoded more than once."""
-    if note not in notes:
-        notes.append(note)

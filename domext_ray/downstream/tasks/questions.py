@@ -16,10 +16,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import keep_note, measure_room
-from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.pieces import measure_room
+from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import (
     RowTemplate,
     TextPieces,
@@ -30,7 +29,7 @@ from domext_ray.downstream.tasks.windows import (
     plan_windows,
     read_template,
 )
-from domext_ray.labelled.examples import AnyExample, LabelledSet, Question
+from domext_ray.labelled.examples import AnyExample, Question
 from domext_ray.labelled.metrics.answer_metrics import score_answer
 from domext_ray.labelled.metrics.metrics import Score, score_answers
 
@@ -81,42 +80,20 @@ class QuestionTask(Task):
 
     Questions are cut to 64 tokens, in short rows to two thirds of the row. A window of the context that does not hold
     the whole answer has [CLS] as its target; in training one window at least holds it. Answers are found up to
-    `max_answer_length` tokens.
-
-    Args:
-        data: the set; questions without an answer in train or dev allow "none".
-        tokenizer: the model's tokenizer (fast).
-        options: how examples become rows; `stride` is what windows share.
-        metric: path of the figure that dev chooses by; empty: "f1".
-        cjk: score as CMRC 2018 does; None: if most letters of the training contexts are Chinese.
-        max_answer_length: tokens; None: 30, or 60 in a Chinese set.
-
-    Raises:
-        ConfigError: there is no figure `metric`.
+    `max_answer_length` tokens: 30, or 60 in a Chinese set, where most letters of the training contexts are Chinese and
+    answers are scored as CMRC 2018 does. Questions without an answer in train or dev allow "none".
     """
 
     has_token_outputs = True
     head = "DomextForQuestionAnswering"
     metric = "f1"
 
-    def __init__(
-        self,
-        data: LabelledSet,
-        tokenizer: PreTrainedTokenizerBase,
-        options: TaskOptions,
-        *,
-        metric: str = "",
-        cjk: bool | None = None,
-        max_answer_length: int | None = None,
-    ) -> None:
-        super().__init__(data, tokenizer, options)
-        self.metric = metric or self.metric
-        self.cjk = is_chinese(cast("Sequence[Question]", data.train)) if cjk is None else cjk
-        longest = MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
-        self.max_answer_length = longest if max_answer_length is None else max_answer_length
-        self.has_null = any(not cast(Question, each).answers for each in (*data.train, *data.dev))
+    def prepare(self) -> None:
+        """Find out whether the set is Chinese, and whether a question may have no answer."""
+        self.cjk = is_chinese(cast("Sequence[Question]", self.data.train))
+        self.max_answer_length = MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
+        self.has_null = any(not cast(Question, each).answers for each in (*self.data.train, *self.data.dev))
         self.tau = 0.0
-        self.check_metric()
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -153,7 +130,7 @@ class QuestionTask(Task):
                 counts.setdefault(what, []).append(example.source)
             rows += self._make_rows(i, question.ids[:longest], context, answer, template, size)
         for what, sources in counts.items():
-            keep_note(self.notes, f"{len(sources):,} of {len(questions):,} {what}; the first is at {sources[0]}.")
+            self.note_cases(sources, len(questions), what)
         return rows
 
     def _make_rows(

@@ -19,11 +19,11 @@ import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import keep_note, make_backend, measure_room
-from domext_ray.downstream.tasks.task import Row, TaskOptions
+from domext_ray.downstream.tasks.pieces import make_backend, measure_room
+from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.texts import SingleLabelTask
 from domext_ray.errors import ConfigError
-from domext_ray.labelled.examples import AnyExample, LabelledSet, MarkedText
+from domext_ray.labelled.examples import AnyExample, MarkedText
 
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
 """Characters to mark stretches with, the first two that the vocabulary has."""
@@ -42,18 +42,11 @@ class RelationTask(SingleLabelTask):
     head = "DomextForRelationClassification"
     metric = "f1.micro"
 
-    def __init__(
-        self,
-        data: LabelledSet,
-        tokenizer: PreTrainedTokenizerBase,
-        options: TaskOptions,
-        *,
-        metric: str = "",
-        positive: str | None = None,
-    ) -> None:
-        super().__init__(data, tokenizer, options, metric=metric, positive=positive)
-        self._room = measure_room(options.max_length, num_special=2, least=4)
-        self.marks = find_marks(tokenizer)
+    def prepare(self) -> None:
+        """Choose the marks."""
+        super().prepare()
+        self._room = measure_room(self.options.max_length, num_special=2, least=4)
+        self.marks = find_marks(self.tokenizer)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
@@ -72,20 +65,11 @@ class RelationTask(SingleLabelTask):
             opening = 1 + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
             targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
             rows.append(Row(i, row_ids, targets=targets))
-        self._note_cuts(num_cut, len(texts))
+        what = f"texts have more than {self.options.max_length} tokens and are cut around their marked stretches"
+        self.note_cases(num_cut[_OUTSIDE], len(texts), what)
+        what = "texts have marked stretches farther apart than a row and are cut between them as well"
+        self.note_cases(num_cut[_BETWEEN], len(texts), what)
         return rows
-
-    def _note_cuts(self, sources: dict[int, list[str]], num_texts: int) -> None:
-        for kind, what in (
-            (_OUTSIDE, "is cut around its marked stretches"),
-            (_BETWEEN, "whose marked stretches are farther apart than a row is cut between them as well"),
-        ):
-            if sources[kind]:
-                keep_note(
-                    self.notes,
-                    f"every text of more than {self.options.max_length} tokens {what}: {len(sources[kind])} of "
-                    f"{num_texts}, the first at {sources[kind][0]}.",
-                )
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.tasks.pieces import keep_note, measure_room
-from domext_ray.downstream.tasks.task import Row, Task, TaskBatch, TaskOptions
+from domext_ray.downstream.tasks.pieces import measure_room
+from domext_ray.downstream.tasks.task import Row, Task, TaskBatch
 from domext_ray.downstream.tasks.windows import (
     TextPieces,
     Window,
@@ -30,7 +29,7 @@ from domext_ray.downstream.tasks.windows import (
     read_template,
 )
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet
+from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity
 from domext_ray.labelled.metrics.metrics import Score, score_entities
 from domext_ray.model.domext.heads_domext import compute_zlpr
 
@@ -62,28 +61,15 @@ class SpanTask(Task):
 
     An entity whose ends are no ends of tokens cannot be predicted; it stays among the gold entities, and `notes` counts
     it. In training every entity that fits into a window is whole in one.
-
-    Args:
-        data: the set; its labels are the entity types.
-        tokenizer: the model's tokenizer (fast).
-        options: how texts become rows.
-        metric: path of the figure that dev chooses by; empty: "entity_f1.micro".
-
-    Raises:
-        ConfigError: there is no figure `metric`.
     """
 
     head = "DomextForSpanClassification"
     metric = "entity_f1.micro"
 
-    def __init__(
-        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
-    ) -> None:
-        super().__init__(data, tokenizer, options)
-        self.metric = metric or self.metric
+    def prepare(self) -> None:
+        """Number the types."""
         self.threshold = 0.0
-        self._type_ids = {label: i for i, label in enumerate(data.labels)}
-        self.check_metric()
+        self._type_ids = {label: i for i, label in enumerate(self.data.labels)}
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -118,15 +104,9 @@ class SpanTask(Task):
                 own = [[kind, span[0] + shift, span[1] - 1 + shift] for kind, span in spans if holds(window, span)]
                 rows.append(Row(i, ids, types, {"spans": np.array(own, dtype=np.int64).reshape(-1, 3)}, part))
         num_entities = sum(len(each.entities) for each in texts)
-        self._note(unaligned, num_entities, "begin or end inside a token and cannot be found")
-        self._note(cut, num_entities, "are whole in no window; a larger stride or max_length helps")
+        self.note_cases(unaligned, num_entities, "entities begin or end inside a token and cannot be found")
+        self.note_cases(cut, num_entities, "entities are whole in no window; a larger stride or max_length helps")
         return rows
-
-    def _note(self, sources: Sequence[str], num_entities: int, what: str) -> None:
-        if sources:
-            keep_note(
-                self.notes, f"{len(sources):,} of {num_entities:,} entities {what}; the first is at {sources[0]}."
-            )
 
     def _align(
         self, example: AnnotatedText, pieces: TextPieces, unaligned: list[str], is_training: bool

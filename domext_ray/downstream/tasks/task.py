@@ -87,6 +87,10 @@ class Task(ABC):
         data: the set.
         tokenizer: the model's tokenizer (fast).
         options: how examples become rows.
+        metric: path of the figure that dev chooses by; empty: the family's.
+
+    Raises:
+        ConfigError: there is no figure `metric`, or a rule of the family's is broken.
     """
 
     head: str
@@ -98,9 +102,22 @@ class Task(ABC):
     target_pads: dict[str, float] = {}
     """Filler of each target whose first dimension is the row's length; other targets are stacked as they are."""
 
-    def __init__(self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions) -> None:
+    def __init__(
+        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
+    ) -> None:
         self.data, self.tokenizer, self.options = data, tokenizer, options
+        self.metric = metric or self.metric
         self.notes: list[str] = []
+        self.prepare()
+        examples = (data.dev or data.train)[:1]
+        figures = flatten(self.score(examples, self.predict_majority(examples)).values)
+        if self.metric not in figures:
+            raise ConfigError(
+                f"the metric of {data.name} is {self.metric!r}; its figures are {', '.join(sorted(figures))}."
+            )
+
+    def prepare(self) -> None:  # noqa: B027
+        """Make what the family needs beside the constructor's arguments. Default: nothing."""
 
     @property
     @abstractmethod
@@ -163,14 +180,16 @@ class Task(ABC):
     def predict_majority(self, examples: Sequence[AnyExample]) -> list[Any]:
         """Return the predictions of the trivial baseline (most frequent label of `data.train`, best constant, ...)."""
 
-    def check_metric(self) -> None:
-        """Raise ConfigError if `score` gives no figure of the path `metric`; for the end of a constructor."""
-        examples = (self.data.dev or self.data.train)[:1]
-        figures = flatten(self.score(examples, self.predict_majority(examples)).values)
-        if self.metric not in figures:
-            raise ConfigError(
-                f"the metric of {self.data.name} is {self.metric!r}; its figures are {', '.join(sorted(figures))}."
-            )
+    def note_cases(self, sources: Sequence[str], total: int, what: str) -> None:
+        """Keep in `notes` how many of all cases are odd, and the first; nothing if none is.
+
+        Args:
+            sources: FILE:LINE of the odd ones.
+            total: all cases.
+            what: "texts have ...", as it follows the numbers in a sentence.
+        """
+        if sources:
+            keep_note(self.notes, f"{len(sources):,} of {total:,} {what}; the first is at {sources[0]}.")
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return what the mean loss of a batch divides by; default: its rows."""
@@ -202,6 +221,12 @@ class Task(ABC):
             else:
                 targets[name] = stacked
         return TaskBatch(inputs, targets, self.count_targets(targets, len(rows)))
+
+
+def keep_note(notes: list[str], note: str) -> None:
+    """Add a sentence to a task's notes unless it is there: a split may be encoded more than once."""
+    if note not in notes:
+        notes.append(note)
 
 
 def _stack(values: Sequence[np.ndarray], length: int, pad: float, *, axis: int) -> Tensor:

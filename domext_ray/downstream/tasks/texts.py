@@ -16,12 +16,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import keep_note, make_backend, measure_room
-from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.pieces import make_backend, measure_room
+from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, MarkedText
+from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText
 from domext_ray.labelled.metrics.metrics import Score, score_classes, score_values
 
 NO_CLASS = -100
@@ -34,37 +33,18 @@ USUAL_VALUES = (0.1, 10.0)
 class SingleLabelTask(Task):
     """What tasks with one class an example have in common.
 
-    A label of dev or test that is none of the set's has no part in the loss, and no prediction of it is right.
-
-    Args:
-        data: the set; its labels are the classes, and its negative label, where it has one, is no part of micro and
-            macro averages.
-        tokenizer: the model's tokenizer (fast).
-        options: how examples become rows.
-        metric: path of the figure that dev chooses by; empty: the family's own.
-        positive: the class whose F1 is "f1.positive"; None: the set's positive label, or the second of two.
-
-    Raises:
-        ConfigError: `positive` is no label, or there is no figure `metric`.
+    The set's negative label, where it has one, is no part of micro and macro averages; "f1.positive" is the F1 of its
+    positive label, or of the second of two. A label of dev or test that is none of the set's has no part in the loss,
+    and no prediction of it is right.
     """
 
-    def __init__(
-        self,
-        data: LabelledSet,
-        tokenizer: PreTrainedTokenizerBase,
-        options: TaskOptions,
-        *,
-        metric: str = "",
-        positive: str | None = None,
-    ) -> None:
-        super().__init__(data, tokenizer, options)
-        positive = positive or data.positive_label
-        if positive is not None and positive not in data.labels:
-            raise ConfigError(f"the positive class is {positive!r}; {data.name} has {', '.join(data.labels)}.")
-        self.positive = data.labels[1] if positive is None and len(data.labels) == 2 else positive
-        self.metric = metric or self.metric
-        self._label_ids = {label: i for i, label in enumerate(data.labels)}
-        self.check_metric()
+    def prepare(self) -> None:
+        """Number the classes, and choose the positive one."""
+        labels, positive = self.data.labels, self.data.positive_label
+        if positive is not None and positive not in labels:
+            raise ConfigError(f"the positive class is {positive!r}; {self.data.name} has {', '.join(labels)}.")
+        self.positive = labels[1] if positive is None and len(labels) == 2 else positive
+        self._label_ids = {label: i for i, label in enumerate(labels)}
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -142,12 +122,8 @@ class _TextRows(Task):
             ids = np.array(encoding.ids, dtype=np.int64)
             rows.append(Row(i, ids, types, self.make_targets(each, is_training)))
         overlong = [each.source for each, encoding in zip(texts, encodings, strict=True) if encoding.overflowing]
-        if overlong:
-            keep_note(
-                self.notes,
-                f"every text of more than {self.options.max_length} tokens is cut, of a pair the longer one first: "
-                f"{len(overlong)} of {len(texts)}, the first at {overlong[0]}.",
-            )
+        what = f"texts have more than {self.options.max_length} tokens and are cut, of a pair the longer one first"
+        self.note_cases(overlong, len(texts), what)
         return rows
 
     @abstractmethod
@@ -168,33 +144,20 @@ class RegressionTask(_TextRows):
     The model predicts in the set's own unit and is trained on it, as in transformers, so that an export needs no other
     knowledge. The loss is the squared error over the variance of the training values: 1 for the best constant, whatever
     the unit. A head starts near 0 and learns values like 1000 slowly; `notes` says so.
-
-    Args:
-        data: the set.
-        tokenizer: the model's tokenizer (fast).
-        options: how examples become rows.
-        metric: path of the figure that dev chooses by; empty: "spearman".
-
-    Raises:
-        ConfigError: there is no figure `metric`.
     """
 
     head = "DomextForSequenceClassification"
     metric = "spearman"
 
-    def __init__(
-        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
-    ) -> None:
-        super().__init__(data, tokenizer, options)
-        values = np.array([cast(LabelledText, each).value for each in data.train], dtype=np.float64)
+    def prepare(self) -> None:
+        """Measure the training values."""
+        values = np.array([cast(LabelledText, each).value for each in self.data.train], dtype=np.float64)
         self.mean, self.std = float(values.mean()), float(values.std()) or 1.0
         if max(abs(self.mean), self.std) > USUAL_VALUES[1] or self.std < USUAL_VALUES[0]:
             self.notes.append(
-                f"the values of {data.name} have mean {self.mean:.3g} and standard deviation {self.std:.3g}, and a "
-                "head starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
+                f"the values of {self.data.name} have mean {self.mean:.3g} and standard deviation {self.std:.3g}, and "
+                "a head starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
             )
-        self.metric = metric or self.metric
-        self.check_metric()
 
     @property
     def head_labels(self) -> tuple[str, ...]:

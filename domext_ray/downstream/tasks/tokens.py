@@ -16,12 +16,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import WordPieces, encode_words, keep_note, measure_room
-from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
+from domext_ray.downstream.tasks.pieces import WordPieces, encode_words, measure_room
+from domext_ray.downstream.tasks.task import Row, Task, keep_note
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import AnyExample, LabelledSet, TaggedSentence
+from domext_ray.labelled.examples import AnyExample, TaggedSentence
 from domext_ray.labelled.metrics.metrics import Score, score_tags
 
 NO_TAG = -100
@@ -47,15 +46,6 @@ class TokenClassificationTask(Task):
     A prediction is a tuple of tags, one a word, that is valid IOB2: of all valid sequences the one with the highest sum
     of logits, found by dynamic programming over the transitions that IOB2 allows. Nothing about transitions is learned
     (this is no CRF). A word that the tokenizer drops, such as a control character, is outside of entities.
-
-    Args:
-        data: the set; its labels are the entities' types.
-        tokenizer: the model's tokenizer (fast).
-        options: how sentences become rows.
-        metric: path of the figure that dev chooses by; empty: "entity_f1.micro".
-
-    Raises:
-        ConfigError: a row has no room for a piece, or there is no figure `metric`.
     """
 
     has_token_outputs = True
@@ -63,15 +53,11 @@ class TokenClassificationTask(Task):
     metric = "entity_f1.micro"
     target_pads = {"labels": NO_TAG}
 
-    def __init__(
-        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
-    ) -> None:
-        super().__init__(data, tokenizer, options)
-        self._tags = ("O", *(f"{prefix}-{label}" for label in data.labels for prefix in "BI"))
+    def prepare(self) -> None:
+        """Number the tags."""
+        self._tags = ("O", *(f"{prefix}-{label}" for label in self.data.labels for prefix in "BI"))
         self._tag_ids = {tag: i for i, tag in enumerate(self._tags)}
-        self._room = measure_room(options.max_length, num_special=2, least=1)
-        self.metric = metric or self.metric
-        self.check_metric()
+        self._room = measure_room(self.options.max_length, num_special=2, least=1)
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -97,14 +83,11 @@ class TokenClassificationTask(Task):
 
     def _note_oddities(self, sentences: Sequence[TaggedSentence], encoded: Sequence[WordPieces]) -> None:
         """Count the words that have no piece, and those whose pieces alone overflow a row."""
-        for is_odd, what in (
-            (lambda sizes: sizes == 0, "that the tokenizer drops is taken as O"),
-            (lambda sizes: sizes > self._room, f"of more than {self._room} pieces is read by its first ones"),
-        ):
-            counts = [int(is_odd(each.sizes).sum()) for each in encoded]
-            if any(counts):
-                source = next(each.source for each, count in zip(sentences, counts, strict=True) if count)
-                keep_note(self.notes, f"every word {what}: {sum(counts)}, the first at {source}.")
+        sizes = np.concatenate([each.sizes for each in encoded]) if encoded else np.zeros(0)
+        sources = np.repeat([each.source for each in sentences], [len(each.words) for each in sentences])
+        self.note_cases(list(sources[sizes == 0]), len(sizes), "words are dropped by the tokenizer and taken as O")
+        what = f"words have more than {self._room} pieces and are read by their first ones"
+        self.note_cases(list(sources[sizes > self._room]), len(sizes), what)
         if self.options.context and sentences and not any(each.document for each in sentences):
             keep_note(
                 self.notes,

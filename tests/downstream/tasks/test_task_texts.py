@@ -64,7 +64,7 @@ def test_rows_are_what_transformers_makes(name: str, max_length: int, request: p
         num_cut += len(tokenizer(text, pair)["input_ids"]) > max_length
     assert bool(num_cut) == bool(task.notes)
     if num_cut:
-        assert f"more than {max_length} tokens" in task.notes[0] and f": {num_cut} of 40, " in task.notes[0]
+        assert f"more than {max_length} tokens" in task.notes[0] and task.notes[0].startswith(f"{num_cut} of 40 texts ")
     batch = task.collate(rows)
     assert (batch.inputs["token_type_ids"] is None) == (name == "roberta")
     assert batch.num_targets == 40 and batch.targets["labels"].tolist() == [1] * 40
@@ -92,7 +92,7 @@ def test_gold_labels_score_one_and_the_majority_less(bert: PreTrainedTokenizerBa
     assert majority.primary == "accuracy" and majority.get("accuracy") == pytest.approx(2 / 3)
     # The second of two labels is the positive one.
     assert majority.get("f1.positive") == 0.0
-    other = ClassificationTask(TWO, bert, TaskOptions(), metric="f1.positive", positive="no")
+    other = ClassificationTask(replace(TWO, positive_label="no"), bert, TaskOptions(), metric="f1.positive")
     found = other.score(TWO.test, other.predict_majority(TWO.test))
     assert found.primary == "f1.positive" and found.get("f1.positive") == pytest.approx(0.8)
 
@@ -115,7 +115,7 @@ def test_labels_that_training_does_not_know(bert: PreTrainedTokenizerBase) -> No
 
 def test_wrong_options(bert: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ConfigError, match="the positive class is 'ja'; made has no, yes"):
-        ClassificationTask(TWO, bert, TaskOptions(), positive="ja")
+        ClassificationTask(replace(TWO, positive_label="ja"), bert, TaskOptions())
     with pytest.raises(ConfigError, match="the metric of made is 'f2'; its figures are accuracy, "):
         ClassificationTask(TWO, bert, TaskOptions(), metric="f2")
     three = replace(TWO, labels=("a", "no", "yes"))

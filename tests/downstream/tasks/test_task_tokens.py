@@ -207,9 +207,10 @@ def test_what_no_piece_or_no_room_is_left_for_is_counted(bert: PreTrainedTokeniz
     for _ in range(2):
         assert decode_oracle(task, data.train)[1] == ("O", "O", "O")
         assert decode_oracle(task, data.train)[2] == ("O", "B-Place")
-    assert len(task.notes) == 2
-    assert ": 2, the first at made.txt:2." in task.notes[0]
-    assert ": 1, the first at made.txt:3." in task.notes[1] and "10 pieces" in task.notes[1]
+    assert task.notes == [
+        "2 of 7 words are dropped by the tokenizer and taken as O; the first is at made.txt:2.",
+        "1 of 7 words have more than 10 pieces and are read by their first ones; the first is at made.txt:3.",
+    ]
     # A sentence that the tokenizer drops as a whole still has a row and a prediction.
     nothing = [make_sentence(DROPPED)]
     assert [row.length for row in task.encode(nothing, is_training=False)] == [2]
