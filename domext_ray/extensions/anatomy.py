@@ -198,8 +198,9 @@ class DomainPart(Extension[OptionsT]):
         return self.count_in_domain(shape, shape.domains[method.domain]) if self.is_in(method) else 0
 
     def trains(self, name: str, method: OptionsT) -> bool:
-        """Whether a parameter is of the method's own domain, which trains."""
-        return method.trains in ("extensions", "domain") and f".domains.{method.domain}." in name
+        """Whether a parameter is of the method's own domain; an earlier run's may have the same name."""
+        is_own = self.is_in(method) and f".domains.{method.domain}." in name
+        return is_own and method.trains in ("extensions", "domain")
 
     def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
         """See `Extension.find`."""

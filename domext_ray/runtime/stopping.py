@@ -53,14 +53,14 @@ class _Signals:
     def __init__(self) -> None:
         self.before: dict[signal.Signals, Any] = {}
         self.ends_process = True
+        self.alarm_before: Any = None
+        self.timer_before = (0.0, 0.0)
         self.reset()
 
     def reset(self) -> None:
         self.first: signal.Signals | None = None
         self.save: Save | None = None
         self.deadline = 0.0  # of a save that is waited for, as time.monotonic() has it
-        self.alarm_before: Any = None
-        self.timer_before = (0.0, 0.0)
 
     @property
     def is_saving(self) -> bool:
@@ -108,9 +108,14 @@ class _Signals:
     def end_saving(self) -> None:
         if self.is_saving:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            self.deadline = 0.0
+
+    def give_alarm_back(self) -> None:
+        """Restore the alarm's handler and timer; outside of handlers, where no alarm is on its way any more."""
+        if self.alarm_before is not None:
             signal.signal(signal.SIGALRM, self.alarm_before)
             signal.setitimer(signal.ITIMER_REAL, *self.timer_before)
-            self.deadline = 0.0
+            self.alarm_before = None
 
 
 _SIGNALS = _Signals()
@@ -135,6 +140,7 @@ def catch_signals(*, ends_process: bool = True) -> Iterator[None]:
         for each, handler in _SIGNALS.before.items():
             signal.signal(each, signal.SIG_DFL if is_stopped() and ends_process else handler)
         _SIGNALS.before = {}
+        _SIGNALS.give_alarm_back()
 
 
 @contextlib.contextmanager
