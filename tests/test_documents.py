@@ -36,7 +36,7 @@ from domext_ray.options.option_list import list_options
 from domext_ray.options.option_values import FILE_OPTION, read_flags
 from domext_ray.search.space import read_space
 
-PLACES = ("*.md", "*/README.md", ".github/*.md", "domext_ray/assets/*/README.md")
+PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", "domext_ray/assets/*/README.md")
 DOCUMENTS = sorted({path for each in PLACES for path in REPOSITORY.glob(each)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
 MOST_LINES = 320
