@@ -240,7 +240,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
             return _load_pretrained(str(export), export)
         steps = ", ".join(sorted(each.parent.name for each in export.glob("*/config.json")))
         found = f"one model per step of its task ({steps}); give the folder of one, such as {export}/…" if steps else ""
-        raise RunError(f"{folder} has {found or 'no export; fine-tune again with export=True, without features'}.")
+        raise RunError(f"{folder} has {found or 'no export; fine-tune again with export=True'}.")
     record, newest = read_export_record(export), max(list_steps(folder / "checkpoints"), default=0)
     if record is not None and record.step >= newest:
         return _load_pretrained(str(export), export)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
+from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.errors import CorpusError
 
 SENTENCES_PER_CALL = 2048
@@ -104,10 +105,7 @@ class SentenceTokenizer:
 
     def __init__(self, tokenizer_json: str, chinese_words: bool) -> None:
         self.chinese_words = chinese_words
-        self.tokenizer = Tokenizer.from_str(tokenizer_json)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+        self.tokenizer = make_backend(tokenizer_json)
         self.splits_at_spaces = _splits_at_spaces(json.loads(tokenizer_json))
         self._cache: dict[str, list[int]] = {}
         self._cached_chars = 0

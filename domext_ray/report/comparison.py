@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -96,6 +97,16 @@ def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:
         return []
     counts = ", ".join(f"{name} {size:,}" for name, size in num_characters.items())
     return [f"Bits a character do not compare: the runs scored different numbers of characters ({counts})."]
+
+
+def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
+    """Return the places of the points on the Pareto front: no other is at least as good in all, and better in one.
+
+    Args:
+        values: of each point one figure per objective, more is better.
+    """
+    table = np.array(values, dtype=np.float64).reshape(len(values), -1)
+    return [i for i, own in enumerate(table) if not ((table >= own).all(axis=1) & (table > own).any(axis=1)).any()]
 
 
 def _format_pair(pair: dict[str, float | None], form: str) -> str:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.files import read_json
+from domext_ray.report.comparison import find_undominated
 from domext_ray.search.space import Dimension, Point, Space
 from domext_ray.search.trial import FAILURE, TRIAL_REMEDY, read_rungs
 
@@ -85,14 +85,9 @@ def find_front(trials: Sequence[TrialResult], objectives: Sequence[str]) -> list
     """Return the trials of the whole budget that no other one is better than in every objective (Pareto front)."""
     complete = [each for each in trials if each.status == "complete"]
     complete = [each for each in complete if not any(math.isnan(each.get(name)) for name in objectives)]
-    signs = np.array([1.0 if OBJECTIVES[name] == "max" else -1.0 for name in objectives])
-    values = np.array([[each.get(name) for name in objectives] for each in complete]).reshape(-1, len(signs)) * signs
-    front = []
-    for i, each in enumerate(complete):
-        is_worse = (values >= values[i]).all(axis=1) & (values > values[i]).any(axis=1)
-        if not is_worse.any():
-            front.append(each)
-    return front
+    signs = [1.0 if OBJECTIVES[name] == "max" else -1.0 for name in objectives]
+    values = [[each.get(name) * sign for name, sign in zip(objectives, signs, strict=True)] for each in complete]
+    return [complete[i] for i in find_undominated(values)]
 
 
 def measure_importance(space: Space, trials: Sequence[TrialResult], objective: str) -> dict[str, float]:

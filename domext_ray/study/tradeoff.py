@@ -24,7 +24,7 @@ from matplotlib.transforms import Bbox
 
 from domext_ray.errors import RunError
 from domext_ray.report.comparison import COLORS as RUN_COLORS
-from domext_ray.report.comparison import describe_unequal_texts
+from domext_ray.report.comparison import describe_unequal_texts, find_undominated
 from domext_ray.report.report import GRID, INK, MUTED, STYLE, save_picture
 
 COLORS = (*RUN_COLORS, "#0f8b8d", "#9a4fb5")
@@ -224,17 +224,8 @@ def _check_scored(runs: MethodRuns) -> None:
 
 def find_front(results: Sequence[MethodResult]) -> list[MethodResult]:
     """Return the methods on the Pareto front by means, ascending by loss: none gains as much and loses less."""
-
-    def is_dominated(each: MethodResult) -> bool:
-        gain, loss = each.gained.mean, each.lost.mean
-        return any(
-            other.gained.mean >= gain
-            and other.lost.mean <= loss
-            and (other.gained.mean, other.lost.mean) != (gain, loss)
-            for other in results
-        )
-
-    return sorted((each for each in results if not is_dominated(each)), key=lambda each: each.lost.mean)
+    front = find_undominated([(each.gained.mean, -each.lost.mean) for each in results])
+    return sorted((results[i] for i in front), key=lambda each: each.lost.mean)
 
 
 def format_study(study: Study) -> str:

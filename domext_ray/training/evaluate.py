@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
@@ -34,6 +34,7 @@ from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer
 from domext_ray.corpus.rows import split_sentences
+from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
 from domext_ray.errors import CorpusError
 from domext_ray.training.engine import Engine
 from domext_ray.training.objective import NO_LABEL, MaskedBatch, Masker, pad_batch
@@ -114,8 +115,7 @@ def build_probe_batches(
     encoded = tokenizer(list(sentences), truncation=True, max_length=max_length)
     for i, ids in enumerate(encoded["input_ids"]):
         labels = np.asarray(ids, dtype=np.int64)
-        words = [-1 if word is None else word for word in encoded.word_ids(i)]
-        spans = _find_words(sentences[i], encoded, i, words)
+        spans = _find_words(sentences[i], encoded[i])
         for start in range(PROBE_PASSES):
             masked, is_counted = labels.copy(), np.zeros(len(labels), dtype=bool)
             for span in spans[start::PROBE_PASSES]:
@@ -138,16 +138,12 @@ def _pad_rows(
     return batches
 
 
-def _find_words(sentence: str, encoded: object, row: int, words: Sequence[int]) -> list[list[int]]:
+def _find_words(sentence: str, encoding: Encoding) -> list[list[int]]:
     """Token places of every word that has a letter or digit, in order."""
-    spans: dict[int, list[int]] = {}
-    for place, word in enumerate(words):
-        if word >= 0:
-            spans.setdefault(word, []).append(place)
     kept = []
-    for word, places in spans.items():
-        characters = encoded.word_to_chars(row, word)  # type: ignore[attr-defined]
-        if any(each.isalnum() for each in sentence[characters.start : characters.end]):
+    for places in group_pieces(encoding.word_ids):
+        first, end = encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]
+        if any(each.isalnum() for each in sentence[first:end]):
             kept.append(places)
     return kept
 
@@ -209,10 +205,7 @@ def build_character_batches(
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
     """
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True  # "[SEP]" in a text is text
+    backend = make_backend(tokenizer)
     passages = _choose_passages(manifest, num_passages, 2 * (max_length - 2))
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     num_chars = num_words = 0
@@ -277,17 +270,14 @@ def _measure_width(text: str) -> int:
 
 def _choose_words(passage: str, encoding: Encoding) -> list[tuple[int, list[int]]]:
     """Return characters and piece places of the chosen words: drawn by (passage, offset), with a letter or digit."""
-    pieces: dict[int, list[int]] = {}
-    for place, word in enumerate(encoding.word_ids):
-        if word is not None:
-            pieces.setdefault(word, []).append(place)
-    spans = [(encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]) for places in pieces.values()]
+    pieces = group_pieces(encoding.word_ids)
+    spans = [(encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]) for places in pieces]
     seed = int.from_bytes(_hash_text(passage), "big") >> 1
     firsts = np.array([first for first, _ in spans], dtype=np.int64)
     drawn = to_uniform(hash_counters(_EVALUATION_SEED, _WORDS, seed, firsts)) < CHOSEN_WORDS_FRAC
     return [
         (end - first, places)
-        for (first, end), places, is_drawn in zip(spans, pieces.values(), drawn, strict=True)
+        for (first, end), places, is_drawn in zip(spans, pieces, drawn, strict=True)
         if is_drawn and any(each.isalnum() for each in passage[first:end])
     ]
 

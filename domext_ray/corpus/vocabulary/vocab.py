@@ -1,11 +1,11 @@
-"""Tokenizers: load one, fingerprint one, learn a WordPiece vocabulary for a model without a base."""
+"""Tokenizers: load one, fingerprint one, cut text as it does, learn WordPieces for a model without a base."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,32 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
                 "modelling needs one."
             )
     return tokenizer
+
+
+def make_backend(tokenizer: PreTrainedTokenizerBase | str) -> Tokenizer:
+    """Return a copy of a fast tokenizer's engine that neither cuts nor pads, and to which all text is text.
+
+    Args:
+        tokenizer: the tokenizer, or the engine as JSON; a special token that a text has literally ("[SEP]") is text.
+    """
+    backend = Tokenizer.from_str(tokenizer if isinstance(tokenizer, str) else tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def group_pieces(word_ids: Sequence[int | None]) -> list[list[int]]:
+    """Return the places of each word's pieces, in the words' order.
+
+    Args:
+        word_ids: number of each piece's word; None: a special token.
+    """
+    pieces: dict[int, list[int]] = {}
+    for place, word in enumerate(word_ids):
+        if word is not None:
+            pieces.setdefault(word, []).append(place)
+    return list(pieces.values())
 
 
 def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,15 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
-from domext_ray.downstream.start.model import TRAININGS, is_export, load_export
+from domext_ray.downstream.start.model import TRAININGS, read_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError
-from domext_ray.export.model_folder import rebuild_run
 from domext_ray.files import new_file
 from domext_ray.labelled.metrics.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
-from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER, hash_tensors, load_base
+from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import merge_extensions
 from domext_ray.progress import StatusLine, format_seconds
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
@@ -59,46 +56,18 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
         BaseModelError: it is none of these, has no masked-LM head, or reads from left to right.
         RunError: the run has no usable checkpoint.
     """
-    folder = Path(model).expanduser()
-    if (folder / TRAININGS).is_dir():
+    if (Path(model).expanduser() / TRAININGS).is_dir():
         raise BaseModelError(f"--models {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
-    if (folder / "config.yaml").is_file():
-        run = rebuild_run(folder)
-        merge_extensions(cast(nn.Module, run.model))
-        loaded, tokenizer = run.model, run.tokenizer
-    elif is_export(folder):
-        loaded, tokenizer = _load_export(folder), load_tokenizer(folder)
-        check_fit(tokenizer, cast(DomextConfig, loaded.config).vocab_size, f"--models {model!r}")
-    else:
-        loaded, tokenizer = _load_base_model(model)
-    if cast(DomextConfig, loaded.config).causal:
+    read = read_model(model, "--models")
+    if not read.has_mlm_head:
+        raise BaseModelError(f"--models {model!r} has no masked-LM head; give a pre-trained model.")
+    if read.config.causal:
         raise BaseModelError(f"--models {model!r} reads from left to right, so it predicts no masked word.")
-    cast(nn.Module, loaded).float().eval().requires_grad_(False)
-    return loaded, tokenizer
-
-
-def _load_export(folder: Path) -> DomextForMaskedLM:
-    model, missing = load_export(DomextForMaskedLM, folder, "--models")
-    if missing:
-        name = missing[0]
-        lacking = "has no masked-LM head" if name.startswith(MLM_HEAD) else f"lacks the tensor {name}"
-        raise BaseModelError(f"--models {str(folder)!r} {lacking}; give a pre-trained model.")
-    return model
-
-
-def _load_base_model(name: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # refused below
-            base = load_base(name)
-    except BaseModelError as error:
-        raise BaseModelError(str(error).replace("--base", "--models")) from error
-    if not base.has_mlm_head:
-        raise BaseModelError(f"--models {name!r} has no masked-LM head; give a pre-trained model.")
     with torch.random.fork_rng(devices=[]):
-        model = DomextForMaskedLM(base.config)
-    model.load_state_dict(base.tensors, strict=False)
-    return model, load_tokenizer(base.tokenizer_folder)
+        loaded = DomextForMaskedLM(read.config)
+    loaded.load_state_dict(read.tensors, strict=False)
+    cast(nn.Module, loaded).float().eval().requires_grad_(False)
+    return loaded, read.tokenizer
 
 
 def hash_model(model: DomextForMaskedLM) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
@@ -27,7 +27,7 @@ from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped, describe_dropped
 from domext_ray.corpus.texts.sources import PACKAGE_DOCS, ReadTask, SourceFile, resolve_sources
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, group_pieces, make_backend
 from domext_ray.errors import ConfigError, CorpusError
 
 MIN_SHARED_FRAC = 0.5
@@ -219,10 +219,7 @@ class _Cutter:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        self.backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self.backend.encode_special_tokens = True  # "[SEP]" in a text is text
+        self.backend = make_backend(tokenizer)
         self.tokenizer = tokenizer
         self.max_tokens = max_length - 2
         self.spellings: dict[int, str] = {}
@@ -342,12 +339,8 @@ def _find_tokens(text: str, encoding: Encoding, size: int) -> dict[Span, list[in
 
 def _find_words(text: str, encoding: Encoding, size: int) -> dict[Span, list[int]]:
     """Places of every word among the first `size` tokens that has a letter or digit, by its characters."""
-    pieces: dict[int, list[int]] = {}
-    for place, word in enumerate(encoding.word_ids):
-        if word is not None:
-            pieces.setdefault(word, []).append(place)
     spans: dict[Span, list[int]] = {}
-    for places in pieces.values():
+    for places in group_pieces(encoding.word_ids):
         first, end = encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]
         word_text = text[first:end]
         first += len(word_text) - len(word_text.lstrip())  # some tokenizers count the space before a word to it

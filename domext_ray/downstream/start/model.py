@@ -10,6 +10,7 @@ import contextlib
 import copy
 import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,10 +27,10 @@ from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export.card import Terms, read_terms
 from domext_ray.export.model_folder import rebuild_run
-from domext_ray.model.base import hash_tensors, is_own_config, load_base
+from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextModel, DomextPreTrainedModel
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
 from domext_ray.model.graft import add_domains, choose_attention, describe_extensions, merge_extensions
 from domext_ray.runtime.quiet import quiet_libraries
 
@@ -76,6 +77,107 @@ class StartModel:
         return path.parent.name if path.name == "export" else path.name
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """A run's newest checkpoint, an export of this library, or a base, as they are.
+
+    Args:
+        kind: "run", "export" or "base".
+        folder: where its card and its configuration are.
+        config: its shape and extensions.
+        tensors: fp32 tensors by this library's names, LoRA's updates merged; heads of other kinds are left out.
+        tokenizer: its tokenizer.
+        terms: those of its card, or of the card of a run's base.
+    """
+
+    kind: str
+    folder: Path
+    config: DomextConfig
+    tensors: dict[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase
+    terms: Terms
+
+    @property
+    def has_mlm_head(self) -> bool:
+        """Whether it predicts masked words."""
+        return any(name.startswith(MLM_HEAD) for name in self.tensors)
+
+
+def read_model(model: str, option: str, step: int = 0) -> ModelSource:
+    """Read a model by what the user calls it; code that a folder brings along is never run.
+
+    Args:
+        model: a run's directory, an export of this library, a base's folder, or a hub id.
+        option: the command's option that named it, for messages.
+        step: checkpoint of a run; 0: the newest.
+
+    Raises:
+        BaseModelError: it is none of these, or its files are not what its configuration says.
+        RunError: a run without a usable checkpoint.
+    """
+    folder = Path(model).expanduser()
+    if (folder / TRAININGS).is_dir():
+        raise BaseModelError(f"{option} {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
+    if is_run(folder):
+        run = rebuild_run(folder, step)
+        merge_extensions(cast(nn.Module, run.model))
+        tensors = {name: each.detach().float().contiguous() for name, each in run.model.state_dict().items()}
+        terms = read_terms(run.base.folder) if run.base else Terms()
+        return ModelSource("run", folder, cast(DomextConfig, run.model.config), tensors, run.tokenizer, terms)
+    if is_export(folder):
+        return _read_export(model, folder, option)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # whoever needs one says so
+            base = load_base(model)
+    except BaseModelError as error:
+        raise BaseModelError(str(error).replace("--base", option)) from error
+    tensors = base.tensors if base.has_mlm_head else _pick_encoder(base.tensors)
+    tokenizer = load_tokenizer(base.tokenizer_folder)
+    return ModelSource("base", base.folder, base.config, tensors, tokenizer, read_terms(base.folder))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a pre-training run's."""
+    return (folder / "config.yaml").is_file()
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds a model of this library."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return isinstance(values, dict) and is_own_config(values)
+    return False
+
+
+def _read_export(model: str, folder: Path, option: str) -> ModelSource:
+    with quiet_libraries():
+        try:
+            loaded, info = cast(Any, DomextForMaskedLM).from_pretrained(
+                str(folder), dtype=torch.float32, output_loading_info=True
+            )
+        except Exception as error:  # a damaged folder raises whatever its reader raises
+            reason = " ".join(str(error).split())[:200]
+            raise BaseModelError(
+                f"{option} {model!r} cannot be read as an export of this library ({reason})."
+            ) from error
+    missing = sorted(info["missing_keys"])
+    lacking = [name for name in missing if name.startswith(_ENCODER)]
+    if lacking:
+        raise BaseModelError(
+            f"{option} {model!r} lacks the tensor {lacking[0]} that its config.json asks for; export it again."
+        )
+    tensors = {name: each.contiguous() for name, each in loaded.state_dict().items()}
+    tokenizer = load_tokenizer(folder)
+    check_fit(tokenizer, loaded.config.vocab_size, f"{option} {model!r}")
+    kept = _pick_encoder(tensors) if missing else tensors
+    return ModelSource("export", folder, loaded.config, kept, tokenizer, read_terms(folder))
+
+
+def _pick_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each for name, each in tensors.items() if name.startswith(_ENCODER)}
+
+
 def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> StartModel:
     """Read the encoder that fine-tuning starts from.
 
@@ -89,93 +191,18 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> Star
         BaseModelError: it is none of these, or its files are not what its configuration says.
         RunError: a run without a usable checkpoint.
     """
-    folder = Path(model).expanduser()
-    is_run = (folder / "config.yaml").is_file()
-    if step and not is_run:
+    if step and not is_run(Path(model).expanduser()):
         raise ConfigError(
             f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
         )
-    if is_run:
-        if (folder / TRAININGS).is_dir():
-            raise BaseModelError(f"--model {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
-        start = _read_run(model, folder, step)
-    elif is_export(folder):
-        start = _read_export(model, folder)
-    else:
-        start, folder = _read_base(model)
-    start = replace(start, brings=find_head(folder), terms=start.terms if is_run else read_terms(folder))
+    read = read_model(model, "--model", step)
+    tensors = _pick_encoder(read.tensors)
+    brings, sha256 = find_head(read.folder), hash_tensors(tensors)
+    start = StartModel(model, read.kind, read.config, tensors, read.tokenizer, sha256, brings, terms=read.terms)
     if keep_head:
-        head = read_head(folder, model)
-        start = replace(start, head=head, sha256=hash_tensors({**start.tensors, **head.tensors}))
+        head = read_head(read.folder, model)
+        start = replace(start, head=head, sha256=hash_tensors({**tensors, **head.tensors}))
     return start
-
-
-def is_export(folder: Path) -> bool:
-    """Whether a folder holds a model of this library."""
-    with contextlib.suppress(OSError, ValueError):
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(values, dict) and is_own_config(values)
-    return False
-
-
-def load_export(kind: type[DomextPreTrainedModel], folder: Path, option: str) -> tuple[Any, list[str]]:
-    """Load a model of this library in fp32; code that its folder brings along is never run.
-
-    Args:
-        kind: the class to load it as.
-        folder: where it is.
-        option: the command's option that named it, for messages.
-
-    Returns:
-        The model and the names of the tensors that the folder lacks, sorted.
-
-    Raises:
-        BaseModelError: the folder cannot be read.
-    """
-    load = cast(Any, kind.from_pretrained)  # its annotation knows the model alone
-    with quiet_libraries():
-        try:
-            model, info = load(str(folder), dtype=torch.float32, output_loading_info=True)
-        except Exception as error:  # a damaged folder raises whatever its reader raises
-            reason = " ".join(str(error).split())[:200]
-            raise BaseModelError(
-                f"{option} {str(folder)!r} cannot be read as an export of this library ({reason})."
-            ) from error
-    return model, sorted(info["missing_keys"])
-
-
-def _read_run(model: str, folder: Path, step: int) -> StartModel:
-    run = rebuild_run(folder, step)
-    merge_extensions(cast(nn.Module, run.model))
-    tensors = _pick_encoder(run.model.state_dict())
-    config = cast(DomextConfig, run.model.config)
-    terms = read_terms(run.base.folder) if run.base else Terms()
-    return StartModel(model, "run", config, tensors, run.tokenizer, hash_tensors(tensors), terms=terms)
-
-
-def _read_export(model: str, folder: Path) -> StartModel:
-    encoder, missing = load_export(DomextModel, folder, "--model")
-    if missing:
-        raise BaseModelError(
-            f"--model {model!r} lacks the tensor {missing[0]} that its config.json asks for; export it again."
-        )
-    tensors = {f"{_ENCODER}{name}": each.contiguous() for name, each in encoder.state_dict().items()}
-    tokenizer = load_tokenizer(folder)
-    check_fit(tokenizer, encoder.config.vocab_size, f"--model {model!r}")
-    return StartModel(model, "export", encoder.config, tensors, tokenizer, hash_tensors(tensors))
-
-
-def _read_base(model: str) -> tuple[StartModel, Path]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # nothing here needs one
-        base = load_base(model)
-    tensors = {name: each for name, each in base.tensors.items() if name.startswith(_ENCODER)}
-    tokenizer = load_tokenizer(base.tokenizer_folder)
-    return StartModel(model, "base", base.config, tensors, tokenizer, hash_tensors(tensors)), base.folder
-
-
-def _pick_encoder(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.detach().float().contiguous() for name, each in tensors.items() if name.startswith(_ENCODER)}
 
 
 def build_encoder(start: StartModel, device: torch.device) -> DomextModel:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, pre_tokenizers
+from tokenizers import Encoding, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.errors import ConfigError
 
 
@@ -32,15 +33,6 @@ class WordPieces:
     def sizes(self) -> np.ndarray:
         """Pieces of every word, int64 [W]."""
         return np.diff(self.bounds)
-
-
-def make_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """Return a copy of a fast tokenizer's engine that neither cuts nor pads, and to which all text is text."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-    return backend
 
 
 def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[WordPieces]:

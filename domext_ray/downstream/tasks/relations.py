@@ -19,7 +19,8 @@ import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import make_backend, measure_room
+from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.texts import SingleLabelTask
 from domext_ray.errors import ConfigError

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.downstream.tasks.pieces import make_backend, measure_room
+from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import make_backend
+from domext_ray.corpus.vocabulary.vocab import make_backend
 
 Window = tuple[int, int]
 """First piece, and the piece after the last."""
