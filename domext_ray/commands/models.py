@@ -42,7 +42,7 @@ preset compare, in a file of your own (--config_path, `presets:`), or in --prese
 def _compare_runs(config: CompareConfig) -> None:
     from domext_ray.downstream.finetune import comparison as finetuning
     from domext_ray.report.comparison import choose_runs, draw_comparison, format_comparison, read_run
-    from domext_ray.report.report import check_picture
+    from domext_ray.report.plots import check_picture
     from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
 
     folders = choose_runs(config.runs)

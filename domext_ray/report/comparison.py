@@ -11,20 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import split_paths
-from domext_ray.report.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, save_picture
+from domext_ray.report.plots import COLORS, new_picture, write_axis
 from domext_ray.report.summary import read_summary
+from domext_ray.report.tables import NONE, format_markdown
 from domext_ray.training.metrics import read_metrics
 
 BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
-COLORS = (BLUE, ORANGE, GREEN, VIOLET, "#b3365b", "#8a6d1f", INK, MUTED)
 
 
 @dataclass(frozen=True)
@@ -72,19 +69,20 @@ def read_run(run_dir: Path) -> ComparedRun:
 
 def format_comparison(runs: Sequence[ComparedRun]) -> str:
     """Return the runs as a Markdown table; a last line says so if their bits per character do not compare."""
-    lines = [
-        "| run | trained | tokens read | training seconds | bits per character | general accuracy |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for run in runs:
-        bits, general = run.summary["domain"]["bits_per_character"], run.summary["general"]["mlm_accuracy"]
-        lines.append(
-            f"| {run.name} | {run.summary['parameters']['trainable']:,} | {run.summary['train']['tokens']:,} | "
-            f"{run.summary['train']['wall_seconds']:.0f} | {_format_pair(bits, '{:.3f}')} | "
-            f"{_format_pair(general, '{:.1%}')} |"
+    header = ("run", "trained", "tokens read", "training seconds", "bits per character", "general accuracy")
+    rows = [
+        (
+            run.name,
+            f"{run.summary['parameters']['trainable']:,}",
+            f"{run.summary['train']['tokens']:,}",
+            f"{run.summary['train']['wall_seconds']:.0f}",
+            _format_pair(run.summary["domain"]["bits_per_character"], ".3f"),
+            _format_pair(run.summary["general"]["mlm_accuracy"], ".1%"),
         )
+        for run in runs
+    ]
     warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
-    return "\n".join([*lines, *(line for each in warnings for line in ("", each))])
+    return "\n\n".join([format_markdown(header, rows), *warnings])
 
 
 def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:
@@ -110,19 +108,17 @@ def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _format_pair(pair: dict[str, float | None], form: str) -> str:
-    return " → ".join("–" if value is None else form.format(value) for value in (pair["before"], pair["after"]))
+    return " → ".join(NONE if value is None else format(value, form) for value in (pair["before"], pair["after"]))
 
 
 def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
     """Draw bits per character and general accuracy of the runs over their training seconds as a PNG."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.4), layout="constrained")
+    with new_picture(path, (11, 4.4)) as figure:
         left, right = figure.subplots(1, 2)
         _plot(left, runs, BITS, "Learned: held-out domain text", "bits per character (less is better)")
         _plot(right, runs, GENERAL, "Kept: everyday English", "masked words predicted (%)")
-        right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
+        write_axis(right.yaxis, ".3g", scale=100)
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-        save_picture(figure, path)
 
 
 def _plot(axes: Axes, runs: Sequence[ComparedRun], metric: str, title: str, unit: str) -> None:

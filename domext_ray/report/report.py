@@ -6,56 +6,26 @@ curves.png in the same directory.
 
 from __future__ import annotations
 
-import html
-import io
 import math
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from domext_ray.errors import RunError
-from domext_ray.files import new_file
-from domext_ray.options.places import hide_places
+from domext_ray.report.plots import BLUE, DASHED, GREEN, MUTED, ORANGE, VIOLET, new_picture, write_axis
 from domext_ray.report.summary import read_summary
+from domext_ray.report.tables import fill_page, format_html, list_figures
 from domext_ray.training.metrics import read_metrics, write_text
 
-PAGE = Path(__file__).parent.parent / "assets" / "report.html"
-INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e8ec"
-BLUE, GREEN, ORANGE, VIOLET = "#1f6fb2", "#2b8a57", "#c2571a", "#6a51a3"
-_SOFTWARE = "domext_ray"
-"""Stands in a picture's metadata."""
 MAX_POINTS = 2000  # of a raw curve; a longer run is thinned, the smoothed curve is not
 MIN_ACCURACY_SPAN = 0.06  # shown range of an accuracy at least: noise shall not look like a trend
-STYLE: Any = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.edgecolor": "#c3cad1",
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "figure.facecolor": "white",
-    "svg.hashsalt": "domext_ray",  # equal figures are equal files
-}
 
 
 @dataclass(frozen=True)
@@ -141,9 +111,8 @@ def write_report(run_dir: Path) -> Path:
     summary = read_summary(run_dir / "summary.json")
     settings = run_dir / "config.yaml"
     shown = settings.read_text(encoding="utf-8") if settings.exists() else f"{settings.name} is not there"
-    with matplotlib.rc_context(STYLE):
-        _write_picture(run_dir / "curves.png", records)
-        page = _build_page(run_dir.resolve().name, records, summary, shown)
+    _write_picture(run_dir / "curves.png", records)
+    page = _build_page(run_dir.resolve().name, records, summary, shown)
     write_text(run_dir / "report.html", page)
     return run_dir / "report.html"
 
@@ -271,12 +240,11 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 def _write_picture(path: Path, records: Sequence[dict[str, Any]]) -> None:
     """The four curves that tell a run, for a README."""
-    figure = Figure(figsize=(11, 7.4))
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-    parts: Any = figure.subfigures(2, 2)
-    for part, panel in zip(parts.flat, _PANELS[:4], strict=True):
-        _draw(part, panel, records)
-    save_picture(figure, path)
+    with new_picture(path, (11, 7.4)) as figure:
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+        parts: Any = figure.subfigures(2, 2)
+        for part, panel in zip(parts.flat, _PANELS[:4], strict=True):
+            _draw(part, panel, records)
 
 
 def _draw(figure: Figure | SubFigure, panel: _Panel, records: Sequence[dict[str, Any]]) -> None:
@@ -297,7 +265,7 @@ def _draw(figure: Figure | SubFigure, panel: _Panel, records: Sequence[dict[str,
     plot(axes, steps, values, panel)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
-    bottom.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    write_axis(bottom.xaxis, ",.0f")
 
 
 def _plot_rate(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:
@@ -306,7 +274,7 @@ def _plot_rate(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:
     axes.text(0.985, 0.85, "learning rate", color=MUTED, fontsize="small", **place)
     axes.set_yticks([0.0, *values.max(initial=0.0, keepdims=True)])
     axes.set_ylim(0.0, None)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    write_axis(axes.yaxis, ".3g")
 
 
 def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: _Panel) -> None:
@@ -320,14 +288,14 @@ def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: _Panel
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_ylim(low - (0.0 if panel.from_zero else margin), high + margin)
     if panel.from_zero:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        write_axis(axes.yaxis, ",g")
     axes.legend(frameon=False, loc="lower right" if panel.from_zero else "best", fontsize="small", labelcolor=MUTED)
 
 
 def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: _Panel) -> None:
     """A curve with a mark at each evaluation, its start as a dashed line, first and last value written out."""
     start, end = values[0], values[-1]
-    axes.axhline(start, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
+    axes.axhline(start, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
     marker = "o" if len(steps) <= 40 else None
     axes.plot(steps, values, color=panel.color, linewidth=2.0, marker=marker, markersize=5)
     axes.margins(x=0.08, y=0.22)
@@ -335,7 +303,7 @@ def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, panel: 
         low, high = axes.get_ylim()
         missing = max(0.0, MIN_ACCURACY_SPAN - (high - low))
         axes.set_ylim(low - missing / 2, high + missing / 2)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
+        write_axis(axes.yaxis, ".3g", scale=100)
     # The figures stand on the side that the curve does not run to.
     side = 1 if end <= start else -1
     _label(axes, f"start {panel.form.format(start)}", steps[0], start, side, ha="left", color=MUTED)
@@ -355,100 +323,11 @@ def _label(axes: Axes, text: str, x: float, y: float, side: int, **style: Any) -
 
 
 def _build_page(name: str, records: Sequence[dict[str, Any]], summary: dict[str, Any], settings: str) -> str:
-    figures = []
-    for panel in _PANELS:
-        figure = Figure(figsize=(6.2, 4.2), layout="constrained")
-        _draw(figure, panel, records)
-        figures.append((figure, panel.caption))
     return fill_page(
         name,
         describe_result(summary),
-        build_table(("", "before", "after", "change"), _compare(summary)),
-        figures,
-        build_table(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
+        format_html(("", "before", "after", "change"), _compare(summary)),
+        [(partial(_draw, panel=panel, records=records), panel.caption) for panel in _PANELS],
+        format_html(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
         settings,
     )
-
-
-def fill_page(
-    name: str, result: str, comparison: str, figures: Sequence[tuple[Figure, str]], cost: str, settings: str
-) -> str:
-    """Return a page that needs no network.
-
-    Args:
-        name: the run's name.
-        result: one sentence.
-        comparison: an HTML table.
-        figures: pictures with their captions.
-        cost: an HTML table.
-        settings: the run's configuration, YAML; of paths only the last part is shown.
-    """
-    values = yaml.safe_load(settings)
-    if isinstance(values, dict):
-        settings = yaml.safe_dump(hide_places(values), sort_keys=False, allow_unicode=True)
-    drawn = "\n".join(
-        f"<figure>{_draw_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for figure, caption in figures
-    )
-    page = string.Template(PAGE.read_text(encoding="utf-8"))
-    return page.substitute(
-        name=html.escape(name),
-        result=html.escape(result),
-        comparison=comparison,
-        figures=drawn,
-        cost=cost,
-        settings=html.escape(settings),
-    )
-
-
-def save_picture(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG under a temporary name, then rename it."""
-    with new_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150, metadata={"Software": _SOFTWARE})
-
-
-def check_picture(path: Path) -> None:
-    """Refuse to draw over a file that `save_picture` did not write.
-
-    Raises:
-        RunError: `path` is such a file, or a folder.
-    """
-    if not path.absolute().parent.is_dir():
-        raise RunError(f"{path.parent} is no folder; give the picture (--output) one that exists.")
-    if not path.exists():
-        return
-    if path.is_dir():
-        raise RunError(f"{path} is a folder; give the picture a file's name (--output comparison.png).")
-    with path.open("rb") as file:
-        if b"Software\0" + _SOFTWARE.encode() not in file.read(4096):
-            raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
-
-
-def _draw_svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
-
-
-def build_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table; a header of empty cells is left out."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    head = f"<thead>{line('th', header)}</thead>" if any(header) else ""
-    return f"<table>{head}<tbody>{''.join(line('td', row) for row in rows)}</tbody></table>"
-
-
-def list_figures(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested figures as (path, shown value)."""
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            rows += list_figures(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            rows.append((f"{prefix}{name}", f"{value:.2%}" if name.endswith("_frac") else f"{value:,.1f}"))
-        else:
-            rows.append((f"{prefix}{name}", f"{value:,}" if isinstance(value, int) else str(value)))
-    return rows

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from domext_ray.config.identity import describe_difference
 from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.errors import RunError
 from domext_ray.progress import format_seconds
-from domext_ray.report.comparison import COLORS
-from domext_ray.report.report import MUTED, STYLE, save_picture
+from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_legend, new_picture
+from domext_ray.report.tables import format_markdown
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.search.results import read_trials
 from domext_ray.search.sweep_report import NAMES
@@ -101,25 +99,20 @@ def format_sweeps(sweeps: Sequence[ComparedSweep]) -> str:
     """Return groups of sweeps as a Markdown table, at the compute that every sweep has spent."""
     limit = min(float(each.seconds[-1]) for each in sweeps)
     figure = f"best {NAMES[sweeps[0].objective]} after {format_seconds(limit)} of compute"
-    lines = [
-        f"| search | sweeps | trials begun | {figure} | each |",
-        "|---|---:|---:|---:|---|",
-    ]
+    rows = []
     for group in dict.fromkeys(each.group for each in sweeps):
         own = [each for each in sweeps if each.group == group]
         values = [each.find_best(limit) for each in own]
         deviation = f" ± {np.std(values, ddof=1):.4f}" if len(own) > 1 else ""
-        lines.append(
-            f"| {group} | {len(own)} | {sum(each.num_trials for each in own)} | {np.mean(values):.4f}{deviation} | "
-            f"{', '.join(f'{value:.4f}' for value in values)} |"
-        )
-    return "\n".join(lines)
+        trials = sum(each.num_trials for each in own)
+        listed = ", ".join(f"{value:.4f}" for value in values)
+        rows.append((group, str(len(own)), str(trials), f"{np.mean(values):.4f}{deviation}", listed))
+    return format_markdown(("search", "sweeps", "trials begun", figure, "each"), rows)
 
 
 def draw_sweeps(sweeps: Sequence[ComparedSweep], path: Path) -> None:
     """Draw the best figure of every sweep, and the mean of every group, over compute as a PNG."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7, 4.4), layout="constrained")
+    with new_picture(path, (7, 4.4)) as figure:
         axes = figure.subplots()
         for color, group in zip(COLORS, dict.fromkeys(each.group for each in sweeps), strict=False):
             own = [each for each in sweeps if each.group == group]
@@ -129,7 +122,6 @@ def draw_sweeps(sweeps: Sequence[ComparedSweep], path: Path) -> None:
             times = times[times >= max(each.seconds[0] for each in own)]
             mean = np.mean([[each.find_best(time) for time in times] for each in own], axis=0)
             axes.step(times / 60, mean, where="post", color=color, linewidth=2, label=group)
-        axes.axvline(min(each.seconds[-1] for each in sweeps) / 60, color=MUTED, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axvline(min(each.seconds[-1] for each in sweeps) / 60, color=MUTED, linestyle=DASHED, linewidth=1)
         axes.set(xlabel="minutes of training and scoring, all trials", ylabel=f"best {NAMES[sweeps[0].objective]}")
-        axes.legend(frameon=False)
-        save_picture(figure, path)
+        draw_legend(axes)

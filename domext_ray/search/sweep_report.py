@@ -12,14 +12,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
@@ -27,8 +27,8 @@ from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json, write_json
 from domext_ray.progress import format_seconds
-from domext_ray.report.comparison import COLORS
-from domext_ray.report.report import BLUE, GREEN, MUTED, ORANGE, STYLE, build_table, fill_page, save_picture
+from domext_ray.report.plots import BLUE, COLORS, DASHED, GREEN, MUTED, ORANGE, draw_legend, new_picture
+from domext_ray.report.tables import fill_page, format_html, format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
@@ -80,15 +80,12 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
         "time": time,
         "trials": [_describe(each) for each in [*ranked, *(each for each in trials if each not in ranked)]],
     }
-    with matplotlib.rc_context(STYLE):
-        figures = _draw_all(config, space, trials, importance, base)
-        columns = min(config.search.rungs, 2)
-        picture = Figure(figsize=(6.2 * columns, 4.4), layout="constrained")
+    columns = min(config.search.rungs, 2)
+    with new_picture(folder / "sweep.png", (6.2 * columns, 4.4)) as picture:
         panels = picture.subplots(1, columns, squeeze=False)[0]
         draw_sizes(panels[0], config.search, space, trials, base)
         if columns > 1:
             _draw_rungs(panels[1], trials, objectives[0])
-        save_picture(picture, folder / "sweep.png")
     table = format_leaderboard(ranked, objectives)
     best = ranked[0]
     result = (
@@ -99,9 +96,9 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
     page = fill_page(
         folder.name,
         result,
-        build_table(header, rows),
-        figures,
-        build_table(("", ""), _list_time(time)),
+        format_html(header, rows),
+        _list_pictures(config, space, trials, importance, base),
+        format_html(("", ""), _list_time(time)),
         dump_yaml(config),
     )
     write_text(folder / "sweep.html", page)
@@ -165,11 +162,7 @@ def _list_time(time: Mapping[str, float]) -> list[tuple[str, str]]:
 def format_leaderboard(ranked: Sequence[TrialResult], objectives: Sequence[str], number: int = 10) -> str:
     """Return the best trials as a table of text."""
     header, rows = _list_rows(ranked[:number], objectives)
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    )
+    return format_text([header, *rows], num_texts=len(header))
 
 
 def _list_rows(ranked: Sequence[TrialResult], objectives: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -193,13 +186,13 @@ def _show(objective: str, value: float) -> str:
     return f"{value:,.0f}" if objective in ("trainable", "tokens_per_second") else f"{value:.4f}"
 
 
-def _draw_all(
+def _list_pictures(
     config: SweepConfig,
     space: Space,
     trials: Sequence[TrialResult],
     importance: Mapping[str, float],
     base: dict[str, Any] | None,
-) -> list[tuple[Figure, str]]:
+) -> list[tuple[Callable[[Figure], None], str]]:
     objectives = config.search.objective_names
     first = objectives[0]
     second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
@@ -229,12 +222,11 @@ def _draw_all(
                 f"Share of the variance of {NAMES[first]} at the last rung that half of the trials reached (fANOVA).",
             )
         )
-    figures = []
-    for draw, caption in drawings:
-        figure = Figure(figsize=(6.2, 4.2), layout="constrained")
-        draw(figure.subplots())
-        figures.append((figure, caption))
-    return figures
+    return [(partial(_draw_single, draw), caption) for draw, caption in drawings]
+
+
+def _draw_single(draw: Callable[[Axes], None], figure: Figure) -> None:
+    draw(figure.subplots())
 
 
 def draw_sizes(
@@ -274,9 +266,8 @@ def draw_sizes(
         axes.plot(*places, "x", color=MUTED, alpha=0.6, markersize=5, label="stopped")
     if base is not None and objective == "f1":
         axes.axhspan(*base["f1_interval"], color=MUTED, alpha=0.12, linewidth=0)
-        axes.axhline(base["f1"], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="base, not adapted")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize="small")
+        axes.axhline(base["f1"], color=MUTED, linewidth=1.2, linestyle=DASHED, label="base, not adapted")
+    draw_legend(axes)
     if along is None:
         axes.xaxis.set_major_formatter(FuncFormatter(_shorten))
     elif along.choices:
@@ -322,8 +313,8 @@ def _draw_rungs(axes: Axes, trials: Sequence[TrialResult], objective: str) -> No
         axes.plot(steps, values, "-o", color=color, alpha=0.7 if color == BLUE else 0.45, markersize=4, linewidth=1.2)
     axes.plot([], [], "-o", color=BLUE, label="whole budget", markersize=4)
     axes.plot([], [], "-o", color=MUTED, label="stopped", markersize=4)
-    axes.legend(frameon=False, fontsize="small")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    draw_legend(axes)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.set(title=f"{NAMES[objective]} at the rungs", xlabel="share of the budget", ylabel=NAMES[objective])
 
 

@@ -15,7 +15,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -23,9 +22,10 @@ from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
 from domext_ray.errors import RunError
-from domext_ray.report.comparison import COLORS as RUN_COLORS
 from domext_ray.report.comparison import describe_unequal_texts, find_undominated
-from domext_ray.report.report import GRID, INK, MUTED, STYLE, save_picture
+from domext_ray.report.plots import COLORS as RUN_COLORS
+from domext_ray.report.plots import DASHED, GRID, INK, MUTED, new_picture
+from domext_ray.report.tables import NONE, format_markdown
 
 COLORS = (*RUN_COLORS, "#0f8b8d", "#9a4fb5")
 TIME_TOLERANCE = 0.1
@@ -237,12 +237,9 @@ def format_study(study: Study) -> str:
 def format_table(study: Study) -> str:
     """Return the Markdown table: one line for the base, one a method; mean ± standard deviation over seeds."""
     bits, accuracy = study.base.bits, 100 * study.base.accuracy
-    lines = [
-        "| method | trained | share | tokens read | seconds | bits per character | gained | general accuracy (%) | "
-        "points lost |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-        f"| the base | 0 | – | – | – | {bits:.3f} | – | {accuracy:.1f} | – |",
-    ]
+    header = ["method", "trained", "share", "tokens read", "seconds", "bits per character", "gained"]
+    header += ["general accuracy (%)", "points lost"]
+    rows = [("the base", "0", NONE, NONE, NONE, f"{bits:.3f}", NONE, f"{accuracy:.1f}", NONE)]
     for each in study.results:
         domain, general = ("domain", "bits_per_character"), ("general", "mlm_accuracy")
         cells = (
@@ -257,8 +254,8 @@ def format_table(study: Study) -> str:
             f"{each.spread(*general, 'after', scale=100).show('.1f')}",
             each.lost.show(".1f"),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return format_markdown(header, rows)
 
 
 def describe_findings(study: Study) -> list[str]:
@@ -436,8 +433,7 @@ def _describe_spread(spread: Spread) -> dict[str, Any]:
 
 def draw_study(study: Study, path: Path) -> None:
     """Draw bits gained over points lost as a PNG: a point a method with its spread, a small mark a seed."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 5.6), layout="constrained")
+    with new_picture(path, (8.6, 5.6)) as figure:
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         axes.set(
@@ -449,7 +445,7 @@ def draw_study(study: Study, path: Path) -> None:
         front = find_front(study.comparable)
         if len(front) > 1:
             line = [(each.lost.mean, each.gained.mean) for each in front]
-            axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.4, linestyle=(0, (4, 3)), zorder=1)
+            axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.4, linestyle=DASHED, zorder=1)
         for i, each in enumerate(study.results):
             _draw_method(axes, each, COLORS[i % len(COLORS)], is_open=each not in study.comparable)
         axes.axvline(0.0, color=GRID, linewidth=2.0, zorder=0)
@@ -457,7 +453,6 @@ def draw_study(study: Study, path: Path) -> None:
         figure.text(
             0.995, 0.985, _describe_marks(study, len(front) > 1), ha="right", va="top", color=MUTED, size="small"
         )
-        save_picture(figure, path)
 
 
 def _draw_method(axes: Axes, result: MethodResult, color: str, *, is_open: bool) -> None:

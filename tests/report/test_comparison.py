@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 from job_calls import call_job
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_records import SUMMARY, make_records, make_run
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.report.comparison import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
-from domext_ray.report.report import check_picture, save_picture
+from domext_ray.report.plots import check_picture, new_picture
 from domext_ray.study.tradeoff import (
     BaseFigures,
     MethodRuns,
@@ -52,8 +51,8 @@ def test_the_job_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
 
 
 def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
-    figure = Figure()
-    save_picture(figure, tmp_path / "own.png")
+    with new_picture(tmp_path / "own.png", (2, 2)) as figure:
+        figure.subplots()
     check_picture(tmp_path / "own.png")
     check_picture(tmp_path / "new.png")
     figure.savefig(tmp_path / "mine.png")

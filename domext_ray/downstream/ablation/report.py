@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 
-from domext_ray.downstream.ablation.spans import Span, SpanScore, SpanStudy
+from domext_ray.downstream.ablation.spans import Span, SpanStudy
 from domext_ray.downstream.ablation.sweeps import (
     BOTTLENECKS,
     EVERYTHING,
@@ -30,7 +28,8 @@ from domext_ray.downstream.ablation.sweeps import (
 from domext_ray.downstream.finetune.comparison import compare_means, format_finetuned
 from domext_ray.files import write_json
 from domext_ray.labelled.metrics.scores import flatten
-from domext_ray.report.report import BLUE, GREEN, INK, MUTED, ORANGE, STYLE, VIOLET, save_picture
+from domext_ray.report.plots import BLUE, DASHED, GREEN, INK, MUTED, ORANGE, VIOLET, draw_legend, new_picture
+from domext_ray.report.tables import format_bounds, format_markdown
 from domext_ray.training.metrics import write_text
 
 MAX_ANNOTATED_LAYERS = 12
@@ -56,28 +55,20 @@ def format_spans(study: SpanStudy) -> str:
         named.setdefault((first, middle - 1), f"lower half ({first} to {middle - 1})")
         named.setdefault((middle, last), f"upper half ({middle} to {last})")
         named[(first, last)] = f"all layers ({first} to {last})"
-    lines = [
+    setting = (
         f"{study.run}: {study.metric} on {study.num_examples:,} dev examples without the parts of the domain "
         f"{study.domain!r} in some layers, without retraining; LayerNorm shifts "
         f"{'are removed with them' if study.remove_norms else 'stay'}. Differences are to the whole model, with paired "
-        "bootstrap 95 % intervals over examples.",
-        "",
-        f"| removed | {study.metric} | change | difference | 95 % interval |",
-        "|---|---:|---:|---:|---:|",
-        f"| nothing | {study.whole:.3f} | | | |",
-        *(_format_span(study, span, name, study.spans[span]) for span, name in named.items()),
-        f"| (majority baseline) | {study.majority:.3f} | | | |",
-        "",
-        _describe_layers(study),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _format_span(study: SpanStudy, span: Span, name: str, score: SpanScore) -> str:
-    return (
-        f"| {name} | {score.value:.3f} | {study.relative_change(span):+.1f} % | {score.difference:+.3f} | "
-        f"{score.low:+.3f} to {score.high:+.3f} |"
+        "bootstrap 95 % intervals over examples."
     )
+    rows = [("nothing", f"{study.whole:.3f}", "", "", "")]
+    for span, name in named.items():
+        score, change = study.spans[span], f"{study.relative_change(span):+.1f} %"
+        bounds = format_bounds(score.low, score.high, "+.3f")
+        rows.append((name, f"{score.value:.3f}", change, f"{score.difference:+.3f}", bounds))
+    rows.append(("(majority baseline)", f"{study.majority:.3f}", "", "", ""))
+    table = format_markdown(("removed", study.metric, "change", "difference", "95 % interval"), rows)
+    return f"{setting}\n\n{table}\n\n{_describe_layers(study)}\n"
 
 
 def _describe_layers(study: SpanStudy) -> str:
@@ -101,10 +92,10 @@ def draw_spans(study: SpanStudy, path: Path) -> None:
     changes = np.full((num_layers, num_layers), np.nan)
     for a, b in study.spans:
         changes[a - first, b - first] = study.relative_change((a, b))
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        size = max(4.0, 0.55 * num_layers)
-        figure = Figure(figsize=(size + 2.2, size + 0.8), layout="constrained")
+    size = max(4.0, 0.55 * num_layers)
+    with new_picture(path, (size + 2.2, size + 0.8)) as figure:
         axes = figure.subplots()
+        axes.grid(visible=False)
         lowest = min(float(np.nanmin(changes)), -1.0)
         image = axes.imshow(changes, cmap=LOSSES, vmin=lowest, vmax=0.0)
         if num_layers <= MAX_ANNOTATED_LAYERS:
@@ -117,7 +108,6 @@ def draw_spans(study: SpanStudy, path: Path) -> None:
         bar = figure.colorbar(image, ax=axes, shrink=0.8)
         bar.outline.set_visible(False)
         bar.set_label(f"change of {study.metric} (%)")
-        save_picture(figure, path)
 
 
 def _write_change(axes: Axes, row: int, column: int, change: float, lowest: float) -> None:
@@ -188,16 +178,13 @@ def _find_majority(result: SweepResult) -> float | None:
 
 
 def _draw(plot: Callable[[Axes, Sweep], None], sweep: Sweep, path: Path) -> None:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 5.2), layout="constrained")
+    with new_picture(path, (8.6, 5.2)) as figure:
         axes = figure.subplots()
         axes.set_xscale("log")
         plot(axes, sweep)
         run = sweep.reference.run
         axes.set_ylabel(f"{run.summary['metric']} on {run.split}")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9)
-        save_picture(figure, path)
+        draw_legend(axes)
 
 
 def _plot_sigmas(axes: Axes, sweep: Sweep) -> None:
@@ -209,7 +196,7 @@ def _plot_sigmas(axes: Axes, sweep: Sweep) -> None:
     )
     majority = _find_majority(sweep.reference)
     if majority is not None:
-        axes.axhline(majority, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1, label="majority baseline")
+        axes.axhline(majority, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1, label="majority baseline")
     axes.set(
         title=f"{_name_setting(sweep)}: initial magnitude",
         xlabel="standard deviation of the bottlenecks' initial weights",
@@ -234,7 +221,7 @@ def _plot_sizes(axes: Axes, sweep: Sweep) -> None:
                     fontsize="x-small",
                 )
     axes.margins(x=0.07)
-    axes.axhline(sweep.reference.run.mean, color=VIOLET, linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    axes.axhline(sweep.reference.run.mean, color=VIOLET, linewidth=1.0, linestyle=DASHED, zorder=1)
     axes.set(
         title=f"{_name_setting(sweep)}: trained parameters",
         xlabel="trained parameters, the task's head among them (at the points: bottleneck size, number of layers)",

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import RunError
 from domext_ray.files import new_file
 from domext_ray.labelled.metrics.scores import PairedDifference, find_bounds, summarize_difference
-from domext_ray.report.comparison import COLORS
-from domext_ray.report.report import STYLE, save_picture
+from domext_ray.report.plots import COLORS, draw_intervals, new_picture
+from domext_ray.report.tables import format_bounds, format_markdown
 
 RESAMPLES = "resamples.npz"
 
@@ -111,41 +109,30 @@ def compare_means(first: FinetunedRun, second: FinetunedRun) -> PairedDifference
 def format_finetuned(runs: Sequence[FinetunedRun]) -> str:
     """Return the runs as a Markdown table; differences are to the first run."""
     metric, split = runs[0].summary["metric"], runs[0].split
-    lines = [
-        f"| run | trained | {metric} on {split} | 95 % interval | difference | 95 % interval | p |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    header = ("run", "trained", f"{metric} on {split}", "95 % interval", "difference", "95 % interval", "p")
+    rows = []
     for run in runs:
-        low, high = run.interval
         restarts = run.summary["restarts"]
         spread = f" ± {restarts[run.split]['std']:.3f}" if len(restarts["seeds"]) > 1 else ""
         trained = sum(each["trainable"] for each in run.summary["parameters"].values())
-        cells = [run.name, f"{trained:,}", f"{run.mean:.3f}{spread}", f"{low:.3f} to {high:.3f}"]
-        if run is runs[0]:
-            cells += ["", "", ""]
-        else:
+        rows.append([run.name, f"{trained:,}", f"{run.mean:.3f}{spread}", format_bounds(*run.interval), "", "", ""])
+        if run is not runs[0]:
             paired = compare_means(runs[0], run)
-            cells += [f"{paired.difference:+.3f}", f"{paired.low:+.3f} to {paired.high:+.3f}", f"{paired.p_value:.3f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+            bounds = format_bounds(paired.low, paired.high, "+.3f")
+            rows[-1][4:] = [f"{paired.difference:+.3f}", bounds, f"{paired.p_value:.3f}"]
     data = runs[0].summary["set"]
     seeds = sorted({len(run.summary["restarts"]["seeds"]) for run in runs})
-    lines += ["", f"{data['name']}: {data['examples'][split]:,} {split} examples, means over {seeds[0]} restart(s)."]
-    return "\n".join(lines)
+    setting = f"{data['name']}: {data['examples'][split]:,} {split} examples, means over {seeds[0]} restart(s)."
+    return f"{format_markdown(header, rows)}\n\n{setting}"
 
 
 def draw_finetuned(runs: Sequence[FinetunedRun], path: Path) -> None:
     """Draw every run's mean with its bootstrap 95 % interval, and its restarts, as a PNG."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 1.6 + 0.5 * len(runs)), layout="constrained")
+    with new_picture(path, (8, 1.6 + 0.5 * len(runs))) as figure:
         axes = figure.subplots()
-        for place, run in enumerate(reversed(runs)):
-            low, high = run.interval
-            color = COLORS[(len(runs) - 1 - place) % len(COLORS)]
-            axes.errorbar(run.mean, place, xerr=[[run.mean - low], [high - run.mean]], fmt="o", color=color, capsize=4)
+        draw_intervals(axes, [run.name for run in runs], [(run.mean, *run.interval) for run in runs], ".3f")
+        for place, run in enumerate(runs):
             values = run.summary["restarts"][run.split]["values"]
-            axes.plot(values, [place + 0.22] * len(values), ".", color=color, alpha=0.6)
-        axes.set_yticks(range(len(runs)), [run.name for run in reversed(runs)])
-        axes.set_ylim(-0.6, len(runs) - 0.2)
+            axes.plot(values, [place + 0.22] * len(values), ".", color=COLORS[place % len(COLORS)], alpha=0.6)
         data = runs[0].summary["set"]["name"]
         axes.set(title=f"{data}: {runs[0].summary['metric']} on {runs[0].split}", xlabel="mean over restarts (dots)")
-        save_picture(figure, path)

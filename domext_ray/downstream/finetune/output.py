@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import dump_yaml
@@ -22,18 +20,8 @@ from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
-from domext_ray.report.report import (
-    BLUE,
-    GREEN,
-    MUTED,
-    ORANGE,
-    STYLE,
-    VIOLET,
-    build_table,
-    fill_page,
-    list_figures,
-    save_picture,
-)
+from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, draw_legend, new_picture
+from domext_ray.report.tables import fill_page, format_html, format_text, list_figures
 from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.training.metrics import read_metrics, write_text
 
@@ -251,8 +239,7 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
     for name in summary["baselines"]["dev"]:
         values = (summary["baselines"].get(split, {}).get(name) for split in ("dev", "test"))
         rows.append((f"baseline: {name}", *("" if each is None else f"{flatten(each)[path]:.3f}" for each in values)))
-    width = max(len(row[0]) for row in rows)
-    lines = [f"{name:<{width}}  {dev:>22}  {test:>22}".rstrip() for name, dev, test in rows]
+    lines = [format_text(rows)]
     point = summary["best"]["point"]
     trained = sum(each["trainable"] for each in summary["parameters"].values())
     choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
@@ -302,34 +289,33 @@ def write_finetune_report(folder: Path) -> Path:
         path.name.removesuffix(".progress.jsonl"): read_metrics(path)
         for path in sorted((folder / TRAININGS).glob("*.progress.jsonl"))
     }
-    with matplotlib.rc_context(STYLE):
-        picture = Figure(figsize=(12.4, 4.4), layout="constrained")
+    with new_picture(folder / "scores.png", (12.4, 4.4)) as picture:
         left, right = picture.subplots(1, 2)
         _draw_training(left, progress, summary)
         _draw_scores(right, summary)
-        save_picture(picture, folder / "scores.png")
-        figures = []
-        for draw, caption in (
-            (lambda axes: _draw_training(axes, progress, summary), "Loss of the trainings as they went on."),
-            (lambda axes: _draw_scores(axes, summary), "The chosen model, with bootstrap 95 % intervals."),
-        ):
-            figure = Figure(figsize=(6.2, 4.2), layout="constrained")
-            draw(figure.subplots())
-            figures.append((figure, caption))
-        trainings = [
-            (str(i), f"{each['lr']:g}", str(each["batch_size"]), f"{each['epochs']:g}", str(each["seed"]), outcome)
-            for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
-        ]
-        tables = build_table(("", "dev", "test"), _list_scores(summary))
-        tables += build_table(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings)
-        page = fill_page(
-            folder.resolve().name,
-            _describe_result(summary),
-            tables,
-            figures,
-            build_table(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
-            (folder / "config.yaml").read_text(encoding="utf-8"),
-        )
+    trainings = [
+        (str(i), f"{each['lr']:g}", str(each["batch_size"]), f"{each['epochs']:g}", str(each["seed"]), outcome)
+        for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
+    ]
+    tables = format_html(("", "dev", "test"), _list_scores(summary))
+    tables += format_html(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings)
+    page = fill_page(
+        folder.resolve().name,
+        _describe_result(summary),
+        tables,
+        [
+            (
+                lambda figure: _draw_training(figure.subplots(), progress, summary),
+                "Loss of the trainings as they went on.",
+            ),
+            (
+                lambda figure: _draw_scores(figure.subplots(), summary),
+                "The chosen model, with bootstrap 95 % intervals.",
+            ),
+        ],
+        format_html(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
+        (folder / "config.yaml").read_text(encoding="utf-8"),
+    )
     write_text(folder / "report.html", page)
     return folder / "report.html"
 
@@ -391,4 +377,4 @@ def _draw_scores(axes: Axes, summary: Mapping[str, Any]) -> None:
         axes.axvline(baseline, color=VIOLET, linewidth=1.0, linestyle="--", label="majority baseline (dev)")
     axes.set_yticks(places, paths)
     axes.set_title(f"{summary['model']['name']} on {summary['set']['name']}")
-    axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+    draw_legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)

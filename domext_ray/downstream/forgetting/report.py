@@ -6,21 +6,19 @@ against the first one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import Any, TypeAlias
 
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
 from domext_ray.files import write_json
 from domext_ray.labelled.metrics.metrics import PairedDifference
 from domext_ray.options.places import hide_places
-from domext_ray.report.comparison import COLORS
-from domext_ray.report.report import GRID, INK, MUTED, STYLE, save_picture
+from domext_ray.report.plots import DASHED, MUTED, draw_intervals, new_picture
+from domext_ray.report.tables import NONE, format_bounds, format_markdown
 from domext_ray.training.metrics import write_text
+
+Points: TypeAlias = tuple[float, float, float]
+"""A figure in per cents, and both ends of its interval."""
 
 
 def write_forgetting(result: Forgetting) -> str:
@@ -63,23 +61,25 @@ def _describe_setting(result: Forgetting) -> str:
 
 def _format_table(result: Forgetting, figure: str) -> str:
     path = ACCURACY if figure == ACCURACY else f"{BY_SOURCE}.{figure}"
-    lines = [
-        f"| model | accuracy (%) | 95 % interval | points lost against {result.models[0].name} | 95 % interval |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    lost = f"points lost against {result.models[0].name}"
+    header = ("model", "accuracy (%)", "95 % interval", lost, "95 % interval")
+    rows = []
     for each in result.models:
-        low, high = each.intervals[path]
-        lost, bounds = "–", "–"
-        if path in each.lost:
-            difference = each.lost[path]
-            lost, bounds = f"{100 * difference.difference:.2f}", _format_bounds(difference.low, difference.high)
-        accuracy = f"{100 * each.score.get(path):.2f}"
-        lines.append(f"| {each.name} | {accuracy} | {_format_bounds(low, high)} | {lost} | {bounds} |")
-    return "\n".join(lines)
+        accuracy, low, high = _to_points(each, path)
+        rows.append([each.name, f"{accuracy:.2f}", format_bounds(low, high, ".2f"), NONE, NONE])
+        if (found := _to_lost_points(each, path)) is not None:
+            rows[-1][3:] = [f"{found[0]:.2f}", format_bounds(found[1], found[2], ".2f")]
+    return format_markdown(header, rows)
 
 
-def _format_bounds(low: float, high: float) -> str:
-    return f"{100 * low:.2f} to {100 * high:.2f}"
+def _to_points(model: ModelFigures, path: str) -> Points:
+    low, high = model.intervals[path]
+    return 100 * model.score.get(path), 100 * low, 100 * high
+
+
+def _to_lost_points(model: ModelFigures, path: str) -> Points | None:
+    lost = model.lost.get(path)
+    return None if lost is None else (100 * lost.difference, 100 * lost.low, 100 * lost.high)
 
 
 def _count_source(result: Forgetting, source: str) -> tuple[int, int]:
@@ -127,37 +127,11 @@ def _describe_difference(lost: PairedDifference) -> dict[str, Any]:
 def draw_forgetting(result: Forgetting, path: Path) -> None:
     """Draw accuracies, and points lost against the first model, with their intervals as a PNG."""
     models = result.models
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 1.6 + 0.5 * len(models)), layout="constrained")
+    names = [each.name for each in models]
+    with new_picture(path, (11, 1.6 + 0.5 * len(models))) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        kept: list[tuple[float, float, float] | None] = [
-            (100 * each.score.get(ACCURACY), 100 * each.intervals[ACCURACY][0], 100 * each.intervals[ACCURACY][1])
-            for each in models
-        ]
-        lost = [
-            (100 * found.difference, 100 * found.low, 100 * found.high) if (found := each.lost.get(ACCURACY)) else None
-            for each in models
-        ]
-        _draw_points(left, kept, "Kept: masked words of general text", "predicted (%)")
-        _draw_points(right, lost, "Forgotten", f"points lost against {models[0].name} (left is better)")
-        right.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
-        left.set_yticks(range(len(models)), [each.name for each in models], color=INK)
-        left.set_ylim(len(models) - 0.5, -0.5)
-        save_picture(figure, path)
-
-
-def _draw_points(axes: Axes, figures: Sequence[tuple[float, float, float] | None], title: str, unit: str) -> None:
-    """A point a model with its interval, and its figure in writing; a line where there is none."""
-    for i, each in enumerate(figures):
-        if each is None:
-            continue
-        value, low, high = each
-        color = COLORS[i % len(COLORS)]
-        axes.plot([low, high], [i, i], color=color, linewidth=2.0, solid_capstyle="round", zorder=2)
-        axes.plot([value], [i], color=color, marker="o", markersize=7, zorder=3)
-        axes.annotate(
-            f"{value:.2f}", (value, i), (0, 8), textcoords="offset points", ha="center", color=color, size="small"
-        )
-    axes.set(title=title, xlabel=unit)
-    axes.margins(x=0.12)
-    axes.grid(axis="y", color=GRID)
+        draw_intervals(left, names, [_to_points(each, ACCURACY) for each in models], ".2f")
+        left.set(title="Kept: masked words of general text", xlabel="predicted (%)")
+        draw_intervals(right, names, [_to_lost_points(each, ACCURACY) for each in models], ".2f")
+        right.set(title="Forgotten", xlabel=f"points lost against {models[0].name} (left is better)")
+        right.axvline(0.0, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
