@@ -7,13 +7,13 @@ Leaves: `Question`s. An answer that is not at its offset is looked for nearby; o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Entity, Question
-from domext_ray.labelled.readers.files import Dirt, Ids, Record, check_text, read_text
+from domext_ray.labelled.readers.files import Dirt, Record, check_text, read_text
 from domext_ray.labelled.readers.json_places import JsonCursor
 from domext_ray.labelled.readers.records import as_objects
 from domext_ray.labelled.set_description import SetDescription
@@ -69,34 +69,30 @@ def _read_paragraph(path: Path, cursor: JsonCursor) -> Iterator[Record]:
         yield Record({**roles, "context": context}, str(path), number)
 
 
-def make_questions(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[Question]:
-    """Make questions with the places of their answers.
+def make_question(record: Record, description: SetDescription, dirt: Dirt) -> Question | None:
+    """Make a question with the places of its answers.
 
     Args:
-        records: their values by role.
+        record: its values by role.
         description: its `no_answer` says whether a question without answers is one, or dirt.
         dirt: counts answers that are not where they should be, and questions that have none left.
 
     Raises:
         CorpusError: answers of another layout.
     """
-    ids = Ids()
-    made = []
-    for record in records:
-        context = check_text(record, "context", dirt, is_stripped=False)
-        question = check_text(record, "question", dirt) if context is not None else None
-        if context is None or question is None:
-            continue
-        listed = [] if record.values["is_impossible"] else _list_answers(record)
-        if not listed and not description.no_answer:
-            dirt.add(record.source, "question", "has no answer (no_answer is false)")
-            continue
-        answers = [each for values in listed if (each := _place_answer(values, context, record, dirt)) is not None]
-        if listed and not answers:
-            dirt.add(record.source, "question", "has none of its answers in the context")
-            continue
-        made.append(Question(ids.make(record.values["id"]), record.source, question, context, tuple(answers)))
-    return made
+    context = check_text(record, "context", dirt, is_stripped=False)
+    question = check_text(record, "question", dirt) if context is not None else None
+    if context is None or question is None:
+        return None
+    listed = [] if record.values["is_impossible"] else _list_answers(record)
+    if not listed and not description.no_answer:
+        dirt.add(record.source, "question", "has no answer (no_answer is false)")
+        return None
+    answers = [each for values in listed if (each := _place_answer(values, context, record, dirt)) is not None]
+    if listed and not answers:
+        dirt.add(record.source, "question", "has none of its answers in the context")
+        return None
+    return Question("", record.source, question, context, tuple(answers))
 
 
 def _list_answers(record: Record) -> list[dict[str, Any]]:

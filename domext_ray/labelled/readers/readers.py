@@ -11,32 +11,38 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import SPLITS, AnyExample
-from domext_ray.labelled.readers.choices import make_choices
-from domext_ray.labelled.readers.files import Dirt, Record
-from domext_ray.labelled.readers.marked import make_marked
-from domext_ray.labelled.readers.questions import make_questions, read_squad
+from domext_ray.labelled.examples import SPLITS, AnyExample, Choice
+from domext_ray.labelled.readers.files import Dirt, Ids, Record
+from domext_ray.labelled.readers.questions import make_question, read_squad
 from domext_ray.labelled.readers.records import read_records, select_columns
+from domext_ray.labelled.readers.rows import (
+    check_options,
+    make_choice,
+    make_classified,
+    make_marked,
+    make_mention,
+    make_valued,
+)
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested
 from domext_ray.labelled.readers.tagged import make_tagged, read_conll
-from domext_ray.labelled.readers.terms import make_mentions
-from domext_ray.labelled.readers.texts import make_classified, make_valued
 from domext_ray.labelled.set_description import SetDescription
 
-Maker: TypeAlias = Callable[[Iterable[Record], SetDescription, Dirt], Iterable[AnyExample]]
+Maker: TypeAlias = Callable[[Record, SetDescription, Dirt], AnyExample | None]
+"""Makes a row's example, without its id; None, and one more in `Dirt`, where the row breaks a rule."""
 _MAKERS: dict[str, Maker] = {
-    "ner": make_tagged,
     "nested_ner": make_nested,
     "relation": make_marked,
     "classification": make_classified,
     "regression": make_valued,
-    "qa": make_questions,
-    "multiple_choice": make_choices,
-    "normalization": make_mentions,
+    "qa": make_question,
+    "multiple_choice": make_choice,
+    "normalization": make_mention,
 }
 _HUB_NAME = re.compile(r"(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(:(?P<config>[\w.-]+))?")
 
@@ -66,7 +72,7 @@ def read_splits(
         raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
     splits = _open_dataset(data, description)
     return {
-        split: tuple(_make(select_columns(rows, description, dirt), description, dirt, schema))
+        split: _make(select_columns(rows, description, dirt), description, dirt, schema)
         for split, rows in splits.items()
     }
 
@@ -135,15 +141,25 @@ def read_file(
         records = read_squad(path)
     else:
         records = select_columns(read_records(path, description, dirt), description, dirt)
-    return tuple(_make(records, description, dirt, schema))
+    return _make(records, description, dirt, schema)
 
 
 def _make(
     records: Iterable[Record], description: SetDescription, dirt: Dirt, schema: Schema | None
-) -> Iterable[AnyExample]:
-    if description.task == "relation_extraction":
-        return make_extraction(records, description, dirt, schema)
-    return _MAKERS[description.task](records, description, dirt)
+) -> tuple[AnyExample, ...]:
+    """Make the examples of a split from records whose values go by role."""
+    if description.task == "ner":
+        return tuple(make_tagged(records, description, dirt))
+    maker: Maker = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
+    ids = Ids()
+    made = []
+    for record in records:
+        example = maker(record, description, dirt)
+        if example is not None:
+            made.append(replace(example, id=ids.make(record.values["id"])))
+    if description.task == "multiple_choice":
+        check_options(cast(list[Choice], made))
+    return tuple(made)
 
 
 def _is_saved_dataset(folder: Path) -> bool:

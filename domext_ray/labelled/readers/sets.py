@@ -27,8 +27,8 @@ from domext_ray.labelled.examples import (
 )
 from domext_ray.labelled.readers.files import Dirt, list_places
 from domext_ray.labelled.readers.readers import find_file, find_split_files, read_splits
+from domext_ray.labelled.readers.rows import read_catalogue
 from domext_ray.labelled.readers.spans import Schema, name_relation, read_schema
-from domext_ray.labelled.readers.terms import read_catalogue
 from domext_ray.labelled.set_description import SetDescription
 
 Splits = Mapping[str, tuple[AnyExample, ...]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, Relation
-from domext_ray.labelled.readers.files import Dirt, Ids, Record, check_text
+from domext_ray.labelled.readers.files import Dirt, Record, check_text
 from domext_ray.labelled.readers.records import as_objects, get_value, read_json_records
 from domext_ray.labelled.set_description import SetDescription
 
@@ -23,29 +23,30 @@ Schema = dict[tuple[str, str], frozenset[tuple[str, str]]]
 """For each predicate and part of its object, the allowed (subject type, object type)s."""
 
 
-def make_nested(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[AnnotatedText]:
-    """Make texts with entities, which may nest and overlap.
+def make_nested(record: Record, description: SetDescription, dirt: Dirt) -> AnnotatedText | None:
+    """Make a text with entities, which may nest and overlap.
 
     Args:
-        records: their values by role.
+        record: its values by role.
         description: its `ends` says whether an end is inclusive; with "auto" each entity's own text tells.
         dirt: counts entities that are not where their offsets say.
 
     Raises:
         CorpusError: an entity that cannot be understood at all: without type or offsets, or, with "auto", without text.
     """
-    ids = Ids()
-    made = []
-    for record in records:
-        text = check_text(record, "text", dirt, is_stripped=False)
-        listed = as_objects(record.values["entities"] or [])
-        if listed is None:
-            raise CorpusError(f"{record.source} has another layout: its entities must be a list of objects.")
-        if text is None:
-            continue
-        found = {each for values in listed if (each := _read_entity(values, text, record, description, dirt))}
-        made.append(AnnotatedText(ids.make(record.values["id"]), record.source, text, tuple(sort_entities(found))))
-    return made
+    text = check_text(record, "text", dirt, is_stripped=False)
+    listed = _list_objects(record, "entities")
+    if text is None:
+        return None
+    found = {each for values in listed if (each := _read_entity(values, text, record, description, dirt))}
+    return AnnotatedText("", record.source, text, tuple(sort_entities(found)))
+
+
+def _list_objects(record: Record, role: str) -> list[dict[str, Any]]:
+    listed = as_objects(record.values[role] or [])
+    if listed is None:
+        raise CorpusError(f"{record.source} has another layout: its {role} must be a list of objects.")
+    return listed
 
 
 def sort_entities(entities: Iterable[Entity]) -> list[Entity]:
@@ -107,12 +108,12 @@ def name_relation(predicate: str, part: str) -> str:
 
 
 def make_extraction(
-    records: Iterable[Record], description: SetDescription, dirt: Dirt, schema: Schema | None
-) -> list[AnnotatedText]:
-    """Make texts with relations; subjects and objects are located where they first occur.
+    record: Record, description: SetDescription, dirt: Dirt, schema: Schema | None
+) -> AnnotatedText | None:
+    """Make a text with relations; subjects and objects are located where they first occur.
 
     Args:
-        records: their values by role.
+        record: its values by role.
         description: names the columns of a triple.
         dirt: counts triples that the text or the schema has not.
         schema: allowed triples; None: all are.
@@ -120,26 +121,18 @@ def make_extraction(
     Raises:
         CorpusError: triples of another layout.
     """
-    ids = Ids()
-    made = []
-    for record in records:
-        text = check_text(record, "text", dirt, is_stripped=False)
-        triples = as_objects(record.values["triples"] or [])
-        if triples is None:
-            raise CorpusError(f"{record.source} has another layout: its triples must be a list of objects.")
-        if text is None:
-            continue
-        found = {
-            relation: None
-            for values in triples
-            for relation in _read_triple(values, text, record, description, dirt, schema)
-        }
-        relations = sorted(found, key=lambda r: (r.head.start, r.head.end, r.tail.start, r.tail.end, r.label))
-        entities = sort_entities({each for relation in relations for each in (relation.head, relation.tail)})
-        made.append(
-            AnnotatedText(ids.make(record.values["id"]), record.source, text, tuple(entities), tuple(relations))
-        )
-    return made
+    text = check_text(record, "text", dirt, is_stripped=False)
+    triples = _list_objects(record, "triples")
+    if text is None:
+        return None
+    found = {
+        relation: None
+        for values in triples
+        for relation in _read_triple(values, text, record, description, dirt, schema)
+    }
+    relations = sorted(found, key=lambda r: (r.head.start, r.head.end, r.tail.start, r.tail.end, r.label))
+    entities = sort_entities({each for relation in relations for each in (relation.head, relation.tail)})
+    return AnnotatedText("", record.source, text, tuple(entities), tuple(relations))
 
 
 def _read_triple(

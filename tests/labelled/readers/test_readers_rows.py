@@ -11,8 +11,8 @@ from labelled_fixtures import dump_lines, load, refuse, write
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention
+from domext_ray.labelled.readers.rows import read_catalogue
 from domext_ray.labelled.readers.sets import load_set
-from domext_ray.labelled.readers.terms import read_catalogue
 from domext_ray.labelled.set_description import find_description
 
 
@@ -353,13 +353,16 @@ def test_choices(tmp_path: Path) -> None:
 def test_choices_in_one_column(tmp_path: Path) -> None:
     rows = [
         {"context": "Rain.", "choices": ["wet", "dry"], "answer": 0},
-        {"context": "Sun.", "choices": ["a"], "answer": 0},
+        {"context": "Sun.", "choices": ["a", "b", "c"], "answer": 0},
     ]
     columns = {"options": ("choices",)}
     made = load(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows[:1])}, columns=columns)
     assert made.train[0].options == ("wet", "dry")  # type: ignore[union-attr]
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
-    assert message == "train.jsonl:2 has 1 options; it must have 2 as the first row."
+    assert message == "train.jsonl:2 has 3 options; it must have 2 as the first row."
+    rows[0]["choices"] = ["a"]
+    message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)}, columns=columns)
+    assert message == "train.jsonl:1 has 1 options; it must have 2 or more."
     message = refuse(tmp_path, "multiple_choice", {"train.jsonl": dump_lines(rows)})
     assert "has no column 'ending0' and 'ending1' and 'ending2' and 'ending3' for 'options'" in message
 
