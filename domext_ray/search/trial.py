@@ -29,7 +29,7 @@ from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import Point as FinetunePoint
-from domext_ray.downstream.finetune.training import at_stage, fit_task
+from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import TrainingError
@@ -275,10 +275,8 @@ def _score_set(
 
     def fit(lr: float, batch_size: int, epochs: float, restart: int) -> Score:
         point = FinetunePoint(lr, batch_size, epochs, config.seed + restart)
-        predictors = {
-            name: fit_task(start, stage, config, at_stage(point, config, name), device, lambda record: None).predict
-            for name, stage in task.stages.items()
-        }
+        fitted = fit_stages(start, task, config, point, device, lambda record: None)
+        predictors = {name: each.predict for name, each in fitted.items()}
         return evaluate_stages(task, predictors, splits=("dev",)).scores["dev"]
 
     grid = config.grid

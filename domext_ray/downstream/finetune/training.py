@@ -22,6 +22,7 @@ from domext_ray.config.pretrain import OptimConfig
 from domext_ray.downstream.finetune.batches import plan_epoch, plan_prediction
 from domext_ray.downstream.start.model import StartModel, build_task_model
 from domext_ray.downstream.start.rules import scale_rates
+from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
@@ -130,6 +131,18 @@ class Fitted:
 
 Report = Callable[[dict[str, Any]], None]
 """Takes figures of a training as it goes on: step, steps, loss, tokens_per_second, and dev after an epoch."""
+
+
+def fit_stages(
+    start: StartModel, task: StagedTask, config: FinetuneConfig, point: Point, device: torch.device, report: Report
+) -> dict[str, Fitted]:
+    """Train the model of every stage of a task; arguments as of `fit_task`, whose reports also name their "stage"."""
+
+    def fit(name: str, stage: Task) -> Fitted:
+        own_point = at_stage(point, config, name)
+        return fit_task(start, stage, config, own_point, device, lambda record: report({"stage": name, **record}))
+
+    return {name: fit(name, stage) for name, stage in task.stages.items()}
 
 
 def fit_task(

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import read_result, restore_stages, result_path
-from domext_ray.downstream.finetune.training import Point, Report, at_stage, fit_task
+from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.start.model import TRAININGS, StartModel
 from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.errors import TrainingError
@@ -84,17 +84,12 @@ def train_point(work: FinetuneWork, point: Point) -> None:
 def _train_point(work: FinetuneWork, point: Point) -> None:
     device = _prepare_process(work)
     with (work.trainings / f"{point.key}.progress.jsonl").open("w", encoding="utf-8") as progress:
-        fitted = {
-            name: fit_task(
-                work.start,
-                stage,
-                work.config,
-                at_stage(point, work.config, name),
-                device,
-                _make_report(progress, name),
-            )
-            for name, stage in work.task.stages.items()
-        }
+
+        def report(record: dict[str, Any]) -> None:
+            progress.write(json.dumps(record) + "\n")
+            progress.flush()
+
+        fitted = fit_stages(work.start, work.task, work.config, point, device, report)
     result = evaluate_stages(work.task, {name: each.predict for name, each in fitted.items()}, splits=("dev",))
     (work.trainings / point.key).mkdir(exist_ok=True)
     for name, each in fitted.items():
@@ -141,14 +136,6 @@ def _prepare_process(work: FinetuneWork) -> torch.device:
         return torch.device("cuda", 0)
     torch.set_num_threads(max(1, int(work.cpus)))
     return torch.device("cpu")
-
-
-def _make_report(file: Any, stage: str) -> Report:
-    def report(record: dict[str, Any]) -> None:
-        file.write(json.dumps({"stage": stage, **record}) + "\n")
-        file.flush()
-
-    return report
 
 
 def _write_splits(work: FinetuneWork, point: Point, result: StagedResult) -> None:

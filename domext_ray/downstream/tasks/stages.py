@@ -1,6 +1,6 @@
 """Tasks of two steps: stages that are trained one by one -> one prediction.
 
-Enters: a task made of named stages, each a `Task` with a labelled set of its own, and a function that trains a task.
+Enters: a task made of named stages, each a `Task` with a labelled set of its own, and what predicts for each of them.
 Leaves: scores and predictions of the whole chain and of its steps. Relation extraction (entities, then the relation of
 each pair) and term normalisation (recall, then ranking) are built so, as in the AF Adapter's evaluation on CBLUE. No
 stage learns from another's predictions: all of them train on labels, so that their order does not matter.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import ConfigError
@@ -20,13 +20,6 @@ from domext_ray.labelled.metrics.metrics import Score
 
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 """Examples of a stage -> what `Task.decode` says of each."""
-
-
-class Fit(Protocol):
-    """Trains a model on a stage and returns what predicts with it."""
-
-    def __call__(self, task: Task, *, stage: str) -> Predict:
-        """Train on `task.data.train`, choose on `task.data.dev`."""
 
 
 class StagedTask(ABC):
@@ -116,21 +109,6 @@ class StagedResult:
     notes: tuple[str, ...]
 
 
-def run_stages(task: StagedTask, fit: Fit, *, splits: Sequence[str] = ("dev", "test")) -> StagedResult:
-    """Train every stage, tune on dev, and score the chain.
-
-    Args:
-        task: the task; its thresholds are set.
-        fit: trains one stage.
-        splits: what to score; an empty split is left out. Dev is run in any case, for the thresholds.
-
-    Returns:
-        Scores, predictions and baselines of `splits`.
-    """
-    predictors = {name: fit(each, stage=name) for name, each in task.stages.items()}
-    return evaluate_stages(task, predictors, splits=splits)
-
-
 def evaluate_stages(
     task: StagedTask,
     predictors: Mapping[str, Predict],
@@ -138,13 +116,13 @@ def evaluate_stages(
     splits: Sequence[str] = ("dev", "test"),
     thresholds: dict[str, float] | None = None,
 ) -> StagedResult:
-    """Score a chain of stages that are trained already; see `run_stages`.
+    """Score a chain of trained stages, tuned on dev.
 
     Args:
-        task: the task.
+        task: the task; its thresholds are set.
         predictors: for each stage what predicts with its trained model.
         splits: what to score; an empty split is left out.
-        thresholds: what was tuned on dev before; None: tune now.
+        thresholds: what was tuned on dev before; None: dev is run in any case, to tune now.
     """
     dev_steps = None
     if thresholds is None:

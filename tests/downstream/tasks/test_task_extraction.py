@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.extraction import ENTITIES, NO_RELATION, RELATIONS, ExtractionTask, PairOptions
 from domext_ray.downstream.tasks.spans import SpanPrediction
-from domext_ray.downstream.tasks.stages import Predict, run_stages
-from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.stages import Predict, evaluate_stages
+from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, Entity, LabelledSet, MarkedText, Relation
 from domext_ray.labelled.readers.sets import load_set
@@ -89,16 +89,13 @@ def gold_labels(data: LabelledSet) -> Predict:
     return predict
 
 
-def make_fit(entities: Predict, relations: Predict) -> Callable[..., Predict]:
-    def fit(task: Task, *, stage: str) -> Predict:
-        return {ENTITIES: entities, RELATIONS: relations}[stage]
-
-    return fit
+def name_stages(entities: Predict, relations: Predict) -> dict[str, Predict]:
+    return {ENTITIES: entities, RELATIONS: relations}
 
 
 def test_perfect_steps_make_a_perfect_chain(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
     task = ExtractionTask(data, tokenizer, OPTIONS)
-    result = run_stages(task, make_fit(gold_entities, gold_labels(data)))
+    result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
     assert result.scores["dev"].get("relation_f1.micro") == 1.0
     assert result.scores["test"].get("relation_f1.micro") == 1.0
     assert result.predictions["dev"][0] == {("dog", "likes", "house"), ("cat", "likes", "garden")}
@@ -113,7 +110,9 @@ def test_an_entity_that_is_missed_costs_its_triples(data: LabelledSet, tokenizer
     def miss(texts: Sequence[AnnotatedText]) -> list[SpanPrediction]:
         return [SpanPrediction(tuple(e for e in t.entities if t.text[e.start : e.end] != "cat")) for t in texts]
 
-    result = run_stages(ExtractionTask(data, tokenizer, OPTIONS), make_fit(miss, gold_labels(data)), splits=("dev",))
+    result = evaluate_stages(
+        ExtractionTask(data, tokenizer, OPTIONS), name_stages(miss, gold_labels(data)), splits=("dev",)
+    )
     score = result.scores["dev"]
     assert score.get("relation_f1.precision") == 1.0
     assert score.get("relation_f1.recall") == 0.75
@@ -125,7 +124,7 @@ def test_a_wrong_relation_costs_precision_and_recall(data: LabelledSet, tokenize
     def always_near(pairs: Sequence[MarkedText]) -> list[str]:
         return ["near"] * len(pairs)
 
-    result = run_stages(ExtractionTask(data, tokenizer, OPTIONS), make_fit(gold_entities, always_near))
+    result = evaluate_stages(ExtractionTask(data, tokenizer, OPTIONS), name_stages(gold_entities, always_near))
     score = result.scores["dev"]
     assert result.steps["dev"]["pairs"].get("relation_f1.recall") == 1.0
     assert score.get("relation_f1.recall") == 0.25  # only the horse near the river
@@ -139,7 +138,7 @@ def test_no_entities_give_no_triples(data: LabelledSet, tokenizer: PreTrainedTok
     def refuse(pairs: Sequence[MarkedText]) -> list[str]:
         raise AssertionError("there is nothing to ask about")
 
-    result = run_stages(ExtractionTask(data, tokenizer, OPTIONS), make_fit(none, refuse))
+    result = evaluate_stages(ExtractionTask(data, tokenizer, OPTIONS), name_stages(none, refuse))
     assert result.predictions["dev"] == [set(), set()]
     assert result.scores["dev"].get("relation_f1.micro") == 0.0
 
@@ -252,7 +251,7 @@ def test_made_texts_from_files(tmp_path: Path, tokenizer: PreTrainedTokenizerBas
     made_data.write_relations(tmp_path, made_data.make_relations(language=language, sizes=sizes))
     data = load_set(find_description("relation_extraction", str(tmp_path)), str(tmp_path))
     task = ExtractionTask(data, tokenizer, OPTIONS)
-    result = run_stages(task, make_fit(gold_entities, gold_labels(data)))
+    result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
     assert [len(each) for each in result.predictions.values()] == [10, 10]
     for split in ("dev", "test"):
         assert result.scores[split].get("relation_f1.micro") == 1.0
@@ -279,7 +278,7 @@ def test_cmeie_by_perfect_steps(tokenizer: PreTrainedTokenizerBase) -> None:
     assert len(pairs.labels) == len(data.labels) + 1 > 40
     positives = sum(each.label != NO_RELATION for each in pairs.train)
     assert positives < len(pairs.train) < 4.5 * positives
-    result = run_stages(task, make_fit(gold_entities, gold_labels(data)))
+    result = evaluate_stages(task, name_stages(gold_entities, gold_labels(data)))
     for split in ("dev", "test"):
         assert 0.99 < result.scores[split].get("relation_f1.micro") < 1.0
         assert 0.02 < result.baselines[split]["majority"].get("relation_f1.micro") < 0.5

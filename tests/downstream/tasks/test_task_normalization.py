@@ -23,8 +23,8 @@ from domext_ray.downstream.tasks.normalization import (
     RecallOptions,
     TermRecall,
 )
-from domext_ray.downstream.tasks.stages import Predict, run_stages
-from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.downstream.tasks.stages import Predict, evaluate_stages
+from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText, Mention
 from domext_ray.labelled.readers.sets import load_set
@@ -75,17 +75,6 @@ def make_task(
     return NormalizationTask(data, tokenizer, OPTIONS, recall_options=options)
 
 
-class Fit:
-    """Hands out a second step and remembers what it was asked for."""
-
-    def __init__(self, predict: Predict) -> None:
-        self.predict, self.stages = predict, list[str]()
-
-    def __call__(self, task: Task, *, stage: str) -> Predict:
-        self.stages.append(stage)
-        return self.predict
-
-
 def test_ngrams_recall_what_looks_alike() -> None:
     recall = TermRecall(TERMS, RecallOptions(num_candidates=3))
     found = recall.find(["PAIN of the hart", "coughing in winter", "cold hand"])
@@ -130,9 +119,8 @@ def test_fused_scores_follow_the_ranks() -> None:
 
 def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
     task = make_task(data, tokenizer)
-    fit = Fit(know_all([*DEV, *TEST]))
-    result = run_stages(task, fit)
-    assert fit.stages == [RANKING]
+    assert list(task.stages) == [RANKING]
+    result = evaluate_stages(task, {RANKING: know_all([*DEV, *TEST])})
     assert result.predictions["dev"] == [["pain of the back"], ["winter cough", "wound of the hand"]]
     for split in ("dev", "test"):
         assert result.scores[split].get("f1") == result.scores[split].get("accuracy") == 1.0
@@ -144,7 +132,7 @@ def test_perfect_ranking_makes_a_perfect_chain(data: LabelledSet, tokenizer: Pre
 
 
 def test_what_is_not_recalled_cannot_be_chosen(data: LabelledSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    result = run_stages(make_task(data, tokenizer, num_candidates=1), Fit(know_all([*DEV, *TEST])))
+    result = evaluate_stages(make_task(data, tokenizer, num_candidates=1), {RANKING: know_all([*DEV, *TEST])})
     assert result.steps["dev"]["recall"].get("recall.all") == 2 / 3
     assert result.scores["dev"].get("recall.all") == 2 / 3
     assert result.scores["dev"].get("precision") == 1.0
@@ -158,7 +146,7 @@ def test_ranking_that_knows_nothing_leaves_the_order_of_recall(
     def indifferent(pairs: Sequence[LabelledText]) -> list[float]:
         return [0.5] * len(pairs)
 
-    result = run_stages(task, Fit(indifferent))
+    result = evaluate_stages(task, {RANKING: indifferent})
     assert result.predictions["dev"] == task.predict_baselines(DEV)["recall"]
 
 
@@ -223,7 +211,7 @@ def test_what_cannot_be_normalised(data: LabelledSet, tokenizer: PreTrainedToken
     with pytest.raises(ConfigError, match="num_candidates 0"):
         RecallOptions(num_candidates=0)
     strange = dataclasses.replace(data, test=(Mention("x", "made:7", "odd", ("not a term",)),))
-    result = run_stages(make_task(strange, tokenizer), Fit(know_all([*DEV, *strange.test])))
+    result = evaluate_stages(make_task(strange, tokenizer), {RANKING: know_all([*DEV, *strange.test])})
     assert result.scores["test"].get("recall.all") == 0.0
 
 
@@ -235,7 +223,7 @@ def test_made_mentions_from_files(tmp_path: Path, tokenizer: PreTrainedTokenizer
     made_data.write_mentions(tmp_path, records, catalogue)
     data = load_set(find_description("normalization", str(tmp_path)), str(tmp_path))
     task = NormalizationTask(data, tokenizer, OPTIONS)
-    result = run_stages(task, Fit(know_all([*data.dev, *data.test])))  # type: ignore[list-item]
+    result = evaluate_stages(task, {RANKING: know_all([*data.dev, *data.test])})  # type: ignore[list-item]
     for split in ("dev", "test"):
         recall = result.steps[split]["recall"]
         assert recall.get("recall.all") > 0.85
@@ -245,30 +233,28 @@ def test_made_mentions_from_files(tmp_path: Path, tokenizer: PreTrainedTokenizer
 
 
 def test_a_tiny_model_learns_to_rank(tiny_base_folder: Path, data: LabelledSet) -> None:
-    """The stage that `fit` is given can be trained: after a few seconds its own training mentions are right."""
+    """The stage can be trained: after a few seconds its own training mentions are right."""
     start = load_start_model(str(tiny_base_folder))
     task = make_task(dataclasses.replace(data, dev=TRAIN, test=()), start.tokenizer)
 
-    def fit(stage_task: Task, *, stage: str) -> Predict:
-        method = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
-        model = build_task_model(start, stage_task, method, dropout=0.0, seed=0)
-        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        batch = stage_task.collate(stage_task.encode(stage_task.data.train, is_training=True))
-        for _ in range(60):
-            loss = stage_task.compute_loss_sum(model(**batch.inputs), batch.targets) / batch.num_targets
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        model.eval()
+    stage = task.ranking_task
+    method = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+    model = build_task_model(start, stage, method, dropout=0.0, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    batch = stage.collate(stage.encode(stage.data.train, is_training=True))
+    for _ in range(60):
+        loss = stage.compute_loss_sum(model(**batch.inputs), batch.targets) / batch.num_targets
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
 
-        def predict(pairs: Sequence[LabelledText]) -> list[float]:
-            rows = stage_task.encode(pairs, is_training=False)
-            with torch.no_grad():
-                (logits,) = stage_task.read_outputs(model(**stage_task.collate(rows).inputs))
-            return stage_task.decode(pairs, rows, [(each,) for each in logits.numpy()])
+    def predict(pairs: Sequence[LabelledText]) -> list[float]:
+        rows = stage.encode(pairs, is_training=False)
+        with torch.no_grad():
+            (logits,) = stage.read_outputs(model(**stage.collate(rows).inputs))
+        return stage.decode(pairs, rows, [(each,) for each in logits.numpy()])
 
-        return predict
-
-    result = run_stages(task, fit, splits=("dev",))
+    result = evaluate_stages(task, {RANKING: predict}, splits=("dev",))
     assert result.baselines["dev"]["majority"].get("f1") < 0.8
     assert result.scores["dev"].get("f1") > 0.8
