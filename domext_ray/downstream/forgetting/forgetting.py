@@ -32,6 +32,8 @@ from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
+from domext_ray.training.engine import move_batch
+from domext_ray.training.objective import pad_batch
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
 PREDICTED = "predicted"  # folder of what models predicted before
@@ -259,20 +261,13 @@ def predict_masked(
     progress = _Progress(name, len(rows))
     for batch in _make_batches(rows, batch_size):
         own = [rows[i] for i in batch]
-        width = max(len(row.input_ids) for row in own)
-        ids = np.full((len(own), width), pad_id, dtype=np.int64)
-        mask = np.zeros_like(ids)
-        for i, row in enumerate(own):
-            ids[i, : len(row.input_ids)] = row.input_ids
-            mask[i, : len(row.input_ids)] = 1
-        places = np.concatenate([i * width + row.places for i, row in enumerate(own)])
+        ids, labels, is_scored = zip(*(row.spread() for row in own), strict=True)
+        longest = max(map(len, ids))  # a model may have positions for no more
+        given = move_batch(pad_batch(ids, labels, is_scored, pad_id, longest), device)
         logits = model(
-            torch.from_numpy(ids).to(device),
-            attention_mask=None if mask.all() else torch.from_numpy(mask).to(device),
-            masked_positions=torch.from_numpy(places).to(device),
+            given["input_ids"], attention_mask=given["attention_mask"], masked_positions=given["masked_positions"]
         ).logits
-        labels = np.concatenate([row.labels for row in own])
-        is_right = logits.argmax(dim=-1).cpu().numpy() == labels
+        is_right = (logits.argmax(dim=-1) == given["labels"]).cpu().numpy()
         ends = np.cumsum([len(row.places) for row in own])[:-1]
         for i, part in zip(batch, np.split(is_right, ends), strict=True):
             found[i] = part

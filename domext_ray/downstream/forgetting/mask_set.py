@@ -66,6 +66,12 @@ class MaskedText:
     places: np.ndarray
     labels: np.ndarray
 
+    def spread(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids, what stood there in the place of scored ones, and whether each is scored, [N] each."""
+        labels, is_scored = self.input_ids.copy(), np.zeros(len(self.input_ids), dtype=bool)
+        labels[self.places], is_scored[self.places] = self.labels, True
+        return self.input_ids, labels, is_scored
+
 
 @dataclass(frozen=True)
 class MaskSet:
