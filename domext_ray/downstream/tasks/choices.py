@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
-from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import encode_texts, read_template
 from domext_ray.labelled.examples import AnyExample, Choice
@@ -43,7 +42,7 @@ class ChoiceTask(Task):
         """
         choices = cast("Sequence[Choice]", examples)
         template = read_template(self.tokenizer, pair=True)
-        room = measure_room(self.options.max_length, template.num_special, least=2)
+        room = template.measure_room(self.options.max_length, least=2)
         contexts = encode_texts(self.tokenizer, [each.context for each in choices])
         continuations = encode_texts(
             self.tokenizer, [join_stem(each.stem, option) for each in choices for option in each.options]

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import (
     RowTemplate,
@@ -108,7 +107,7 @@ class QuestionTask(Task):
         """
         questions = cast("Sequence[Question]", examples)
         template = read_template(self.tokenizer, pair=True)
-        room = measure_room(self.options.max_length, template.num_special, least=2)
+        room = template.measure_room(self.options.max_length, least=2)
         longest = min(MAX_QUESTION_LENGTH, room * 2 // 3)  # a third of a short row at least is the context's
         asked = encode_texts(self.tokenizer, [each.question for each in questions])
         contexts = list(dict.fromkeys(each.context for each in questions))

@@ -20,9 +20,9 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
-from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.texts import SingleLabelTask
+from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, MarkedText
 
@@ -46,7 +46,8 @@ class RelationTask(SingleLabelTask):
     def prepare(self) -> None:
         """Choose the marks."""
         super().prepare()
-        self._room = measure_room(self.options.max_length, num_special=2, least=4)
+        self._template = read_template(self.tokenizer, pair=False)
+        self._room = self._template.measure_room(self.options.max_length, least=4)
         self.marks = find_marks(self.tokenizer)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
@@ -62,10 +63,10 @@ class RelationTask(SingleLabelTask):
             if lost:
                 num_cut[lost].append(example.source)
             ids = np.array(encoding.ids, dtype=np.int64)[kept]
-            row_ids = np.concatenate([[self.tokenizer.cls_token_id], ids, [self.tokenizer.sep_token_id]])
-            opening = 1 + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
+            row_ids, types = self._template.join(ids)
+            opening = self._template.find_text() + np.searchsorted(kept, [places[0], places[2]]).astype(np.int64)
             targets = {**self.make_targets(example, is_training), "input_entity_positions": opening}
-            rows.append(Row(i, row_ids, targets=targets))
+            rows.append(Row(i, row_ids, types, targets))
         what = f"texts have more than {self.options.max_length} tokens and are cut around their marked stretches"
         self.note_cases(num_cut[_OUTSIDE], len(texts), what)
         what = "texts have marked stretches farther apart than a row and are cut between them as well"

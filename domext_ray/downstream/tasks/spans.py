@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from domext_ray.downstream.tasks.entity_dictionary import DictionaryMatcher, build_matcher
-from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row, Task, TaskBatch
 from domext_ray.downstream.tasks.windows import (
     TextPieces,
@@ -85,7 +84,7 @@ class SpanTask(Task):
         """
         texts = cast("Sequence[AnnotatedText]", examples)
         template = read_template(self.tokenizer, pair=False)
-        size = measure_room(self.options.max_length, template.num_special, least=1)
+        size = template.measure_room(self.options.max_length, least=1)
         rows: list[Row] = []
         unaligned: list[str] = []
         cut: list[str] = []

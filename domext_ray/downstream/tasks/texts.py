@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
-from domext_ray.downstream.tasks.pieces import measure_room
 from domext_ray.downstream.tasks.task import Row, Task
+from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText
 from domext_ray.labelled.metrics.metrics import Score, score_classes, score_values
@@ -112,7 +112,7 @@ class _TextRows(Task):
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
         texts = cast("Sequence[LabelledText]", examples)
-        measure_room(self.options.max_length, self.tokenizer.num_special_tokens_to_add(pair=True), least=2)
+        read_template(self.tokenizer, pair=True).measure_room(self.options.max_length, least=2)
         backend = make_backend(self.tokenizer)
         backend.enable_truncation(self.options.max_length, strategy="longest_first")
         encodings = backend.encode_batch([each.text if each.pair is None else (each.text, each.pair) for each in texts])

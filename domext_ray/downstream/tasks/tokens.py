@@ -15,16 +15,59 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from tokenizers import Encoding, pre_tokenizers
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import WordPieces, encode_words, measure_room
+from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.task import Row, Task, keep_note
+from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, TaggedSentence
 from domext_ray.labelled.metrics.metrics import Score, score_tags
 
 NO_TAG = -100
 """Target of pieces that carry no tag."""
+
+
+@dataclass(frozen=True)
+class WordPieces:
+    """The pieces of some words.
+
+    Args:
+        ids: int64 [P], without special tokens.
+        bounds: int64 [W + 1]; word w has the pieces ids[bounds[w] : bounds[w + 1]], none if the tokenizer drops it.
+    """
+
+    ids: np.ndarray
+    bounds: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Pieces of every word, int64 [W]."""
+        return np.diff(self.bounds)
+
+
+def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[WordPieces]:
+    """Tokenise words one by one, as `is_split_into_words` does.
+
+    Args:
+        tokenizer: byte-level vocabularies see every word after a space, as with `add_prefix_space`.
+        sentences: the words of each sentence.
+    """
+    backend = make_backend(tokenizer)
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        sentences = [[f" {word}" for word in words] for words in sentences]
+    encodings = backend.encode_batch(
+        [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
+    )
+    return [_count_by_word(encoding, len(words)) for encoding, words in zip(encodings, sentences, strict=True)]
+
+
+def _count_by_word(encoding: Encoding, num_words: int) -> WordPieces:
+    sizes = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=num_words)
+    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return WordPieces(np.array(encoding.ids, dtype=np.int64), bounds)
 
 
 @dataclass(frozen=True)
@@ -57,7 +100,8 @@ class TokenClassificationTask(Task):
         """Number the tags."""
         self._tags = ("O", *(f"{prefix}-{label}" for label in self.data.labels for prefix in "BI"))
         self._tag_ids = {tag: i for i, tag in enumerate(self._tags)}
-        self._room = measure_room(self.options.max_length, num_special=2, least=1)
+        self._template = read_template(self.tokenizer, pair=False)
+        self._room = self._template.measure_room(self.options.max_length, least=1)
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -127,11 +171,11 @@ class TokenClassificationTask(Task):
             if not len(words) and len(windows) > 1:
                 continue
             ids = whole.ids[bounds[first] : bounds[last]]
-            positions = 1 + bounds[begin + words] - bounds[first]
-            labels = np.full(len(ids) + 2, NO_TAG, dtype=np.int64)
+            positions = self._template.find_text() + bounds[begin + words] - bounds[first]
+            row_ids, types = self._template.join(ids)
+            labels = np.full(len(row_ids), NO_TAG, dtype=np.int64)
             labels[positions] = tags[words]
-            row_ids = np.concatenate([[self.tokenizer.cls_token_id], ids, [self.tokenizer.sep_token_id]])
-            yield Row(number, row_ids, targets={"labels": labels}, place=TaggedWords(words, positions))
+            yield Row(number, row_ids, types, {"labels": labels}, TaggedWords(words, positions))
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed cross-entropy of the tagged words; see `Task.compute_loss_sum`."""

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.errors import ConfigError
 
 Window = tuple[int, int]
 """First piece, and the piece after the last."""
@@ -125,6 +126,23 @@ class RowTemplate:
     def num_special(self) -> int:
         """Special tokens of a row."""
         return sum(map(len, self.specials))
+
+    def measure_room(self, max_length: int, least: int) -> int:
+        """Return how many pieces a row has room for beside its special tokens.
+
+        Args:
+            max_length: tokens of a row at most.
+            least: pieces that a row of the task has to hold.
+
+        Raises:
+            ConfigError: the row is too short.
+        """
+        if max_length < self.num_special + least:
+            raise ConfigError(
+                f"max_length is {max_length}; a row of this task has {self.num_special} special tokens and needs "
+                f"max_length {self.num_special + least} at least."
+            )
+        return max_length - self.num_special
 
     def join(self, *texts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return a row of texts, int64 [N], and its segment types, int64 [N] or None.

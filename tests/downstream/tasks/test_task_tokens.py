@@ -13,12 +13,12 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.pieces import encode_words
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.tokens import (
     NO_TAG,
     TokenClassificationTask,
     assign_words,
+    encode_words,
     find_best_tags,
     grow_window,
     repair_tags,
