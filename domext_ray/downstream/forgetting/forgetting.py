@@ -27,7 +27,8 @@ from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build
 from domext_ray.downstream.start.model import TRAININGS, read_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.files import new_file
-from domext_ray.labelled.metrics.metrics import PairedDifference, Score, compare_paired_figures, divide, make_score
+from domext_ray.labelled.metrics.metrics import divide
+from domext_ray.labelled.metrics.scores import PairedDifference, Score, compare_paired_figures, make_score
 from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM

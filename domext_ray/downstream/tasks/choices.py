@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import encode_texts, read_template
 from domext_ray.labelled.examples import AnyExample, Choice
-from domext_ray.labelled.metrics.metrics import Score, score_classes
+from domext_ray.labelled.metrics.metrics import score_classes
+from domext_ray.labelled.metrics.scores import Score
 
 
 class ChoiceTask(Task):

@@ -23,7 +23,8 @@ from domext_ray.downstream.tasks.stages import Predict, StagedTask, choose_metri
 from domext_ray.downstream.tasks.task import Task, TaskOptions, keep_note
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
-from domext_ray.labelled.metrics.metrics import Score, score_triples
+from domext_ray.labelled.metrics.metrics import score_triples
+from domext_ray.labelled.metrics.scores import Score
 
 ENTITIES, RELATIONS = "entities", "relations"
 NO_RELATION = "no_relation"

@@ -18,7 +18,7 @@ from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask, RegressionTask
 from domext_ray.downstream.tasks.tokens import TokenClassificationTask
 from domext_ray.labelled.examples import AnyExample, LabelledSet
-from domext_ray.labelled.metrics.metrics import Score
+from domext_ray.labelled.metrics.scores import Score
 
 ONLY_STAGE = "model"
 """Name of the stage of a task that has one model."""

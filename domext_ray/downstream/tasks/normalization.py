@@ -23,7 +23,8 @@ from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledSet, LabelledText, Mention
-from domext_ray.labelled.metrics.metrics import Score, score_classes, score_terms
+from domext_ray.labelled.metrics.metrics import score_classes, score_terms
+from domext_ray.labelled.metrics.scores import Score
 
 RANKING = "ranking"
 SAME, DIFFERENT = "same", "different"

@@ -30,7 +30,8 @@ from domext_ray.downstream.tasks.windows import (
 )
 from domext_ray.labelled.examples import AnyExample, Question
 from domext_ray.labelled.metrics.answer_metrics import score_answer
-from domext_ray.labelled.metrics.metrics import Score, score_answers
+from domext_ray.labelled.metrics.metrics import score_answers
+from domext_ray.labelled.metrics.scores import Score
 
 MAX_QUESTION_LENGTH = 64
 MAX_ANSWER_LENGTH = 30

@@ -29,7 +29,8 @@ from domext_ray.downstream.tasks.windows import (
 )
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity
-from domext_ray.labelled.metrics.metrics import Score, score_entities
+from domext_ray.labelled.metrics.metrics import score_entities
+from domext_ray.labelled.metrics.scores import Score
 from domext_ray.model.domext.heads_domext import compute_zlpr
 
 SPANS_PER_TOKEN = 8

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, LabelledSet
-from domext_ray.labelled.metrics.metrics import Score
+from domext_ray.labelled.metrics.scores import Score
 
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 """Examples of a stage -> what `Task.decode` says of each."""

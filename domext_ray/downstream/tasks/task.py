@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, LabelledSet
-from domext_ray.labelled.metrics.metrics import Score
-from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.labelled.metrics.scores import Score, flatten
 
 
 @dataclass(frozen=True)

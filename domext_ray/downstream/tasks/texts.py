@@ -22,7 +22,8 @@ from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText
-from domext_ray.labelled.metrics.metrics import Score, score_classes, score_values
+from domext_ray.labelled.metrics.metrics import score_classes, score_values
+from domext_ray.labelled.metrics.scores import Score
 
 NO_CLASS = -100
 """Target of an example whose label the head does not have."""

@@ -24,7 +24,8 @@ from domext_ray.downstream.tasks.task import Row, Task, keep_note
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, TaggedSentence
-from domext_ray.labelled.metrics.metrics import Score, score_tags
+from domext_ray.labelled.metrics.metrics import score_tags
+from domext_ray.labelled.metrics.scores import Score
 
 NO_TAG = -100
 """Target of pieces that carry no tag."""

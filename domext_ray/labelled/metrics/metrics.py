@@ -21,28 +21,7 @@ import numpy as np
 
 from domext_ray.labelled.examples import Entity
 from domext_ray.labelled.metrics.answer_metrics import score_answer
-from domext_ray.labelled.metrics.scores import (
-    PairedDifference,
-    Score,
-    compare_paired,
-    compare_paired_figures,
-    make_score,
-)
-
-__all__ = [
-    "PairedDifference",
-    "Score",
-    "compare_paired",
-    "compare_paired_figures",
-    "read_tags",
-    "score_answers",
-    "score_classes",
-    "score_entities",
-    "score_tags",
-    "score_terms",
-    "score_triples",
-    "score_values",
-]
+from domext_ray.labelled.metrics.scores import Score, make_score
 
 RECALL_DEPTHS = (1, 5, 10)
 

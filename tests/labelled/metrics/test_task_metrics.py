@@ -18,8 +18,6 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, precisi
 
 from domext_ray.labelled.examples import Entity
 from domext_ray.labelled.metrics.metrics import (
-    Score,
-    compare_paired,
     read_tags,
     score_answers,
     score_classes,
@@ -29,6 +27,7 @@ from domext_ray.labelled.metrics.metrics import (
     score_triples,
     score_values,
 )
+from domext_ray.labelled.metrics.scores import Score, compare_paired
 
 TAGS = ("O", "B-Drug", "I-Drug", "B-Gene", "I-Gene", "B-Cell", "I-Cell")
 LABELS = ("none", "up", "down", "same")
