@@ -328,7 +328,7 @@ def test_a_fine_tuned_run_of_several_models_names_them(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"one model per step of its task \(entities, relations\); give the folder"):
         domext_ray.load(run)
     shutil.rmtree(run / "export")
-    with pytest.raises(RunError, match="has no export; fine-tune again with export=True, without features"):
+    with pytest.raises(RunError, match="has no export; fine-tune again with export=True"):
         domext_ray.load(run)
 
 
