@@ -127,3 +127,12 @@ def local_ray() -> Iterator[None]:
     start_ray()
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def far_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RAY_ADDRESS names a cluster that is not there; the session's own Ray, if a test has started it, is not seen."""
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)

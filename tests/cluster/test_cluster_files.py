@@ -246,9 +246,9 @@ def test_the_batch_script_starts_raylets_with_rays_options() -> None:
     assert set(options) <= known and {"--head", "--port", "--address", "--block"} <= set(options)
 
 
+@pytest.mark.usefixtures("far_cluster")  # this machine need not have a cluster's GPUs
 @pytest.mark.parametrize("name", SHOWN)
-def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # this machine need not have a cluster's GPUs
+def test_commands_of_jobs_are_read_by_their_jobs(name: str, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.txt", 400)
     commands = [each for each in list_commands(name) if each[0] == "python"]
     assert commands

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from conftest import REPOSITORY
 from job_processes import find_workers, kill_job, start_job, stop_job
 from pretrain_jobs import check_mistake, count_steps, read_losses, run_job, train_here, wait_for_step
@@ -306,15 +305,10 @@ def still(local_ray: None, tiny_base_folder: Path, corpus_file: Path, tmp_path_f
     return runs / "plain"
 
 
+@pytest.mark.usefixtures("far_cluster")
 def test_dry_run_starts_nothing(
-    tiny_base_folder: Path,
-    corpus_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_base_folder: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "x:1")  # where no Ray is, and the session's own is not looked at
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     train_here(build_command(tiny_base_folder, corpus_file, tmp_path / "runs", "dry", "--dry_run", "true"))
     said = capsys.readouterr().out
     assert "trainable" in said and "memory per rank" in said
