@@ -27,6 +27,8 @@ from transformers import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+FEW_SENTENCES = REPOSITORY / "tests" / "helpers" / "few_sentences.txt"
+"""A general probe of six sentences: an evaluation of the 371 that ship takes longer than all steps of a tiny run."""
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were all her she there would their we him been has when who will no more if out so up said what its about "

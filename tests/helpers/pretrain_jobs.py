@@ -14,6 +14,10 @@ from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError
 from domext_ray.pipeline import run_pretraining
+from domext_ray.training.evaluate import GENERAL_PROBE
+
+LONG_EVALUATIONS = ("--train.general_probe", str(GENERAL_PROBE))
+"""Flags of a job that is to be stopped: its steps take milliseconds, an evaluation takes seconds."""
 
 PATIENCE_SECONDS = 600
 """What a step or a job may take on a slow or busy machine, before a test fails."""

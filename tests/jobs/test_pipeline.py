@@ -1,6 +1,6 @@
 """The whole path, with real Ray, DeepSpeed and processes that die: text in, the same losses and an export out.
 
-Two jobs of the default tier are processes: one that is killed twice and goes on, one of two workers at ZeRO-3.
+One job is a process of its own, which is killed; the others train in this process on the session's Ray.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from conftest import FEW_SENTENCES, REPOSITORY
 from job_processes import find_workers, kill_job, start_job, stop_job
-from pretrain_jobs import check_mistake, count_steps, read_losses, run_job, train_here, wait_for_step
+from pretrain_jobs import (
+    LONG_EVALUATIONS,
+    check_mistake,
+    count_steps,
+    read_losses,
+    run_job,
+    train_here,
+    wait_for_step,
+)
 
 from domext_ray import pipeline
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
@@ -53,6 +61,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
         *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "32"),
         *("--train.checkpoint_every", "5", "--train.eval_every", "15", "--train.eval_rows", "40"),
+        *("--train.general_probe", str(FEW_SENTENCES), "--train.dropout", "0"),
         *("--engine.precision", "fp32", "--method.ffn_units", "16", "--optim.lr", "1e-3"),
         *flags,
     ]
@@ -62,9 +71,12 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
 def undisturbed(
     local_ray: None, tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run with dropout that nothing disturbs."""
+    """A run of one worker at ZeRO 0 that nothing disturbs; without dropout, so that more workers have its losses.
+
+    That a run with dropout goes on exactly is in the matrix (test_methods.py) and in test_engine.py.
+    """
     runs = tmp_path_factory.mktemp("runs")
-    train_here(build_command(tiny_base_folder, corpus_file, runs, "plain", "--train.dropout", "0.1"))
+    train_here(build_command(tiny_base_folder, corpus_file, runs, "plain"))
     return runs / "plain"
 
 
@@ -92,7 +104,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 
 def start_again(run: Path, base: Path, corpus: Path, *flags: str) -> None:
     """Give a run's command again, in this process: of what ends before Ray starts."""
-    train_here(build_command(base, corpus, run.parent, run.name, "--train.dropout", "0.1", *flags))
+    train_here(build_command(base, corpus, run.parent, run.name, *flags))
 
 
 def test_a_moved_base_and_a_moved_text_are_the_same_run(
@@ -201,10 +213,10 @@ def test_another_identity_is_refused(undisturbed: Path, tiny_base_folder: Path, 
 def test_killed_worker_and_killed_job_leave_the_same_losses(
     undisturbed: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
-    """SIGKILL of a worker at step 7, of the whole job at step 13, then the same command."""
-    command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "killed", "--train.dropout", "0.1")
+    """SIGKILL of a worker at step 7, of the whole job at step 13, then the same command, on the session's Ray."""
+    command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "killed")
     run = undisturbed.parent / "killed"
-    process = start_job(command)
+    process = start_job([*command, *LONG_EVALUATIONS])
     wait_for_step(run, 7, process)
     find_workers(process, "TrainWorker")[0].kill()
     wait_for_step(run, 13, process)
@@ -212,7 +224,7 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
     assert "worker 0 failed (" in said and "failure 1 of at most 3 (--train.max_failures); all workers start" in said
     kill_job(process)
     assert count_steps(run) < NUM_STEPS
-    run_job(command)
+    train_here(command)
     assert read_losses(run, NUM_STEPS) == read_losses(undisturbed, NUM_STEPS)
 
 
@@ -220,9 +232,9 @@ def test_killed_worker_and_killed_job_leave_the_same_losses(
 def test_a_job_that_sigterm_ends_saves_and_goes_on_with_the_same_losses(
     undisturbed: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
-    command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "stopped", "--train.dropout", "0.1")
+    command = build_command(tiny_base_folder, corpus_file, undisturbed.parent, "stopped")
     run = undisturbed.parent / "stopped"
-    process = start_job([*command, "--train.eval_every", "1"], stderr=subprocess.PIPE)  # slow enough to be stopped
+    process = start_job([*command, *LONG_EVALUATIONS, "--train.eval_every", "1"], stderr=subprocess.PIPE)
     wait_for_step(run, 3, process)
     said = stop_job(process, signal.SIGTERM)
     newest = max(list_steps(run / "checkpoints"))
@@ -284,25 +296,17 @@ SHAPES = [(1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 
 def test_losses_do_not_depend_on_workers_stage_or_accumulation(
     tiny_base_folder: Path,
     corpus_file: Path,
-    still: Path,
+    undisturbed: Path,
     num_workers: int,
     zero_stage: int,
     micro_batch_size: int,
 ) -> None:
     name = f"w{num_workers}-z{zero_stage}-m{micro_batch_size}"
-    flags = ("--train.dropout", "0", "--scale.num_workers", str(num_workers))
-    flags += ("--engine.zero_stage", str(zero_stage), "--train.micro_batch_size", str(micro_batch_size))
-    run_job(build_command(tiny_base_folder, corpus_file, still.parent, name, *flags))
-    found, expected = read_losses(still.parent / name, NUM_STEPS), read_losses(still, NUM_STEPS)
+    flags = ("--scale.num_workers", str(num_workers), "--engine.zero_stage", str(zero_stage))
+    flags += ("--train.micro_batch_size", str(micro_batch_size))
+    train_here(build_command(tiny_base_folder, corpus_file, undisturbed.parent, name, *flags))
+    found, expected = read_losses(undisturbed.parent / name, NUM_STEPS), read_losses(undisturbed, NUM_STEPS)
     np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def still(local_ray: None, tiny_base_folder: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without dropout on one worker at ZeRO 0."""
-    runs = tmp_path_factory.mktemp("still")
-    train_here(build_command(tiny_base_folder, corpus_file, runs, "plain", "--train.dropout", "0"))
-    return runs / "plain"
 
 
 @pytest.mark.usefixtures("far_cluster")

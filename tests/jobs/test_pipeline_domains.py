@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import FEW_SENTENCES, REPOSITORY
 from peft import PeftModel
 from pretrain_jobs import check_mistake, run_job
 from safetensors.torch import load_file
@@ -40,7 +40,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         *("--train.max_steps", "6", "--train.global_batch_size", "8", "--train.seq_length", "48"),
         *("--train.checkpoint_every", "3", "--train.eval_every", "6", "--train.eval_rows", "40"),
         *("--method.bottleneck_size", "6", "--optim.lr", "1e-2", "--optim.decay_steps", "20"),
-        *("--engine.precision", "fp32", *flags),
+        *("--engine.precision", "fp32", "--train.general_probe", str(FEW_SENTENCES), *flags),
     ]
 
 

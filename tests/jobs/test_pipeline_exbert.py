@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from conftest import FEW_SENTENCES, REPOSITORY
 from job_processes import kill_job, start_job
-from pretrain_jobs import check_mistake, run_job, train_here, wait_for_step
+from pretrain_jobs import LONG_EVALUATIONS, check_mistake, run_job, train_here, wait_for_step
 from safetensors.torch import load_file
 
 from domext_ray.corpus.vocabulary.extension import load_extension
@@ -42,6 +42,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         *("--train.checkpoint_every", "3", "--train.eval_every", "6", "--train.eval_rows", "40"),
         *("--method.module_hidden_size", "12", "--method.module_ffn_size", "20", "--optim.lr", "1e-3"),
         *("--engine.precision", "fp32", "--train.dropout", "0.1", "--objective.next_sentence", "true"),
+        *("--train.general_probe", str(FEW_SENTENCES)),
         *flags,
     ]
 
@@ -143,7 +144,7 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     first: Path, second: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
     command = build_second(tiny_base_folder, corpus_file, first, "killed")
-    process = start_job(command)
+    process = start_job([*command, *LONG_EVALUATIONS])
     run = first.parent / "killed"
     wait_for_step(run, 10, process)  # in the phase of long rows, after a checkpoint at its first step
     kill_job(process)

@@ -18,7 +18,7 @@ import optuna
 import psutil
 import pytest
 import ray
-from conftest import REPOSITORY, write_corpus
+from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from ray import tune
@@ -62,7 +62,13 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         search=SearchConfig(trials=6, rungs=3, reduction=3, scheduler="asha"),
         run=RunConfig(name="tiny", dir=str(folder / "runs"), tensorboard=False, keep_checkpoints=1),
         train=TrainConfig(
-            global_batch_size=8, seq_length=32, eval_rows=40, eval_every=100, checkpoint_every=4, dropout=0.0
+            global_batch_size=8,
+            seq_length=32,
+            eval_rows=40,
+            eval_every=100,
+            checkpoint_every=4,
+            dropout=0.0,
+            general_probe=str(FEW_SENTENCES),
         ),
         engine=EngineConfig(precision="fp32"),
         finetune=FinetuneConfig(

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import write_corpus
+from conftest import FEW_SENTENCES, write_corpus
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
@@ -30,7 +30,14 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
         base=str(tiny_base_folder),
         corpus=str(write_corpus(tmp_path / "corpus.txt", 400)),
         run=RunConfig(name="two", dir=str(tmp_path / "runs"), tensorboard=False),
-        train=TrainConfig(max_steps=40, global_batch_size=8, seq_length=32, checkpoint_every=2, eval_rows=20),
+        train=TrainConfig(
+            max_steps=40,
+            global_batch_size=8,
+            seq_length=32,
+            checkpoint_every=2,
+            eval_rows=20,
+            general_probe=str(FEW_SENTENCES),
+        ),
         engine=EngineConfig(precision="fp32"),
         scale=ScaleConfig(num_workers=2, use_gpu=False),
     )

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import write_corpus
+from conftest import FEW_SENTENCES, write_corpus
 from file_limits import limit_files
 from safetensors.torch import load_file
 
@@ -43,7 +43,13 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         method=MethodConfig(heads=0, ffn_units=8),
         run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
         train=TrainConfig(
-            max_steps=16, global_batch_size=4, seq_length=32, eval_rows=4, eval_every=100, checkpoint_every=5
+            max_steps=16,
+            global_batch_size=4,
+            seq_length=32,
+            eval_rows=4,
+            eval_every=100,
+            checkpoint_every=5,
+            general_probe=str(FEW_SENTENCES),
         ),
         optim=OptimConfig(decay_steps=16, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
