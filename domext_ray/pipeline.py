@@ -1,8 +1,9 @@
 """plan -> prepare -> train -> report -> export: what a training job calls.
 
 Enters: a `PretrainConfig`. Leaves: the run directory RUN.DIR/RUN.NAME with config.yaml, identity.json, tokenizer/,
-metrics.jsonl, tensorboard/, checkpoints/, export/, summary.json, curves.png and report.html. The same command goes on
-from the newest checkpoint, and says so when there is nothing left to do.
+metrics.jsonl, tensorboard/, checkpoints/, export/, about.json, summary.json, curves.png and report.html, which is there
+while the run trains, too; and a line in RUN.DIR/index.html. The same command goes on from the newest checkpoint, and
+says so when there is nothing left to do.
 """
 
 from __future__ import annotations
@@ -34,17 +35,24 @@ from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
+from domext_ray.options.places import hide_places
 from domext_ray.plan import (
     RunPlan,
     count_planned_words,
     count_run,
     describe_base_words,
+    describe_run,
     load_run_base,
     plan_run,
     settle_workers,
 )
+from domext_ray.report.examples import make_examples
 from domext_ray.report.forecast import Forecast, make_forecast
-from domext_ray.report.report import format_summary, write_report
+from domext_ray.report.index import write_index
+from domext_ray.report.live import LiveReport
+from domext_ray.report.origin import count_trained, write_origin
+from domext_ray.report.report import write_report
+from domext_ray.report.results import format_summary
 from domext_ray.report.summary import (
     describe_end,
     describe_manifest,
@@ -175,27 +183,59 @@ def train_run(prepared: PreparedRun) -> None:
     write_config(run_dir, plan.config)
     write_identity(run_dir, plan.identity)
     write_made_with(run_dir, describe_order(), prepared.goes_on_from.step if prepared.goes_on_from else 0)
-    pretrain(
-        PretrainTask(
-            plan.config,
-            run_dir,
-            tuple(manifest.folder for manifest in prepared.manifests),
-            prepared.tokenizer_dir,
-            plan.identity["base_sha256"],
-            init_from=plan.start,
-            earlier=plan.earlier,
-            goes_on_from=prepared.goes_on_from,
-            starts_from=plan.starts_from,
-        )
+    _write_origin(prepared)
+    report = LiveReport(run_dir)
+    task = PretrainTask(
+        plan.config,
+        run_dir,
+        tuple(manifest.folder for manifest in prepared.manifests),
+        prepared.tokenizer_dir,
+        plan.identity["base_sha256"],
+        init_from=plan.start,
+        earlier=plan.earlier,
+        goes_on_from=prepared.goes_on_from,
+        starts_from=plan.starts_from,
     )
+    try:
+        pretrain(task, report.note_evaluation)
+    except BaseException:  # a signal, too
+        report.note_stop()
+        raise
 
 
 def report_run(prepared: PreparedRun) -> None:
-    """Write a trained run's summary and report, and print the table."""
-    run_dir = prepared.plan.paths.run
-    summary = write_summary(run_dir, prepared.plan.config, prepared.counts, prepared.manifests[0])
-    write_report(run_dir)
+    """Write a trained run's summary, report and line in the index, and print the table."""
+    run_dir, manifest = prepared.plan.paths.run, prepared.manifests[0]
+    summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
+    write_report(run_dir, examples=make_examples(run_dir, manifest))
+    write_index(run_dir.parent)
     print(format_summary(summary))
+
+
+def _write_origin(prepared: PreparedRun) -> None:
+    """Record what the run's page says of its text and of what trains."""
+    plan, counts, manifest = prepared.plan, prepared.counts, prepared.manifests[0]
+    phases = make_phases(plan.config, prepared.manifests)
+    shape = describe_run(plan.config, plan.base, *_count_words(prepared.tokenizer_dir), plan.earlier)
+    write_origin(
+        plan.paths.run,
+        base_sha256=plan.identity["base_sha256"],
+        parameters={
+            "total": counts.total,
+            "trainable": counts.trainable,
+            "trainable_frac": counts.trainable_frac,
+            "kinds": count_trained(shape, plan.config.method, counts.trainable),
+        },
+        corpus={
+            "sources": hide_places(plan.config.corpus),
+            "documents": manifest.num_documents,
+            "dropped": manifest.dropped,
+            "rows": manifest.num_rows("train"),
+            "tokens": manifest.num_tokens("train"),
+            "held_out_rows": manifest.num_rows("held_out"),
+            "phases": [[each.first_step, each.end_step, each.plan.batches_per_epoch] for each in phases],
+        },
+    )
 
 
 def _forecast(plan: RunPlan) -> Forecast:

@@ -22,6 +22,7 @@ from domext_ray.files import hash_values
 from domext_ray.model.base import SHIPPED_BASE, Base, describe_base, load_base
 from domext_ray.model.budget import solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
+from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, describe_shape
 from domext_ray.runs.run_directory import RunPaths, check_identity, read_identity, resolve_paths, resolve_schedule
 from domext_ray.runtime.ray_cluster import settle_gpu
@@ -160,17 +161,24 @@ def count_run(
         num_new_words: the new ones.
         earlier: extensions that the model has beside the method's own.
     """
-    next_sentence = config.objective.next_sentence
-    shape = describe_shape(
+    shape = describe_run(config, base, vocab_size, num_new_words, earlier)
+    heads, next_sentence = base.heads if base else (), config.objective.next_sentence
+    return count_parameters(shape, config.method, heads, next_sentence=next_sentence)
+
+
+def describe_run(
+    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None
+) -> DomextConfig:
+    """Return the shape of a run's model; see `count_run`."""
+    return describe_shape(
         base,
         config.shape,
         config.method,
         vocab_size=vocab_size,
         num_new_words=num_new_words,
-        next_sentence=next_sentence,
+        next_sentence=config.objective.next_sentence,
         earlier=earlier,
     )
-    return count_parameters(shape, config.method, base.heads if base else (), next_sentence=next_sentence)
 
 
 def count_planned_words(config: PretrainConfig, base: Base | None) -> int:

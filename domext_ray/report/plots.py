@@ -5,7 +5,9 @@ Leaves: PNG files beside the results, and SVG for pages that need no network.
 
 from __future__ import annotations
 
+import html
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +21,19 @@ from matplotlib.ticker import FuncFormatter
 from domext_ray.errors import RunError
 from domext_ray.files import new_file
 
-INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e8ec"
-BLUE, GREEN, ORANGE, VIOLET = "#1f6fb2", "#2b8a57", "#c2571a", "#6a51a3"
-COLORS = (BLUE, ORANGE, GREEN, VIOLET, "#b3365b", "#8a6d1f", INK, MUTED)
+PAPER, INK, MUTED, GRID, LINE = "#ffffff", "#1f2933", "#5b6672", "#e4e8ec", "#c3cad1"
+BLUE, GREEN, ORANGE, VIOLET, RED, OCHRE = "#1f6fb2", "#23794b", "#b34d14", "#6a51a3", "#b3365b", "#7a5f14"
+COLORS = (BLUE, ORANGE, GREEN, VIOLET, RED, OCHRE, INK, MUTED)
 """Of runs and models, in their order."""
+_VARIABLES = {
+    **{PAPER: "paper", INK: "ink", MUTED: "muted", GRID: "grid", LINE: "line", "#000000": "ink"},
+    **{BLUE: "blue", GREEN: "green", ORANGE: "orange", VIOLET: "violet", RED: "red", OCHRE: "ochre"},
+}
+"""Colour -> the variable of a page's style that stands for it, which is another one on a dark screen."""
 DASHED = (0, (4, 3))
 """Line style of what others are compared with."""
-PAGE_SIZE = (6.2, 4.2)
-"""Inches of a picture in a page."""
+PAGE_SIZE, WIDE_SIZE = (5.0, 3.7), (11.0, 4.6)
+"""Inches of a picture in a page: a third of a wide screen or all of a narrow one, and one of the whole width."""
 _SOFTWARE = "domext_ray"
 """Is in a picture's metadata."""
 _STYLE: Any = {
@@ -35,7 +42,7 @@ _STYLE: Any = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 10,
-    "axes.edgecolor": "#c3cad1",
+    "axes.edgecolor": LINE,
     "axes.labelcolor": MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,9 +54,18 @@ _STYLE: Any = {
     "ytick.color": MUTED,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
-    "figure.facecolor": "white",
+    "figure.facecolor": PAPER,
     "svg.hashsalt": "domext_ray",  # equal figures are equal files
 }
+_PAGE_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 13.2,  # "small" is then 11, and a picture is as wide as a phone
+    "axes.titlesize": 14,
+    "axes.labelsize": 11.5,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+}
+"""On top of the other, in pages."""
 
 
 @contextmanager
@@ -67,19 +83,25 @@ def new_picture(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(temporary, format="png", dpi=150, metadata={"Software": _SOFTWARE})
 
 
-def draw_svg(draw: Callable[[Figure], None]) -> str:
-    """Return a picture of a page as SVG.
+def draw_svg(draw: Callable[[Figure], None], alt: str, size: tuple[float, float] = PAGE_SIZE) -> str:
+    """Return a picture of a page as SVG: its text is text, its colours are the page's, light or dark.
 
     Args:
         draw: draws on an empty figure.
+        alt: what a reader sees in it, for those who cannot.
+        size: inches.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=PAGE_SIZE, layout="constrained")
+    with matplotlib.rc_context(_STYLE | _PAGE_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        nothing: Any = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
+    text = text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
+    text = re.sub(r' id="[A-Za-z0-9]+_\d+"| (?:width|height)="[\d.]+pt"|<!--.*?-->', "", text)
+    text = re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: f"var(--{_VARIABLES[found[0]]})", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
 
 
 def check_picture(path: Path) -> None:

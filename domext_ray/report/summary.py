@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -100,47 +101,60 @@ def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str
     }
 
 
+def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of a run before and after, as far as it is: the first evaluation and the newest one.
+
+    Args:
+        records: lines of metrics.jsonl.
+
+    Returns:
+        "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were measured
+        on) and, once a step was trained, "train".
+    """
+    steps = [each for each in records if "train/mlm_loss" in each]
+    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
+    before = evaluated[0] if evaluated else {}
+    after = evaluated[-1] if evaluated and evaluated[-1]["step"] else {}
+
+    def pair(name: str) -> dict[str, float | None]:
+        return {"before": before.get(f"eval/{name}"), "after": after.get(f"eval/{name}")}
+
+    sizes = ("domain_tokens", "domain_characters", "general_words")
+    measured: dict[str, Any] = {
+        "domain": {name: pair(f"domain_{name}") for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")},
+        "general": {"mlm_accuracy": pair("general_mlm_accuracy")},
+        "evaluation": {name: (after or before).get(f"eval/{name}", 0) for name in sizes},
+    }
+    if steps:
+        last = steps[-1]
+        seconds = last["time/seconds"]
+        measured["train"] = {
+            "steps": last["step"],
+            "tokens": last["train/tokens"],
+            "tokens_per_second": last["train/tokens"] / seconds,
+            "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
+            "wall_seconds": seconds,
+        }
+    return measured
+
+
 def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:
     """Write summary.json from the metrics of a run and return it."""
     records = read_metrics(run_dir / "metrics.jsonl")
-    steps = [each for each in records if "train/mlm_loss" in each]
-    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
-    if not steps or find_latest(run_dir / "checkpoints") is None:
+    measured = measure_run(records)
+    if "train" not in measured or find_latest(run_dir / "checkpoints") is None:
         raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
-    before, after, last = evaluated[0], evaluated[-1], steps[-1]
-    seconds = last["time/seconds"]
     summary = {
         "parameters": {
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
         },
-        "domain": {
-            name: {"before": before[f"eval/domain_{name}"], "after": after[f"eval/domain_{name}"]}
-            for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")
-        },
-        "general": {
-            "mlm_accuracy": {
-                "before": before["eval/general_mlm_accuracy"],
-                "after": after["eval/general_mlm_accuracy"],
-            }
-        },
-        "train": {
-            "steps": last["step"],
-            "tokens": last["train/tokens"],
-            "tokens_per_second": last["train/tokens"] / seconds,
-            "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
-            "wall_seconds": seconds,
-        },
+        **measured,
         "corpus": {
             "rows": manifest.num_rows("train"),
             "tokens": manifest.num_tokens("train"),
             "dropped": manifest.dropped,
-        },
-        "evaluation": {
-            "domain_tokens": after["eval/domain_tokens"],
-            "domain_characters": after["eval/domain_characters"],
-            "general_words": after["eval/general_words"],
         },
         "method": asdict(config.method),
         "base": hide_places(config.base),

@@ -266,6 +266,13 @@ def list_nodes() -> list[Node]:
     return [Node(each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in alive]
 
 
+def list_accelerators() -> list[str]:
+    """Return the types of the cluster's GPUs, such as H100, each once; Ray is initialised."""
+    prefix = "accelerator_type:"
+    names = {name for each in ray.nodes() if each["Alive"] for name in each["Resources"] if name.startswith(prefix)}
+    return sorted(name.removeprefix(prefix) for name in names)
+
+
 def share_cpus(nodes: Sequence[Node], number: int, *, most: float, with_gpu: bool, read_cpus: float) -> float:
     """Return the largest CPU share of so many processes that leaves every node CPUs for reading tasks.
 

@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,17 @@ from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json, write_json
 from domext_ray.progress import format_seconds
+from domext_ray.report.page import (
+    Picture,
+    fill_page,
+    format_html,
+    format_paragraph,
+    format_pictures,
+    format_section,
+    format_settings,
+)
 from domext_ray.report.plots import BLUE, COLORS, DASHED, GREEN, MUTED, ORANGE, draw_legend, new_picture
-from domext_ray.report.tables import fill_page, format_html, format_text
+from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
@@ -95,11 +103,13 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
     header, rows = _list_rows(ranked[:MAX_ROWS], objectives)
     page = fill_page(
         folder.name,
-        result,
-        format_html(header, rows),
-        _list_pictures(config, space, trials, importance, base),
-        format_html(("", ""), _list_time(time)),
-        dump_yaml(config),
+        [
+            format_paragraph(result, "result"),
+            format_html(header, rows),
+            format_section("Pictures", format_pictures(_list_pictures(config, space, trials, importance, base))),
+            format_section("What it took", format_html(("", ""), _list_time(time), "pairs")),
+            format_section("Options", format_settings(dump_yaml(config))),
+        ],
     )
     write_text(folder / "sweep.html", page)
     write_json(folder / "summary.json", summary)
@@ -192,41 +202,53 @@ def _list_pictures(
     trials: Sequence[TrialResult],
     importance: Mapping[str, float],
     base: dict[str, Any] | None,
-) -> list[tuple[Callable[[Figure], None], str]]:
+) -> list[Picture]:
     objectives = config.search.objective_names
     first = objectives[0]
     second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
-    drawings: list[tuple[Callable[[Axes], None], str]] = [
-        (
-            lambda axes: draw_sizes(axes, config.search, space, trials, base),
+    best = rank_trials(trials, objectives)[0]
+    reached = f"The best trial, {best.id}, has {NAMES[first]} {_show(first, best.get(first))}"
+    pictures = [
+        Picture(
+            _on_axes(lambda axes: draw_sizes(axes, config.search, space, trials, base)),
             "Trials of the whole budget, with bootstrap 95 % intervals over dev's examples; seeds of one point share "
             "a mean.",
+            f"{NAMES[first]} of {len(trials)} trials by {config.search.axis or 'size'}. {reached} with "
+            f"{describe_point(best.point)}.",
         ),
-        (
-            lambda axes: _draw_coordinates(axes, space, trials, first),
+        Picture(
+            _on_axes(lambda axes: _draw_front(axes, trials, first, second)),
+            f"No other trial is better than those of the line in both {NAMES[first]} and {NAMES[second]}.",
+            f"{NAMES[first]} against {NAMES[second]}; on the front: "
+            f"{', '.join(each.id for each in find_front(trials, (first, second)))}.",
+        ),
+        Picture(
+            _on_axes(lambda axes: _draw_coordinates(axes, space, trials, first)),
             "Parallel coordinates: one line per trial, past what it does not have, the darker the better its "
             f"{NAMES[first]}.",
-        ),
-        (
-            lambda axes: _draw_front(axes, trials, first, second),
-            f"No other trial is better than those of the line in both {NAMES[first]} and {NAMES[second]}.",
+            f"One line per trial over {', '.join(each.name for each in space.dimensions)}. {reached}.",
+            is_wide=True,
         ),
     ]
     if config.search.rungs > 1:
         caption = "What every trial scored as its pre-training went on."
-        drawings.insert(1, (lambda axes: _draw_rungs(axes, trials, first), caption))
+        alt = f"{NAMES[first]} of every trial at {config.search.rungs} rungs. {reached} at the last one."
+        pictures.insert(1, Picture(_on_axes(lambda axes: _draw_rungs(axes, trials, first)), caption, alt))
     if importance:
-        drawings.append(
-            (
-                lambda axes: _draw_importance(axes, importance),
+        said = ", ".join(f"{name} {share:.0%}" for name, share in importance.items())
+        pictures.insert(
+            -1,
+            Picture(
+                _on_axes(lambda axes: _draw_importance(axes, importance)),
                 f"Share of the variance of {NAMES[first]} at the last rung that half of the trials reached (fANOVA).",
-            )
+                f"Importance of the dimensions: {said}.",
+            ),
         )
-    return [(partial(_draw_single, draw), caption) for draw, caption in drawings]
+    return pictures
 
 
-def _draw_single(draw: Callable[[Axes], None], figure: Figure) -> None:
-    draw(figure.subplots())
+def _on_axes(draw: Callable[[Axes], None]) -> Callable[[Figure], None]:
+    return lambda figure: draw(figure.subplots())
 
 
 def draw_sizes(

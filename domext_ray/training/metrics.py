@@ -132,6 +132,7 @@ class RunProgress:
         limits: where the run ends.
         phase: what it does at first, such as "starting 4 workers".
         describe_waiting: says what Ray cannot place; empty: nothing.
+        note_evaluation: called after evaluations, in the thread.
     """
 
     def __init__(
@@ -140,8 +141,9 @@ class RunProgress:
         limits: TrainConfig,
         phase: str = "training",
         describe_waiting: Callable[[], str] = lambda: "",
+        note_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.limits = path, limits
+        self.path, self.limits, self.note_evaluation = path, limits, note_evaluation
         self.line = StatusLine()
         self.events = EventReader(path.parent)
         self.phase, self.describe_waiting = phase, describe_waiting
@@ -176,10 +178,12 @@ class RunProgress:
             self._show_stillness()
             return
         self.patience.note_move()
-        for record in newest:
-            if record["step"] > self.shown_step and "eval/domain_mlm_loss" in record:
-                self.line.keep(_describe_evaluation(record))
+        evaluated = [each for each in newest if each["step"] > self.shown_step and "eval/domain_mlm_loss" in each]
+        for record in evaluated:
+            self.line.keep(_describe_evaluation(record))
         self.shown_step = newest[-1]["step"]
+        if evaluated and not self.stopped.is_set():  # else whoever ended the run knows better what to note
+            self.note_evaluation()
         if "train/mlm_loss" not in newest[-1]:
             return
         self.line.show(self._describe_steps([each for each in newest if "train/mlm_loss" in each]))

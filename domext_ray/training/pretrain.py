@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -52,13 +53,14 @@ class _Trainer(TorchTrainer):
         pass
 
 
-def pretrain(task: PretrainTask) -> None:
+def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: None) -> None:
     """Train until a limit (`train.max_steps`, `max_tokens`, `max_seconds`), going on from the newest checkpoint.
 
     Ray is initialised.
 
     Args:
         task: what to train; its attempt id is set here.
+        note_evaluation: called in a thread of the driver when the run has evaluated itself.
 
     Raises:
         ConfigError: the cluster has fewer resources than the workers need.
@@ -95,7 +97,7 @@ def pretrain(task: PretrainTask) -> None:
     )
     number = config.scale.num_workers
     phase = f"starting {number} worker{'s' if number > 1 else ''}"
-    with RunProgress(task.run_dir / "metrics.jsonl", config.train, phase, describe_waiting):
+    with RunProgress(task.run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
         try:
             with save_first(Save(lambda: _ask_to_save(task), lambda: _is_saved(task.run_dir))):
                 trainer.fit()

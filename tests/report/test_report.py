@@ -1,20 +1,30 @@
-"""The report: curves from a metrics file, one page that needs no network, one picture, one table for the terminal."""
+"""The page of a run: it needs no network, says how the run stands, and where its figures come from."""
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from report_records import SUMMARY, make_records, make_run
 
+from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.errors import RunError
 from domext_ray.options.places import hide_places
-from domext_ray.report.report import describe_result, format_summary, read_curve, smooth, write_report
+from domext_ray.report.examples import Example, Guess, Masked
+from domext_ray.report.report import write_report
+from domext_ray.report.results import describe_result
+
+MEASURED = {
+    "mlm_loss": {"before": 4.8, "after": 3.6},
+    "mlm_accuracy": {"before": 0.29, "after": 0.41},
+    "bits_per_character": {"before": 1.9, "after": 1.7},
+}
+GENERAL = {"before": 0.386, "after": 0.366}
+MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
 
 
 class Page(HTMLParser):
@@ -24,41 +34,134 @@ class Page(HTMLParser):
         super().__init__()
         self.fetched: list[str] = []
         self.text = ""
-        self.num_figures = 0
+        self.pictures: list[str | None] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.num_figures += tag == "svg"
+        if tag == "svg":
+            self.pictures += [dict(attrs)["aria-label"]]
         if tag in ("script", "link", "img", "iframe", "object"):
             self.fetched.append(tag)
         self.fetched += [f"{name}={value}" for name, value in attrs if name in ("src", "data") and value]
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        self.text += data.replace("\u00a0", " ")
+
+
+def read_page(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
 
 
 def test_the_page_needs_no_network_and_shows_everything(tmp_path: Path) -> None:
     path = write_report(make_run(tmp_path / "clinic", make_records()))
     assert path == tmp_path / "clinic" / "report.html"
-    page = Page(path.read_text(encoding="utf-8"))
+    page = read_page(path)
     assert page.fetched == []
     assert "@import" not in page.text
     assert "url(http" not in path.read_text(encoding="utf-8")
-    assert page.num_figures == 6
-    assert describe_result(SUMMARY) in page.text
+    assert page.pictures[1] == (
+        "Held-out domain loss, MLM loss (nats per token), by optimiser step: 4.800 at step 0 and 3.600 at step 60."
+    )
+    assert len(page.pictures) == 6
+    assert describe_result({**SUMMARY, "domain": MEASURED, "general": {"mlm_accuracy": GENERAL}}) in page.text
     assert "<notes & letters>/*.txt" in page.text, "settings must be shown as they are, and escaped"
     assert not re.search(r"\$\w", page.text), "a field of the template was not filled"
-    for shown in ("4.800", "3.600", "-25.0%", "+12.8 points", "-1.9 points", "8,990.4", "0.41%"):
+    for shown in (
+        "4.800",
+        "3.600",
+        "-25.0%",
+        "41.0% [39.6, 42.4]",
+        "+12.0 points [+10.1, +13.8]",
+        "2,731",
+        "0.4%",
+    ):
         assert shown in page.text
 
 
 def test_the_page_names_no_place_of_this_machine(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
-    settings = {"base": f"{tmp_path}/bert", "corpus": "/home/ann/a b/*.txt, ~/c.jsonl,hf://org/set@1", "n": 3}
-    (run_dir / "config.yaml").write_text(yaml.safe_dump({**settings, "name": "org/model"}))
-    page = Page(write_report(run_dir).read_text(encoding="utf-8")).text
-    assert "base: bert\ncorpus: '*.txt, c.jsonl,hf://org/set@1'\nn: 3\nname: org/model" in page
-    assert str(tmp_path) not in page and "ann" not in page
+    settings = {"base": f"{tmp_path}/bert", "corpus": "/home/ann/a b/*.txt, ~/c.jsonl,hf://org/set@1", "seed": 3}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(settings))
+    text = read_page(write_report(run_dir)).text
+    assert "base: bert\n" in text and "corpus: '*.txt, c.jsonl,hf://org/set@1'" in text and "seed: 3" in text
+    assert str(tmp_path) not in text and "ann" not in re.sub("[a-z]ann|ann[a-z]", "", text)
+
+
+def test_the_page_says_where_the_run_comes_from(tmp_path: Path) -> None:
+    text = read_page(write_report(make_run(tmp_path / "clinic", make_records()))).text
+    for said in (
+        "general-mini (sha256 abababababab)",
+        "2,632,704 of 8,421,376 parameters: heads 528,384; units 2,104,320",
+        "900; dropped: 41 duplicate, 2 too_short",
+        "3.75",  # epochs: 30 of 40 steps, then 30 of 10
+        "2026-05-04 09:30 UTC",
+        "2 nodes of 8 CPUs and 1 GPU (EPYC, H100)",
+        "python 3.11.7, domext_ray 0.1.0, torch 2.13.0",
+        "0123456789ab, with changes",
+        "domext pretrain af --corpus '*.txt'",
+        "5,000 masked tokens of held-out text and 3,940 words of general sentences",
+    ):
+        assert said in text, said
+
+
+@pytest.mark.parametrize(
+    ("state", "says", "column"),
+    [
+        ("running", "Running: step 45 of 500 on 2027-01-15 08:00 UTC. The page is written anew", "at step 40"),
+        ("stopped", "Stopped at step 45 of 500 on 2027-01-15 08:00 UTC; the same command goes on.", "at step 40"),
+        ("finished", "Finished at step 45 on 2027-01-15 08:00 UTC.", "after"),
+    ],
+)
+def test_the_page_says_how_far_the_run_is(state: str, says: str, column: str, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "clinic", make_records(60)[:46])
+    (run_dir / "summary.json").unlink()
+    (run_dir / "config.yaml").write_text("train: {max_steps: 500}\n")
+    text = read_page(write_report(run_dir, state)).text  # type: ignore[arg-type]
+    assert says in text and f"before{column}change" in text
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    page = read_page(write_report(make_run(tmp_path / "clinic", make_records()[:1]), "running"))
+    assert "Running: step 0 of" in page.text and "general-probe accuracy38.6% [37.1, 40.1]––" in page.text
+    assert "loss was not measured" in page.text and "What it took" not in page.text
+    assert page.pictures[0] == "Training loss: not measured."
+
+
+def test_examples_are_marked_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "clinic", make_records())
+    guesses = (Guess("coffee", 0.61, is_right=False), Guess("tea", 0.304, is_right=True))
+    path = write_report(run_dir, examples=[Example(MASKED, (), guesses)])
+    text = path.read_text(encoding="utf-8")
+    assert "A &lt;b&gt; of <mark>tea</mark>, please." in text
+    assert "<td>–</td><td>coffee 61%<br><mark>tea</mark> ✓ 30%</td>" in text
+    assert "drawn by a fixed rule" in text and path.stat().st_mode & 0o077 == 0
+    assert write_report(run_dir).stat().st_mode & 0o044, "a page without text of the corpus is like any other file"
+
+
+def test_new_words_have_their_counts(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "clinic", make_records())
+    (run_dir / "tokenizer").mkdir()
+    words = [[f"word{i}", 5000 - i] for i in range(40)]
+    (run_dir / "tokenizer" / STATISTICS_FILE).write_text(json.dumps({"num_new": 1234, "top_words": words}))
+    shown, _, folded = write_report(run_dir).read_text(encoding="utf-8").partition("<summary>10 more</summary>")
+    assert "1,234 new words" in shown and "<li>word29 <span>4,971</span></li>" in shown
+    assert "word30" not in shown and "word30" in folded and "word39" in folded
+
+
+def test_changed_options_are_shown_and_the_others_folded(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "clinic", make_records())
+    (run_dir / "config.yaml").write_text("method: {name: af, heads: 3}\noptim: {lr: 0.5}\n")
+    text = write_report(run_dir).read_text(encoding="utf-8")
+    changed, folded = text[text.index(">Options<") :].split("<details>")
+    assert '<th scope="row">optim.lr</th><td>0.5</td>' in changed and "preset af" in changed
+    assert "general_probe" not in changed and "general_probe" in folded
+
+
+def test_the_next_commands_name_the_run(tmp_path: Path) -> None:
+    text = read_page(write_report(make_run(tmp_path / "my runs" / "clinic", make_records()))).text
+    assert "domext finetune --model 'my runs/clinic' --task ner" in text
+    assert "domext forgetting --models 'base=general-mini,clinic=my runs/clinic'" in text
+    assert "domext_ray.load('my runs/clinic')" in text
 
 
 @pytest.mark.parametrize(
@@ -81,6 +184,7 @@ def test_the_picture_is_a_png_wide_enough_for_a_readme(tmp_path: Path) -> None:
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(content[16:20], "big") >= 1600
     assert {each.name for each in (tmp_path / "clinic").iterdir()} == {
+        "about.json",
         "metrics.jsonl",
         "summary.json",
         "config.yaml",
@@ -90,8 +194,8 @@ def test_the_picture_is_a_png_wide_enough_for_a_readme(tmp_path: Path) -> None:
 
 
 def test_equal_runs_give_equal_pages(tmp_path: Path) -> None:
-    first = write_report(make_run(tmp_path / "a" / "clinic", make_records()))
-    second = write_report(make_run(tmp_path / "b" / "clinic", make_records()))
+    first = write_report(make_run(tmp_path / "a" / "runs" / "clinic", make_records()))
+    second = write_report(make_run(tmp_path / "b" / "runs" / "clinic", make_records()))
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -100,72 +204,22 @@ def test_a_run_of_one_step_without_general_words_is_reported(tmp_path: Path) -> 
     for record in records:
         record["eval/general_mlm_accuracy"] = None
     records[1]["train/mlm_loss"] = None  # how the metrics file writes a loss that is not finite
-    summary = {**SUMMARY, "general": {"mlm_accuracy": {"before": None, "after": None}}}
-    page = Page(write_report(make_run(tmp_path / "short", records, summary)).read_text(encoding="utf-8"))
-    assert page.num_figures == 6
-    assert "general sentences" not in describe_result(summary)
-    assert "–" in format_summary(summary)
+    page = read_page(write_report(make_run(tmp_path / "short", records)))
+    assert len(page.pictures) == 6
+    assert "general sentences fell" not in page.text and "general-probe accuracy–––" in page.text
 
 
 def test_a_run_that_no_figure_was_measured_of_is_reported(tmp_path: Path) -> None:
     records = [{name: None if "eval/" in name else each for name, each in line.items()} for line in make_records()]
-    nothing = {"before": None, "after": None}
-    summary = {**SUMMARY, "domain": dict.fromkeys(SUMMARY["domain"], nothing), "general": {"mlm_accuracy": nothing}}
-    page = Page(write_report(make_run(tmp_path / "blind", records, summary)).read_text(encoding="utf-8"))
-    assert page.num_figures == 6
-    assert describe_result(summary).startswith("Held-out domain loss was not measured; 2,632,704 parameters trained")
-    assert format_summary(summary).count("–") == 12
+    page = read_page(write_report(make_run(tmp_path / "blind", records)))
+    assert len(page.pictures) == 6 and page.text.count("not measured") > 4
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="metrics.jsonl is missing"):
         write_report(tmp_path)
     run_dir = make_run(tmp_path / "run", make_records())
-    (run_dir / "summary.json").unlink()
-    with pytest.raises(RunError, match="summary.json is missing"):
+    (run_dir / "about.json").unlink()
+    with pytest.raises(RunError, match="about.json is missing"):
         write_report(run_dir)
     assert not (run_dir / "report.html").exists()
-
-
-def test_a_curve_leaves_out_what_is_not_finite() -> None:
-    records = [
-        {"step": 0, "eval/domain_mlm_loss": 4.0},
-        {"step": 1, "train/mlm_loss": 4.5},
-        {"step": 2, "train/mlm_loss": None},
-        {"step": 3, "train/mlm_loss": math.inf},
-        {"step": 4, "train/mlm_loss": 4.0},
-    ]
-    steps, values = read_curve(records, "train/mlm_loss")
-    assert steps.tolist() == [1.0, 4.0]
-    assert values.tolist() == [4.5, 4.0]
-    assert len(read_curve(records, "train/lr")[0]) == 0
-
-
-def test_smoothing_is_a_centred_mean_of_what_is_there() -> None:
-    values = np.array([5.0, 1.0, 3.0, 3.0, 8.0, 4.0, 2.0])
-    expected = [np.mean(values[max(0, i - 2) : i + 3]) for i in range(len(values))]
-    np.testing.assert_allclose(smooth(values), expected)
-    np.testing.assert_allclose(smooth(np.full(1000, 2.5)), 2.5)
-    assert len(smooth(np.array([1.0, 2.0]))) == 2
-    noise = np.random.default_rng(0).normal(size=4000)
-    assert smooth(noise).std() < 0.2 * noise.std()
-
-
-def test_the_table_for_the_terminal() -> None:
-    assert format_summary(SUMMARY).splitlines() == [
-        "                          before    after         change",
-        "held-out domain loss       4.800    3.600         -25.0%",
-        "held-out domain accuracy   29.0%    41.8%   +12.8 points",
-        "bits per character         1.900    1.710         -10.0%",
-        "general-probe accuracy     38.6%    36.7%    -1.9 points",
-        "2,632,704 parameters trained, 32.1% of base and extension; 60 steps, 245,760 tokens in 1.5 min "
-        "(8,990 tokens/s, 0.4% of the time waiting for data)",
-    ]
-
-
-def test_the_result_in_one_sentence() -> None:
-    assert describe_result(SUMMARY) == (
-        "Held-out domain loss fell from 4.800 to 3.600 (-25.0%) and domain accuracy rose from 29.0% to 41.8%, while "
-        "accuracy on general sentences fell from 38.6% to 36.7% (-1.9 points); 2,632,704 parameters trained, "
-        "32.1% of base and extension."
-    )

@@ -20,8 +20,17 @@ from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.report.page import (
+    Picture,
+    fill_page,
+    format_html,
+    format_paragraph,
+    format_pictures,
+    format_section,
+    format_settings,
+)
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, draw_legend, new_picture
-from domext_ray.report.tables import fill_page, format_html, format_text, list_figures
+from domext_ray.report.tables import format_text, list_figures
 from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.training.metrics import read_metrics, write_text
 
@@ -297,27 +306,38 @@ def write_finetune_report(folder: Path) -> Path:
         (str(i), f"{each['lr']:g}", str(each["batch_size"]), f"{each['epochs']:g}", str(each["seed"]), outcome)
         for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
     ]
-    tables = format_html(("", "dev", "test"), _list_scores(summary))
-    tables += format_html(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings)
+    figures = {"parameters": summary["parameters"], "train": summary["train"]}
     page = fill_page(
         folder.resolve().name,
-        _describe_result(summary),
-        tables,
         [
-            (
-                lambda figure: _draw_training(figure.subplots(), progress, summary),
-                "Loss of the trainings as they went on.",
+            format_paragraph(_describe_result(summary), "result"),
+            format_html(("", "dev", "test"), _list_scores(summary)),
+            format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
+            format_section(
+                "Trainings",
+                format_html(("", "rate", "batch", "epochs", "seed", f"{summary['metric']} on dev"), trainings),
             ),
-            (
-                lambda figure: _draw_scores(figure.subplots(), summary),
-                "The chosen model, with bootstrap 95 % intervals.",
-            ),
+            format_section("What it took", format_html(("", ""), list_figures(figures), "pairs")),
+            format_section("Options", format_settings((folder / "config.yaml").read_text(encoding="utf-8"))),
         ],
-        format_html(("", ""), list_figures({"parameters": summary["parameters"], "train": summary["train"]})),
-        (folder / "config.yaml").read_text(encoding="utf-8"),
     )
     write_text(folder / "report.html", page)
     return folder / "report.html"
+
+
+def _list_pictures(summary: Mapping[str, Any], progress: Mapping[str, list[dict[str, Any]]]) -> list[Picture]:
+    return [
+        Picture(
+            lambda figure: _draw_training(figure.subplots(), progress, summary),
+            "Loss of the trainings as they went on.",
+            f"Training loss of {len(progress)} trainings by step.",
+        ),
+        Picture(
+            lambda figure: _draw_scores(figure.subplots(), summary),
+            "The chosen model, with bootstrap 95 % intervals.",
+            f"Scores of the chosen model. {_describe_result(summary)}",
+        ),
+    ]
 
 
 def _describe_result(summary: Mapping[str, Any]) -> str:

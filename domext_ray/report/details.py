@@ -1,0 +1,141 @@
+"""The tables of a run's page below its figures: origin, cost, new words, options; and the commands that may come next.
+
+Enters: a run's configuration, its about.json and its metrics. Leaves: rows of text, without a folder's name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config.identity import to_dict
+from domext_ray.config.presets import find_preset, list_presets
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
+from domext_ray.files import read_json
+from domext_ray.options.option_values import list_values, read_file
+from domext_ray.options.places import hide_places
+from domext_ray.progress import format_seconds
+
+
+def list_facts(
+    config: PretrainConfig, about: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Return where a run comes from.
+
+    Args:
+        config: the run.
+        about: content of about.json.
+        records: lines of metrics.jsonl.
+    """
+    corpus, counts = about["corpus"], about["parameters"]
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(corpus["dropped"].items()))
+    kinds = "; ".join(f"{name} {number:,}" for name, number in counts["kinds"].items())
+    base = "none: random weights"
+    if config.base != "none":
+        base = f"{hide_places(config.base)} (sha256 {about['base_sha256'][:12]})"
+    facts = {
+        "method": config.method.name,
+        "base": base,
+        "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters: {kinds}",
+        "text": str(corpus["sources"]),
+        "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
+        "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
+        "epochs read": f"{count_epochs(corpus['phases'], records[-1]['step']):.2f}",
+        "seed": f"{config.seed}",
+        "started": f"{about['started'][:16].replace('T', ' ')} UTC",
+        "machine": str(about["machine"]),
+        "workers": f"{config.scale.num_workers}, ZeRO stage {config.engine.zero_stage}",
+        "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        "commit": f"{about['commit'].removesuffix('+')}, with changes" * about["commit"].endswith("+")
+        or about["commit"],
+        "command": about["command"] or "called from Python",
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def count_epochs(phases: Sequence[Sequence[int]], step: int) -> float:
+    """Return how often a run has read its text.
+
+    Args:
+        phases: first step, end and steps an epoch of every length phase.
+        step: steps made.
+    """
+    return sum(max(0, min(step, end) - first) / size for first, end, size in phases)
+
+
+def list_cost(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a run took so far; nothing before its first step."""
+    if "train" not in summary:
+        return []
+    train = summary["train"]
+    return [
+        ("steps", f"{train['steps']:,}"),
+        ("tokens", f"{train['tokens']:,}"),
+        ("tokens per second", f"{train['tokens_per_second']:,.0f}"),
+        ("time of steps", format_seconds(train["wall_seconds"])),
+        ("share of it that waited for data", f"{train['data_wait_frac']:.1%}"),
+    ]
+
+
+def list_words(tokenizer_dir: Path) -> tuple[int, list[tuple[str, int]]]:
+    """Return how many new words a run has, and the most frequent ones with their counts in its text.
+
+    Raises:
+        RunError: the statistics are damaged.
+    """
+    path = tokenizer_dir / STATISTICS_FILE
+    if not path.exists():  # no new words, or words whose text was not counted
+        return 0, []
+    remedy = "delete it: only the words' counts are lost with it"
+    statistics = read_json(path, remedy, {"num_new": int, "top_words": list})
+    return statistics["num_new"], [(word, count) for word, count in statistics["top_words"]]
+
+
+def list_changed(config: PretrainConfig) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return the options that are not those of the method's preset: its name, and the rows option, here, there.
+
+    Sizes that a budget was solved for are among them, and the schedule that the corpus decided.
+    """
+    preset = config.method.name if config.method.name in list_presets() else ""
+    layers = [read_file(PretrainConfig, find_preset(preset), "the preset")] if preset else []
+    defaults = list_values(PretrainConfig, layers)
+    rows = [
+        (name, _show(value), _show(defaults[name]))
+        for name, value in flatten(to_dict(config)).items()
+        if name in defaults and value != defaults[name]
+    ]
+    return (f"preset {preset}" if preset else "default"), rows
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested options by their whole names, such as train.max_steps."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(hide_places(value)) or "(empty)"
+
+
+def suggest_next(run_dir: Path, config: PretrainConfig) -> str:
+    """Return commands that take a run as their model, from the folder above that of all runs."""
+    folder = run_dir.resolve()
+    run, name = shlex.quote(f"{folder.parent.name}/{folder.name}"), folder.name
+    models = "" if config.base == "none" else f"base={hide_places(config.base)},"
+    models = shlex.quote(f"{models}{name}={folder.parent.name}/{name}")
+    return (
+        f"# fine-tune it on labelled text\n"
+        f"domext finetune --model {run} --task ner --data FOLDER --run.name {shlex.quote(name + '-ner')}\n\n"
+        f"# how much general language it has lost\n"
+        f"domext forgetting --models {models} --corpus TEXT --output forgetting\n\n"
+        f"# load it in Python\n"
+        f"import domext_ray\n"
+        f"tokenizer, model = domext_ray.load({f'{folder.parent.name}/{name}'!r})\n"
+    )

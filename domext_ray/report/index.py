@@ -1,0 +1,134 @@
+"""The index of all runs: one line per run of a folder, with a link to its page.
+
+Enters: RUN.DIR. Leaves: RUN.DIR/index.html. A folder that is damaged, or of a run that is being written, has a line
+that says so and stops nothing.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from domext_ray.errors import DomextError
+from domext_ray.files import read_yaml, write_text
+from domext_ray.options.places import hide_places
+from domext_ray.report.origin import ABOUT, read_origin
+from domext_ray.report.page import Markup, fill_page, format_html, format_paragraph, format_section
+from domext_ray.report.summary import measure_run, read_summary
+from domext_ray.report.tables import NONE
+from domext_ray.training.metrics import find_last_step, read_metrics
+
+INDEX = "index.html"
+_PAGES = ("report.html", "sweep.html")
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A run of the index; `started` sorts it, the newest first."""
+
+    name: str
+    started: str
+    cells: tuple[str, ...]
+
+
+def write_index(folder: Path) -> Path:
+    """Write the index of the runs in a folder.
+
+    Args:
+        folder: that of all runs, RUN.DIR.
+
+    Returns:
+        Path of index.html.
+    """
+    lines = sorted(_list_runs(folder), key=lambda each: each.name)
+    lines.sort(key=lambda each: each.started, reverse=True)
+    header = ("run", "method", "base", "started (UTC)", "steps", "held-out loss", "general accuracy")
+    others = [(_link(folder, each, page), page) for each, page in _list_others(folder)]
+    page = fill_page(
+        "Runs",
+        [
+            format_paragraph(
+                f"{len(lines):,} pre-training run{'' if len(lines) == 1 else 's'}, the newest first; loss and general "
+                "accuracy before and after.",
+                "state",
+            ),
+            format_html(header, [(_link(folder, each.name), *each.cells) for each in lines], "runs") if lines else "",
+            format_section("Fine-tuned models and sweeps", format_html(("", ""), others, "pairs") if others else ""),
+        ],
+    )
+    write_text(folder / INDEX, page)
+    return folder / INDEX
+
+
+def _list_runs(folder: Path) -> Iterator[_Line]:
+    """The pre-training runs: what has a record of how it was started."""
+    for path in sorted(folder.glob(f"*/{ABOUT}")):
+        name = path.parent.name
+        try:
+            yield _describe_run(path.parent)
+        except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
+            reason = str(error) if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
+            yield _Line(name, "", (f"cannot be read ({hide_places(reason)[:120]})", *[NONE] * 5))
+
+
+def _describe_run(run_dir: Path) -> _Line:
+    about = read_origin(run_dir)
+    options = read_yaml(run_dir / "config.yaml", "run its command again")
+    step = find_last_step(run_dir / "metrics.jsonl")
+    measured = _read_finished(run_dir, step)
+    steps = f"{step:,}"
+    if not measured:
+        measured = measure_run(read_metrics(run_dir / "metrics.jsonl"))
+        steps += f" of {options['train']['max_steps']:,}"
+    loss, general = measured["domain"]["mlm_loss"], measured["general"]["mlm_accuracy"]
+    return _Line(
+        run_dir.name,
+        about["started"],
+        (
+            str(options["method"]["name"]),
+            str(hide_places(options["base"])),
+            about["started"][:16].replace("T", " "),
+            steps,
+            _show_loss(loss),
+            _show_general(general),
+        ),
+    )
+
+
+def _read_finished(run_dir: Path, step: int) -> dict[str, Any]:
+    """The summary of a run that has ended at a step; empty while it trains, or goes on."""
+    path = run_dir / "summary.json"
+    summary = read_summary(path) if path.exists() else {}
+    return summary if summary and summary["train"]["steps"] == step else {}
+
+
+def _show_loss(pair: dict[str, float | None]) -> str:
+    before, after = pair["before"], pair["after"]
+    if before is None or after is None:
+        return NONE if before is None else f"{before:.3f}"
+    return f"{before:.3f} → {after:.3f}"
+
+
+def _show_general(pair: dict[str, float | None]) -> str:
+    before, after = pair["before"], pair["after"]
+    if before is None or after is None:
+        return NONE if before is None else f"{before:.1%}"
+    return f"{before:.1%} → {after:.1%} ({100 * (after - before):+.1f} points)"
+
+
+def _list_others(folder: Path) -> Iterator[tuple[str, str]]:
+    """Folders with a page that are no pre-training runs, and the page's name."""
+    for page in _PAGES:
+        for path in sorted(folder.glob(f"*/{page}")):
+            if not (path.parent / ABOUT).exists():
+                yield path.parent.name, page
+
+
+def _link(folder: Path, name: str, page: str = _PAGES[0]) -> str:
+    if not (folder / name / page).exists():
+        return name
+    return Markup(f'<a href="{quote(name)}/{page}">{html.escape(name)}</a>')

@@ -1,0 +1,135 @@
+"""Where a run comes from: about.json, which the driver writes when training starts, and its page reads.
+
+Enters: what the job knows before the first step. Leaves: about.json in the run's directory: when and how it was
+started, on which machine, by which code, on which text. It names no folder and no host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.errors import RunError
+from domext_ray.extensions.anatomy import Extension
+from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
+from domext_ray.files import read_json, write_json
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.options.places import hide_places
+from domext_ray.runs.run_directory import list_versions
+from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
+
+ABOUT = "about.json"
+_REMEDY = "delete it: the same command writes it anew"
+_SECONDS = 5.0
+"""Git is given up after so long: its disk may hang."""
+
+
+def write_origin(run_dir: Path, **facts: Any) -> None:
+    """Record a start of a run; the time of its first start stays. Ray is initialised.
+
+    Args:
+        run_dir: the run's directory.
+        facts: what else is known of it, plain values without paths.
+    """
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    with contextlib.suppress(RunError):  # none yet, or a damaged one, which is replaced
+        started = read_origin(run_dir)["started"]
+    record = {"started": started, "command": describe_command(sys.argv), "commit": find_commit()}
+    write_json(run_dir / ABOUT, {**record, "versions": list_versions(), "machine": describe_machine(), **facts})
+
+
+def read_origin(run_dir: Path) -> dict[str, Any]:
+    """Return what `write_origin` wrote.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    expected = {"started": str, "command": str, "commit": str, "parameters": dict, "corpus": dict, "machine": str}
+    return read_json(run_dir / ABOUT, _REMEDY, expected)
+
+
+def describe_command(args: list[str]) -> str:
+    """Return a command line as others may see it: of paths only the last part; empty for a call from Python.
+
+    Args:
+        args: the program and what it was given, as `sys.argv`.
+    """
+    program = Path(args[0]) if args else Path()
+    if program.name in ("domext", "__main__.py"):
+        name = "domext"
+    elif program.parent.name == "jobs":
+        name = f"python jobs/{program.name}"
+    else:
+        return ""
+    return " ".join([name, *(shlex.quote(hide_places(each)) for each in args[1:])])
+
+
+def find_commit() -> str:
+    """Return the commit of a checkout that this package runs from, with "+" where files differ; empty: none."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    commit = _ask_git(root, "rev-parse", "--short=12", "HEAD")
+    return f"{commit}+" if commit and _ask_git(root, "status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _ask_git(root: Path, *question: str) -> str:
+    """What git says; nothing where it is not installed, or does not trust the checkout's owner."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), *question], capture_output=True, text=True, timeout=_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()
+
+
+def describe_processor() -> str:
+    """Return the type of this machine's CPU; its architecture where Linux does not say more."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.machine()
+
+
+def describe_machine() -> str:
+    """Return what a run trains on: nodes, types of CPU (the driver's) and GPU; Ray is initialised."""
+    kinds = ", ".join([describe_processor(), *list_accelerators()])
+    return f"{describe_nodes(list_nodes())} ({kinds})"
+
+
+def _name(extension: Extension[Any]) -> str:
+    """A kind of extension in words: NewWords is "new words"."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", type(extension).__name__).lower()
+
+
+def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int) -> dict[str, int]:
+    """Count what a method trains by kind.
+
+    Args:
+        shape: the augmented model.
+        method: the rule that says what trains.
+        num_trainable: all of it.
+    """
+    whole = {
+        "all": "every parameter",
+        "top_layers": f"the top {method.top_layers} layers",
+        "layer_norms": "LayerNorms",
+        "biases": "biases",
+    }
+    if method.trains in whole:
+        return {whole[method.trains]: num_trainable}
+    parts = DOMAIN_PARTS if method.trains == "domain" else EXTENSIONS
+    kinds = {_name(each): each.count_trainable(shape, method) for each in parts}
+    kinds["heads of the model"] = num_trainable - sum(kinds.values())
+    return {name: number for name, number in kinds.items() if number}

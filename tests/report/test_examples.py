@@ -1,0 +1,133 @@
+"""Masked words of held-out text: chosen by a fixed rule, predicted by the model before and after."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_runs import make_run
+
+from domext_ray.config.identity import dump_yaml
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
+from domext_ray.corpus.manifest import Manifest, TextRecord
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.model.base import load_base
+from domext_ray.model.graft import build_model
+from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
+from domext_ray.training.checkpoint import find_latest, read_tensors_sha256
+
+SENTENCES = [f"This is the {i} sentence about a model that reads tokens in a file." for i in range(30)]
+
+
+def write_texts(folder: Path, documents: list[str]) -> Manifest:
+    folder.mkdir(exist_ok=True)
+    (folder / "text-000000.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
+    record = TextRecord("text-000000.jsonl", len(documents), 1, "a" * 64)
+    return Manifest(folder, "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
+
+
+@pytest.fixture
+def config(tiny_base_folder: Path) -> PretrainConfig:
+    return PretrainConfig(
+        base=str(tiny_base_folder), method=MethodConfig(heads=1, ffn_units=8), train=TrainConfig(seq_length=64)
+    )
+
+
+@pytest.fixture
+def run_dir(config: PretrainConfig, tmp_path: Path) -> Path:
+    """A run whose bias of the word that every sentence has was trained up."""
+    base = load_base(config.base)
+    model = build_model(
+        base, config.shape, config.method, vocab_size=base.config.vocab_size, pad_token_id=0, dropout=0.0, seed=0
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.requires_grad:
+                param.add_(0.5 * torch.randn(param.shape, generator=generator))
+    make_run(tmp_path / "run", config, model, base)
+    shutil.copytree(config.base, tmp_path / "run" / "tokenizer", ignore=shutil.ignore_patterns("*.safetensors"))
+    return tmp_path / "run"
+
+
+def test_sentences_are_drawn_by_their_text_alone(tiny_base_folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_base_folder)
+    chosen = choose_sentences(write_texts(tmp_path / "a", SENTENCES), tokenizer, max_length=64)
+    again = choose_sentences(write_texts(tmp_path / "b", SENTENCES[::-1]), tokenizer, max_length=64)
+    assert chosen == again and len(chosen) == NUM_EXAMPLES
+    assert {each.left + each.word + each.right for each in chosen} <= set(SENTENCES)
+    for each in chosen:
+        assert each.ids[each.place] == tokenizer.mask_token_id and each.ids.count(tokenizer.mask_token_id) == 1
+        assert tokenizer.decode([each.answer]).strip() == each.word.lower() and len(each.word) >= 4
+    assert len({each.word for each in chosen}) > 1, "the word is drawn, too"
+
+
+def test_what_cannot_be_masked_is_left_out(tiny_base_folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_base_folder)
+    texts = ["Too short.", "1 2 3 4 5 6 7 8 9 10 11.", "☃ ☃ ☃ ☃ ☃ ☃ ☃ ☃", SENTENCES[0], SENTENCES[0]]
+    manifest = write_texts(tmp_path / "a", texts)
+    assert len(choose_sentences(manifest, tokenizer, max_length=64)) == 1, "equal sentences count once"
+    assert choose_sentences(manifest, tokenizer, max_length=6) == []
+
+
+def test_before_is_the_base_and_after_is_the_run(run_dir: Path, config: PretrainConfig, tmp_path: Path) -> None:
+    examples = make_examples(run_dir, write_texts(tmp_path / "corpus", SENTENCES))
+    assert len(examples) == NUM_EXAMPLES
+    assert any(each.before != each.after for each in examples)
+    base = load_base(config.base)
+    plain = build_model(
+        base,
+        config.shape,
+        MethodConfig(trains="all", heads=0, ffn_units=0),
+        vocab_size=base.config.vocab_size,
+        pad_token_id=0,
+        dropout=0.0,
+        seed=0,
+    )
+    tokenizer = load_tokenizer(config.base)
+    expected = predict(plain, tokenizer, [each.masked for each in examples])
+    for each, guesses in zip(examples, expected, strict=True):
+        assert [guess.word for guess in each.before] == [guess.word for guess in guesses]
+        assert [guess.share for guess in each.before] == pytest.approx([guess.share for guess in guesses], abs=1e-6)
+        assert len(each.after) == NUM_GUESSES and each.after[0].share >= each.after[1].share > 0
+
+
+def test_the_right_word_is_known(config: PretrainConfig, tmp_path: Path) -> None:
+    base = load_base(config.base)
+    model = build_model(
+        base, config.shape, config.method, vocab_size=base.config.vocab_size, pad_token_id=0, dropout=0.0, seed=0
+    )
+    tokenizer = load_tokenizer(config.base)
+    masked = choose_sentences(write_texts(tmp_path / "a", SENTENCES), tokenizer, max_length=64)[0]
+    (first, *others) = predict(model, tokenizer, [masked])[0]
+    (moved,) = predict(model, tokenizer, [replace(masked, answer=tokenizer.convert_tokens_to_ids(first.word))])
+    assert moved[0].is_right and not any(each.is_right for each in moved[1:])
+
+
+def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: PretrainConfig, tmp_path: Path) -> None:
+    manifest = write_texts(tmp_path / "corpus", SENTENCES)
+    start = tmp_path / "start"
+    shutil.copytree(run_dir, start)
+    found = find_latest(start / "checkpoints")
+    assert found is not None
+    (run_dir / "config.yaml").write_text(dump_yaml(replace(config, init_from=str(start))))
+    (run_dir / "identity.json").write_text(json.dumps({"init_sha256": read_tensors_sha256(found)}))
+    same = make_examples(run_dir, manifest)
+    assert all(each.before == each.after for each in same), "the start's tensors are the run's here"
+    (run_dir / "identity.json").write_text(json.dumps({"init_sha256": "0" * 64}))
+    assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))
+    shutil.rmtree(start)
+    assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))
+
+
+def test_a_model_that_reads_from_left_to_right_has_no_masks(
+    run_dir: Path, config: PretrainConfig, tmp_path: Path
+) -> None:
+    changed = replace(config, objective=ObjectiveConfig(kind="left_to_right"))
+    (run_dir / "config.yaml").write_text(dump_yaml(changed))
+    assert make_examples(run_dir, write_texts(tmp_path / "corpus", SENTENCES)) == []

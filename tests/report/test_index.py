@@ -1,0 +1,67 @@
+"""The index of all runs: one line each, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from report_records import ABOUT, make_records, make_run
+
+from domext_ray.report.index import write_index
+from domext_ray.report.report import write_report
+
+
+def make_listed(folder: Path, name: str, started: str, num_steps: int = 60) -> Path:
+    run_dir = make_run(folder / name, make_records()[: num_steps + 1])
+    (run_dir / "about.json").write_text(json.dumps({**ABOUT, "started": started}))
+    (run_dir / "config.yaml").write_text("base: /data/bert\nmethod: {name: af}\ntrain: {max_steps: 60}\n")
+    write_report(run_dir)
+    return run_dir
+
+
+def read_lines(folder: Path) -> list[list[str]]:
+    page = write_index(folder).read_text(encoding="utf-8")
+    lines = re.findall(r'<tr>(<th scope="row">.*?)</tr>', page)
+    return [[re.sub("<.*?>", "", cell) for cell in re.split("</t[hd]>", line)[:-1]] for line in lines]
+
+
+def test_runs_are_listed_from_the_newest_with_what_they_reached(tmp_path: Path) -> None:
+    make_listed(tmp_path, "older", "2026-05-01T10:00:00+00:00")
+    make_listed(tmp_path, "a newer one", "2026-05-02T10:00:00+00:00")
+    (make_listed(tmp_path, "under way", "2026-05-03T10:00:00+00:00", 45) / "summary.json").unlink()
+    general = "38.6% → 36.7% (-1.9 points)"
+    assert read_lines(tmp_path) == [
+        ["under way", "af", "bert", "2026-05-03 10:00", "45 of 60", "4.800 → 4.000", "38.6% → 37.3% (-1.3 points)"],
+        ["a newer one", "af", "bert", "2026-05-02 10:00", "60", "4.800 → 3.600", general],
+        ["older", "af", "bert", "2026-05-01 10:00", "60", "4.800 → 3.600", general],
+    ]
+    assert '<a href="a%20newer%20one/report.html">a newer one</a>' in (tmp_path / "index.html").read_text()
+
+
+def test_a_run_that_goes_on_is_not_taken_for_its_old_summary(tmp_path: Path) -> None:
+    make_listed(tmp_path, "longer", "2026-05-01T10:00:00+00:00", 40)  # its summary is of step 60
+    assert read_lines(tmp_path)[0][4] == "40 of 60"
+
+
+def test_damaged_folders_have_a_line_and_stop_nothing(tmp_path: Path) -> None:
+    make_listed(tmp_path, "good", "2026-05-01T10:00:00+00:00")
+    (make_listed(tmp_path, "cut", "2026-05-01T10:00:00+00:00") / "about.json").write_text('{"started": ')
+    (make_listed(tmp_path, "no options", "2026-05-01T10:00:00+00:00") / "config.yaml").unlink()
+    (make_listed(tmp_path, "odd", "2026-05-01T10:00:00+00:00") / "config.yaml").write_text("method: 3\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    lines = {name: cells for name, *cells in read_lines(tmp_path)}
+    assert lines.keys() == {"good", "cut", "no options", "odd"}
+    assert lines["good"][0] == "af"
+    assert all(lines[name][0].startswith("cannot be read (") for name in ("cut", "no options", "odd"))
+    assert str(tmp_path) not in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_other_pages_are_linked_below(tmp_path: Path) -> None:
+    for name, page in (("af-ner", "report.html"), ("sizes", "sweep.html")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / page).touch()
+    text = write_index(tmp_path).read_text(encoding="utf-8")
+    assert 'href="af-ner/report.html"' in text and 'href="sizes/sweep.html"' in text
+    assert "0 pre-training runs" in text

@@ -1,0 +1,86 @@
+"""Where a run comes from: how it was started, by which code, what trains."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.model.base import load_base
+from domext_ray.model.counts import count_parameters
+from domext_ray.model.graft import describe_shape
+from domext_ray.report import origin
+from domext_ray.report.origin import count_trained, describe_command, find_commit, read_origin, write_origin
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ["/opt/venv/bin/domext", "pretrain", "af", "--corpus", "/home/ann/*.txt", "--run.name", "a b"],
+            "domext pretrain af --corpus '*.txt' --run.name 'a b'",
+        ),
+        (["/x/domext_ray/__main__.py", "pretrain", "af", "--base=/x/bert"], "domext pretrain af --base=bert"),
+        (["/home/ann/domext/jobs/pretrain_af.py", "--dry_run", "true"], "python jobs/pretrain_af.py --dry_run true"),
+        (["/home/ann/notebook.py", "secret"], ""),
+        (["-c"], ""),
+        ([], ""),
+    ],
+)
+def test_a_command_names_no_folder(args: list[str], said: str) -> None:
+    assert describe_command(args) == said
+
+
+def test_the_commit_is_that_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "domext_ray" / "report" / "origin.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("x = 1\n")
+    monkeypatch.setattr(origin, "__file__", str(file))
+    assert find_commit() == "", "no checkout"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert find_commit() == commit[:12]
+    file.write_text("x = 2\n")
+    assert find_commit() == f"{commit[:12]}+"
+
+
+def test_the_first_start_stays_and_a_damaged_record_is_replaced(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/domext", "pretrain", "af"])
+    write_origin(tmp_path, parameters={}, corpus={"rows": 1})
+    first = read_origin(tmp_path)
+    text = (tmp_path / "about.json").read_text(encoding="utf-8")
+    (tmp_path / "about.json").write_text(text.replace(first["started"], "2020-01-01T00:00:00+00:00"))
+    write_origin(tmp_path, parameters={}, corpus={"rows": 2})
+    again = read_origin(tmp_path)
+    assert again["started"].startswith("2020") and again["corpus"] == {"rows": 2}
+    assert again["command"] == "domext pretrain af" and " CPU" in again["machine"] and "torch" in again["versions"]
+    (tmp_path / "about.json").write_text("{")
+    write_origin(tmp_path, parameters={}, corpus={})
+    assert not read_origin(tmp_path)["started"].startswith("2020")
+
+
+@pytest.mark.parametrize(
+    ("method", "num_words", "kinds"),
+    [
+        (MethodConfig(heads=1, ffn_units=8), 0, {"heads", "units"}),
+        (MethodConfig(heads=1, ffn_units=8, train_heads=True), 0, {"heads", "units", "heads of the model"}),
+        (MethodConfig(trains="all", heads=0, ffn_units=0), 0, {"every parameter"}),
+        (MethodConfig(trains="top_layers", top_layers=1, heads=0, ffn_units=0), 0, {"the top 1 layers"}),
+        (MethodConfig(heads=0, ffn_units=0, module_hidden_size=16, module_ffn_size=16), 7, {"modules", "new words"}),
+    ],
+)
+def test_what_trains_is_counted_by_kind(
+    method: MethodConfig, num_words: int, kinds: set[str], tiny_base_folder: Path
+) -> None:
+    base = load_base(str(tiny_base_folder))
+    shape = describe_shape(base, ShapeConfig(), method, vocab_size=base.config.vocab_size, num_new_words=num_words)
+    number = count_parameters(shape, method, base.heads).trainable
+    found = count_trained(shape, method, number)
+    assert found.keys() == kinds and sum(found.values()) == number

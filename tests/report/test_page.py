@@ -1,0 +1,96 @@
+"""The template of all pages: light and dark, wide and narrow, seen and heard."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from matplotlib.figure import Figure
+
+from domext_ray.report.page import (
+    TEMPLATE,
+    Markup,
+    Picture,
+    fill_page,
+    format_html,
+    format_paragraph,
+    format_pictures,
+    format_section,
+    format_settings,
+)
+from domext_ray.report.plots import COLORS, MUTED, draw_legend
+
+STYLE = TEMPLATE.read_text(encoding="utf-8")
+LIGHT, DARK = (
+    dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+)
+
+
+def draw(figure: Figure) -> None:
+    axes = figure.subplots()
+    for i, color in enumerate(COLORS):
+        axes.plot([0, 1], [i, 2 * i], color=color, label=f"run {i}")
+    axes.text(0.5, 0.5, "not measured", color=MUTED, fontsize="small")
+    axes.set(title="Loss", xlabel="optimiser step")
+    draw_legend(axes)
+
+
+def find_luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["ink", "muted", "blue", "orange", "green", "violet", "red", "ochre"])
+@pytest.mark.parametrize("behind", ["paper", "shade"])
+def test_text_and_curves_have_the_contrast_of_wcag_aa(colors: dict[str, str], name: str, behind: str) -> None:
+    low, high = sorted((find_luminance(colors[name]), find_luminance(colors[behind])))
+    assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_a_dark_screen_changes_every_colour() -> None:
+    assert LIGHT.keys() == DARK.keys() and len(LIGHT) == 12
+    assert all(LIGHT[name] != DARK[name] for name in LIGHT)
+    assert "@media (prefers-color-scheme: dark)" in STYLE
+
+
+def test_the_colours_of_a_picture_are_those_of_the_page() -> None:
+    page = format_pictures([Picture(draw, "Eight runs.", "Losses of eight runs.")])
+    assert re.findall('#[0-9a-f]{6}(?=[;"])', page) == []
+    used = set(re.findall(r"var\(--(\w+)\)", page))
+    assert {"blue", "orange", "green", "violet", "red", "ochre", "ink", "muted"} <= used <= LIGHT.keys()
+    assert "paper" not in used, "the picture's ground is the page's own"
+
+
+def test_a_picture_has_a_role_and_says_what_it_shows() -> None:
+    page = format_pictures([Picture(draw, "a < b", 'Loss of "a" & b.')])
+    assert '<svg role="img" aria-label="Loss of &quot;a&quot; &amp; b."' in page
+    assert "<figcaption>a &lt; b</figcaption>" in page
+    assert ">optimiser step</text>" in page, "text is text"
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_text_of_a_picture_has_11_pixels_on_a_narrow_screen(is_wide: bool) -> None:
+    page = format_pictures([Picture(draw, "", "", is_wide)])
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', page)[0])
+    smallest = min(float(each) for each in re.findall(r"font-size: ([\d.]+)px", page))
+    least = float(re.findall(r"figure\.full svg \{ min-width: (\d+)px", STYLE)[0])  # it scrolls
+    assert smallest * min(1.0, (least if is_wide else 368) / width) >= 10.99  # 400 less the page's margins
+    assert ('class="full"' in page) == is_wide
+
+
+def test_a_table_scrolls_in_its_own_box_and_names_its_lines() -> None:
+    table = format_html(("", "a & b"), [("first", "<1>"), ("second", Markup("<b>2</b>"))])
+    assert table.startswith('<div class="wide"><table class="numbers">')
+    assert '<th scope="col">a &amp; b</th>' in table and '<th scope="row">first</th><td>&lt;1&gt;</td>' in table
+    assert "<td><b>2</b></td>" in table
+    assert "<thead>" not in format_html(("", ""), [("a", "b")])
+    assert ".wide { overflow-x: auto; }" in STYLE
+
+
+def test_nothing_to_say_has_no_heading() -> None:
+    assert format_section("New words", "", format_paragraph("")) == ""
+    page = fill_page("a <b>", [format_section("Options", format_settings("corpus: /home/ann/notes.txt\n"))])
+    assert page.count("a &lt;b&gt;") == 2 and "corpus: notes.txt" in page and "ann/" not in page
+    assert not re.search(r"\$\w", page), "a field of the template was not filled"

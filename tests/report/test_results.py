@@ -1,0 +1,89 @@
+"""What a run reached: one sentence, a table for the terminal, and intervals that cover what they should."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from report_records import SUMMARY
+
+from domext_ray.report.results import (
+    NO_BREAK,
+    describe_result,
+    describe_sizes,
+    find_bounds,
+    find_change_bounds,
+    format_summary,
+    list_intervals,
+)
+
+
+def test_the_table_for_the_terminal() -> None:
+    assert format_summary(SUMMARY).splitlines() == [
+        "                          before    after         change",
+        "held-out domain loss       4.800    3.600         -25.0%",
+        "held-out domain accuracy   29.0%    41.8%   +12.8 points",
+        "bits per character         1.900    1.710         -10.0%",
+        "general-probe accuracy     38.6%    36.7%    -1.9 points",
+        "2,632,704 parameters trained, 32.1% of base and extension; 60 steps, 245,760 tokens in 1.5 min "
+        "(8,990 tokens/s, 0.4% of the time waiting for data)",
+    ]
+
+
+def test_the_result_in_one_sentence() -> None:
+    assert describe_result(SUMMARY) == (
+        "Held-out domain loss fell from 4.800 to 3.600 (-25.0%) and domain accuracy rose from 29.0% to 41.8%, while "
+        "accuracy on general sentences fell from 38.6% to 36.7% (-1.9 points); 2,632,704 parameters trained, "
+        "32.1% of base and extension."
+    )
+
+
+def test_a_summary_without_figures_says_so() -> None:
+    nothing = {"before": None, "after": None}
+    summary = {**SUMMARY, "domain": dict.fromkeys(SUMMARY["domain"], nothing), "general": {"mlm_accuracy": nothing}}
+    assert describe_result(summary).startswith("Held-out domain loss was not measured; 2,632,704 parameters trained")
+    assert format_summary(summary).count("–") == 12
+    assert all(row[1:] == ("–", "–", "–") for row in list_intervals(summary))
+
+
+def test_accuracies_have_intervals_and_losses_none() -> None:
+    assert [tuple(each.replace(NO_BREAK, "~") for each in row) for row in list_intervals(SUMMARY)] == [
+        ("held-out domain loss", "4.800", "3.600", "-25.0%"),
+        (
+            "held-out domain accuracy",
+            "29.0% [27.8,~30.3]",
+            "41.8% [40.4,~43.2]",
+            "+12.8 points [+10.9,~+14.7]",
+        ),
+        ("bits per character", "1.900", "1.710", "-10.0%"),
+        (
+            "general-probe accuracy",
+            "38.6% [37.1,~40.1]",
+            "36.7% [35.2,~38.2]",
+            "-1.9 points [-4.0,~+0.2]",
+        ),
+    ]
+    assert describe_sizes(SUMMARY).startswith(
+        "Measured on 5,000 masked tokens of held-out text and 3,940 words of general sentences, the same ones"
+    )
+    without: dict[str, Any] = copy.deepcopy(SUMMARY)
+    without["evaluation"]["general_words"] = 0
+    assert list_intervals(without)[3] == ("general-probe accuracy", "38.6%", "36.7%", "-1.9 points")
+    assert "general" not in describe_sizes(without)
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.3, 3940), (0.05, 400), (0.99, 3000)])
+def test_an_interval_covers_the_truth_in_19_of_20_draws(share: float, number: int) -> None:
+    drawn = np.random.default_rng(1).binomial(number, share, size=4000) / number
+    bounds = [find_bounds(each, number) for each in drawn]
+    assert np.mean([low <= share <= high for low, high in bounds]) == pytest.approx(0.95, abs=0.02)
+    assert find_bounds(0.0, number)[0] == 0.0 and find_bounds(1.0, number)[1] == pytest.approx(1.0)
+
+
+def test_the_interval_of_a_change_covers_the_truth() -> None:
+    generator = np.random.default_rng(2)
+    before, after = (generator.binomial(1000, share, size=4000) / 1000 for share in (0.35, 0.31))
+    bounds = [find_change_bounds(*each, 1000) for each in zip(before, after, strict=True)]
+    assert np.mean([low <= -0.04 <= high for low, high in bounds]) == pytest.approx(0.95, abs=0.015)
