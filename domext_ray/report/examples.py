@@ -183,7 +183,7 @@ def predict(model: Any, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[
             shares, tokens = logits.float().softmax(-1).topk(NUM_GUESSES)
             found.append(
                 tuple(
-                    Guess(tokenizer.decode([token]).strip(), share, token == each.answer)
+                    Guess(str(tokenizer.decode([token])).strip(), share, token == each.answer)
                     for share, token in zip(shares.tolist(), tokens.tolist(), strict=True)
                 )
             )
