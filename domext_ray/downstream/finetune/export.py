@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from safetensors.torch import save_file
 from torch import nn
 
+from domext_ray.downstream.finetune.card import SplitScore, build_card
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.export.card import describe_base_model
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new_export
-from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, check_tokenizer, map_head, save_with_code
+from domext_ray.export.model_folder import check_tokenizer, map_head, save_with_code
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.graft import describe_plain
@@ -37,7 +36,13 @@ PLAIN_HEADS = {
 """Heads that transformers' BERT has with the same tensors."""
 
 
-def export_stages(start: StartModel, task: StagedTask, fitted: Mapping[str, Fitted], folder: Path) -> None:
+def export_stages(
+    start: StartModel,
+    task: StagedTask,
+    fitted: Mapping[str, Fitted],
+    folder: Path,
+    scores: Mapping[str, SplitScore] | None = None,
+) -> None:
     """Write a fine-tuned model, or of a task of several models each into a folder of its own.
 
     Args:
@@ -45,12 +50,13 @@ def export_stages(start: StartModel, task: StagedTask, fitted: Mapping[str, Fitt
         task: the task.
         fitted: the trained model of each stage.
         folder: where to.
+        scores: of the whole task by split, for the card; None: not scored.
 
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
     for name, each in fitted.items():
-        export_fitted(start, task.data.name, each, _find_place(task, folder, name))
+        export_fitted(start, task.data.name, each, _find_place(task, folder, name), scores, task.metric)
 
 
 def check_places(task: StagedTask, folder: Path) -> None:
@@ -67,7 +73,14 @@ def _find_place(task: StagedTask, folder: Path, stage: str) -> Path:
     return folder if len(task.stages) == 1 else folder / stage
 
 
-def export_fitted(start: StartModel, set_name: str, fitted: Fitted, folder: Path) -> None:
+def export_fitted(
+    start: StartModel,
+    set_name: str,
+    fitted: Fitted,
+    folder: Path,
+    scores: Mapping[str, SplitScore] | None = None,
+    metric: str = "",
+) -> None:
     """Write one fine-tuned model as a Hugging Face folder; an earlier export there is replaced.
 
     Args:
@@ -75,6 +88,8 @@ def export_fitted(start: StartModel, set_name: str, fitted: Fitted, folder: Path
         set_name: what it was fine-tuned on.
         fitted: the model.
         folder: where to.
+        scores: of the whole task by split, for the card; None: not scored.
+        metric: what they are.
 
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
@@ -92,7 +107,8 @@ def export_fitted(start: StartModel, set_name: str, fitted: Fitted, folder: Path
             save_with_code(model, temporary, map_head(head))
         for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
             shutil.copymode(temporary / "config.json", path)
-        (temporary / "README.md").write_text(_build_card(start, set_name, fitted, is_plain), encoding="utf-8")
+        card = build_card(start, set_name, fitted, scores or {}, metric, is_plain=is_plain)
+        (temporary / "README.md").write_text(card, encoding="utf-8")
 
 
 def is_plain_task_model(model: Any) -> bool:
@@ -117,29 +133,3 @@ def _save_plain(model: nn.Module, folder: Path) -> None:
         if pools or not name.startswith("bert.pooler.")
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _build_card(start: StartModel, set_name: str, fitted: Fitted, is_plain: bool) -> str:
-    """Return the model card: a YAML header, then what the model is and how it loads."""
-    task = fitted.task
-    auto_class = HEAD_AUTO_CLASSES[task.head]
-    header = {
-        "library_name": "transformers",
-        **start.terms.header,
-        **describe_base_model(start.id),
-        "tags": ["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],
-    }
-    trust = "" if is_plain else ", trust_remote_code=True"
-    lines = [
-        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n",
-        f"# {start.name} fine-tuned on {set_name}\n",
-        f"{len(task.head_labels):,} outputs: {', '.join(task.head_labels[:40])}. Rows of at most "
-        f"{task.options.max_length} tokens.\n",
-        "```python",
-        f"from transformers import {auto_class}, AutoTokenizer\n",
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        f'model = {auto_class}.from_pretrained("FOLDER"{trust})',
-        "```\n",
-        f"## Terms\n\n{start.terms.describe()}",
-    ]
-    return "\n".join(lines) + "\n"

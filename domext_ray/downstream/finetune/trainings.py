@@ -22,13 +22,14 @@ import torch
 from safetensors.torch import save_file
 
 from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.downstream.finetune.card import SplitScore, read_score
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.finetuned import read_result, restore_stages, result_path
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.start.model import TRAININGS, StartModel
 from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.errors import TrainingError
-from domext_ray.files import new_file, write_json
+from domext_ray.files import new_file, read_json, write_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
@@ -127,7 +128,18 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(work, point, evaluate_stages(work.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:
-        export_stages(work.start, work.task, fitted, export)
+        export_stages(work.start, work.task, fitted, export, _read_scores(work, point))
+
+
+def _read_scores(work: FinetuneWork, point: Point) -> dict[str, SplitScore]:
+    """What a training scored, by split, for its card."""
+    scores = {}
+    for split in ("dev", "test"):
+        path = work.trainings / point.key / f"{split}.json"
+        if path.exists():
+            figures = read_json(path, "delete it: the same command scores the model again", {"figures": dict})
+            scores[split] = read_score(figures["figures"], work.task.metric)
+    return scores
 
 
 def _prepare_process(work: FinetuneWork) -> torch.device:

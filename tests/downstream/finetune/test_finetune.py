@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from job_calls import call_job
 from labelled_fixtures import write_ner
 
@@ -26,7 +27,7 @@ from domext_ray.downstream.finetune.grid import (
     list_overtaken,
     record_failure,
 )
-from domext_ray.downstream.finetune.output import FinetuneProgress
+from domext_ray.downstream.finetune.output import FinetuneProgress, get_figure
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
 from domext_ray.progress import StatusLine
@@ -88,7 +89,14 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
     assert kept == {"lr0.006-batch8-epochs6-seed0", "lr0.006-batch8-epochs6-seed1"}
     predictions = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
     assert [sum(each["split"] == split for each in predictions) for split in ("dev", "test")] == [30, 30]
+    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    header = yaml.safe_load((run_dir / "export" / "README.md").read_text(encoding="utf-8").split("---")[1])
+    results = {each["dataset"]["split"]: each["metrics"][0] for each in header["model-index"][0]["results"]}
+    for split in ("dev", "test"):
+        assert results[split]["name"] == summary["metric"]
+        assert results[split]["value"] == pytest.approx(get_figure(summary[split], summary["metric"]), abs=1e-4)
     page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert 'role="img" aria-label="Training loss of' in page
     assert "entity_f1.per_type.Drug" in page and "<svg" in page
     assert 'src="http' not in page and 'href="http' not in page, "the page needs no network"
 

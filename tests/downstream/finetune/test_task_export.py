@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from lone_process import WITHOUT_PROJECT
 from safetensors.torch import load_file
 from transformers import AutoConfig
@@ -19,6 +21,7 @@ from transformers import AutoConfig
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
+from domext_ray.downstream.finetune.card import SplitScore, read_score
 from domext_ray.downstream.finetune.export import PLAIN_HEADS, export_fitted, is_plain_task_model
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
@@ -164,6 +167,28 @@ def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_p
     for path in (tmp_path / "export").iterdir():
         content = path.read_bytes()
         assert str(tmp_path).encode() not in content and str(Path(start.id).parent).encode() not in content, path.name
+
+
+def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel, tmp_path: Path) -> None:
+    figures = {"micro": {"f1": 0.71239}, "intervals": {"micro.f1": [0.69, 0.74]}, "examples": 1200}
+    scores = {"dev": read_score(figures, "micro.f1"), "test": SplitScore(math.nan, math.nan, math.nan, 0)}
+    fitted = make_fitted(start, "ner", FULL)
+    export_fitted(start, "bc5cdr", fitted, tmp_path / "export", scores, "micro.f1")
+    card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["model-index"][0]["results"] == [
+        {
+            "task": {"type": "token-classification", "name": "Token classification"},
+            "dataset": {"type": "bc5cdr", "name": "bc5cdr", "split": "dev"},
+            "metrics": [{"type": "micro.f1", "name": "micro.f1", "value": 0.7124}],
+        }
+    ]
+    assert "base_model" not in header, "a folder is no hub id"
+    assert "| dev | 0.712 | 0.690 to 0.740 | 1,200 |" in card
+    assert "Not meant for: decisions about people" in card
+    export_fitted(replace(start, id="org/bert"), "bc5cdr", fitted, tmp_path / "export")
+    header = yaml.safe_load((tmp_path / "export" / "README.md").read_text(encoding="utf-8").split("---")[1])
+    assert header["base_model"] == "org/bert" and "model-index" not in header
 
 
 def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartModel, tmp_path: Path) -> None:
