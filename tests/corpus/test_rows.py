@@ -126,9 +126,7 @@ def test_a_word_longer_than_a_row_is_cut_inside(wordpiece: BertTokenizer) -> Non
     rows = show_rows(["fast" + "er" * 12], wordpiece, seq_length=8)
     assert rows[0] == "[CLS] fast " + "##er " * 5 + "[SEP]"
     assert " ".join(rows).count("##er") == 12
-    rows = show_rows(
-        ["the cat fast" + "er" * 6], wordpiece, seq_length=8
-    )  # before it, most of the row would stay empty
+    rows = show_rows(["the cat fast" + "er" * 6], wordpiece, seq_length=8)  # else most of the row is empty
     assert rows == ["[CLS] the cat fast ##er ##er ##er [SEP]", "[CLS] ##er ##er ##er [SEP]"]
 
 

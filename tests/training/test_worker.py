@@ -80,6 +80,11 @@ def read_steps(run: Path) -> list[int]:
     return [each["step"] for each in read_metrics(run / "metrics.jsonl")]
 
 
+def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
+    """Loss and tokens so far of every step."""
+    return [(each.get("train/mlm_loss"), each.get("train/tokens")) for each in read_metrics(run / "metrics.jsonl")]
+
+
 def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path) -> None:
     optim = OptimConfig(decay_steps=16, warmup_steps=1)
     worker = start()
@@ -135,7 +140,7 @@ def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> Non
 
 def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start, tmp_path: Path) -> None:
     start().run()
-    undisturbed = [each.get("train/mlm_loss") for each in read_metrics(tmp_path / "metrics.jsonl")]
+    undisturbed = read_progress(tmp_path)
     kept = {step: load_file(tmp_path / "checkpoints" / f"step-{step:08d}" / "tensors.safetensors") for step in (16,)}
     for each in (tmp_path / "checkpoints").iterdir():
         each.rename(tmp_path / each.name)
@@ -147,7 +152,7 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     worker = start()
     assert worker.step == 8
     worker.run()
-    assert [each.get("train/mlm_loss") for each in read_metrics(tmp_path / "metrics.jsonl")] == undisturbed
+    assert read_progress(tmp_path) == undisturbed
     tensors = load_checkpoint(tmp_path / "checkpoints" / "step-00000016").state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
 
