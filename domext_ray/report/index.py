@@ -72,7 +72,7 @@ def _list_runs(folder: Path) -> Iterator[_Line]:
             yield _describe_run(path.parent)
         except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
-            yield _Line(name, "", (f"cannot be read ({hide_places(reason)[:120]})", *[NONE] * 5))
+            yield _Line(name, "", (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})"))
 
 
 def _describe_run(run_dir: Path) -> _Line:
