@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from domext_ray.pipeline import provide_inputs
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.phases import make_phases
 from domext_ray.training.worker import MAX_SKIPPED_STEPS, PretrainTask, PretrainWorker
 
 Start = Callable[..., PretrainWorker]
@@ -155,6 +157,21 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     assert read_progress(tmp_path) == undisturbed
     tensors = load_checkpoint(tmp_path / "checkpoints" / "step-00000016").state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
+
+
+def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: PretrainTask) -> None:
+    """And it goes on anywhere: the same corpus in both phases, of 12 steps and of 4."""
+    worker = start(train=replace(task.config.train, long_seq_length=64, long_frac=0.25))
+    worker.phases = make_phases(worker.config, [worker.manifest] * 2)
+
+    def read(first: int, end: int) -> list[torch.Tensor]:
+        batches = worker._masked_batches(first)
+        return [torch.cat([part.input_ids for part in parts]) for parts, _ in islice(batches, end - first)]
+
+    undisturbed = read(0, 15)
+    assert torch.equal(undisturbed[12], undisturbed[0]) and not torch.equal(undisturbed[12], undisturbed[1])
+    for first in (11, 13):
+        assert all(map(torch.equal, read(first, 15), undisturbed[first:]))
 
 
 def test_a_file_that_cannot_grow_is_one_sentence(start: Start, tmp_path: Path) -> None:
