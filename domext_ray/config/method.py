@@ -52,7 +52,7 @@ class MethodConfig(ExtensionOptions):
             self.trains in _ADDS or not adds,
             "method.trains",
             self.trains,
-            "extensions, domain or all where there are extensions (heads, FFN units, bottlenecks, modules, LoRA)",
+            "extensions, domain or all where there are extensions (heads, FFN units, bottlenecks, modules, shifts of words, LoRA)",
         )
         require(
             self.trains != "domain" or self.has_domain,
@@ -70,7 +70,7 @@ class MethodConfig(ExtensionOptions):
 
     @property
     def has_domain(self) -> bool:
-        """Whether layers get parts of a domain: extra heads, FFN units or bottlenecks."""
+        """Whether the model gets parts of a domain: extra heads, FFN units, bottlenecks or shifts of words."""
         return any(part.is_in(self) for part in DOMAIN_PARTS)
 
     @property
@@ -97,12 +97,16 @@ def _parse_layers(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+_BESIDE = ("word_rows",)
+"""Sizes that a method of any name may have beside its own."""
+
+
 @dataclass(frozen=True)
 class KnownMethod:
     """What a method of a known name is made of.
 
     Args:
-        sizes: fields of `MethodConfig`, one of which is above 0; all others are 0.
+        sizes: fields of `MethodConfig`, one of which is above 0; all others but shifts of words are 0.
         trains: what may train.
         is_words: new words alone are such a method too.
     """
@@ -114,8 +118,8 @@ class KnownMethod:
     def fits(self, method: MethodConfig, has_words: bool) -> bool:
         """Whether a method, with new words or without, is one of this name."""
         given = {size for size in MAIN_SIZES if getattr(method, size)}
-        has_part = bool(given) or not self.sizes or (self.is_words and has_words)
-        return method.trains in self.trains and given <= set(self.sizes) and has_part
+        has_part = bool(given & set(self.sizes)) or not self.sizes or (self.is_words and has_words)
+        return method.trains in self.trains and given <= {*self.sizes, *_BESIDE} and has_part
 
     def __str__(self) -> str:
         parts = [f"--method.{name} above 0" for name in self.sizes] + (["new words"] if self.is_words else [])

@@ -305,3 +305,22 @@ def flatten_lists(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
         lists = lists.chunk(0) if lists.num_chunks else pa.array([], type=lists.type)
     lengths = np.diff(lists.offsets.to_numpy())
     return lists.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
+
+
+def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.ndarray:
+    """Return the words that occur most often in a corpus's training rows; of equally frequent ones the lowest ids.
+
+    Args:
+        manifest: the prepared corpus.
+        num_words: ids from here on do not count.
+        number: how many are wanted, at most `num_words`.
+
+    Returns:
+        int64 [number], ids in ascending order.
+    """
+    counts = np.zeros(num_words, dtype=np.int64)
+    for path in manifest.paths("train"):
+        for batch in _open_shard(path)[0]:
+            ids = batch.column("input_ids").flatten().to_numpy()
+            counts += np.bincount(ids[ids < num_words], minlength=num_words)
+    return np.sort(np.argsort(-counts, kind="stable")[:number])

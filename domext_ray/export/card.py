@@ -223,14 +223,12 @@ def _describe_domain(name: str, domain: Domain) -> str:
     """Say what a domain adds, and to which layers; a paper is named once, after its last part."""
     parts = [part for part in DOMAIN_PARTS if getattr(domain, part.size)]
     papers = [part.paper for part in parts]
-    said = [
-        part.describe_in_layer(domain) + (f" ({part.paper})" if part.paper not in papers[index + 1 :] else "")
-        for index, part in enumerate(parts)
-    ]
-    return (
-        f"for the domain `{name}`, in each of the layers {domain.first_layer} to {domain.last_layer} "
-        f"{' and '.join(said)}"
-    )
+    said = {True: list[str](), False: list[str]()}
+    for index, part in enumerate(parts):
+        paper = f" ({part.paper})" if part.paper and part.paper not in papers[index + 1 :] else ""
+        said[part.in_layers].append(part.describe_part(domain) + paper)
+    layers = f"in each of the layers {domain.first_layer} to {domain.last_layer} {' and '.join(said[True])}"
+    return f"for the domain `{name}`, {' and '.join([*said[False], *([layers] if said[True] else [])])}"
 
 
 def _describe_trained(method: MethodConfig, merged: str) -> str:
@@ -340,7 +338,7 @@ _BERT_ENTRY = """@inproceedings{devlin2019bert,
 
 def _describe_sources(facts: CardFacts) -> str:
     used = [each.citation for each in EXTENSIONS if _has(facts, each)] + [_BERT_ENTRY]
-    entries = "\n\n".join(dict.fromkeys(used))  # two parts may be one paper's
+    entries = "\n\n".join(dict.fromkeys(filter(None, used)))  # two parts may be one paper's, and one may have none
     return f"## Terms\n\n{facts.terms.describe()}\n\n## Citation\n\n```bibtex\n{entries}\n```"
 
 

@@ -159,13 +159,15 @@ class Extension(Generic[OptionsT]):
 
 
 class DomainPart(Extension[OptionsT]):
-    """A part of a domain's layers: several domains may have it, each of another size.
+    """A part of a domain: several domains may have it, each of another size.
 
     Class attributes:
         label: what a table calls its size.
+        in_layers: it is in layers, those that the domain has.
     """
 
     label: ClassVar[str]
+    in_layers: ClassVar[bool] = True
     parameters = re.compile(r"\.domains\.")
 
     @property
@@ -181,12 +183,12 @@ class DomainPart(Extension[OptionsT]):
         """Count its parameters in one layer of a domain; 0 where the domain does not have it."""
         raise NotImplementedError
 
-    def describe_in_layer(self, domain: Any) -> str:
-        """Say what it adds to a layer, without the paper's name; called where the domain has it."""
+    def describe_part(self, domain: Any) -> str:
+        """Say what it adds to a layer, or to the model, without the paper's name; called where the domain has it."""
         raise NotImplementedError
 
     def count_in_domain(self, shape: Shape, domain: DomainSizes) -> int:
-        """Count its parameters in all layers of a domain."""
+        """Count a domain's parameters of it in the encoder: by default, in all its layers."""
         return (domain.last_layer - domain.first_layer + 1) * self.count_in_layer(shape, domain)
 
     def count(self, shape: Shape, method: OptionsT) -> int:

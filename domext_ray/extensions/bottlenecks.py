@@ -71,8 +71,8 @@ class Bottlenecks(DomainPart[BottleneckOptions]):
         num_places = 2 if domain.bottleneck_place == "both" else 1
         return num_places * (count_bottleneck_parameters(width, size) + num_norms * 2 * width)
 
-    def describe_in_layer(self, domain: Any) -> str:
-        """See `DomainPart.describe_in_layer`."""
+    def describe_part(self, domain: Any) -> str:
+        """See `DomainPart.describe_part`."""
         both = domain.bottleneck_place == "both"
         number = "two" if both else {"attention": "an attention", "output": "an FFN"}[domain.bottleneck_place]
         kinds = [

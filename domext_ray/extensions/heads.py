@@ -45,6 +45,6 @@ class Heads(DomainPart[HeadOptions]):
         head_size = width // shape.num_attention_heads
         return domain.heads * (4 * width * head_size + 3 * head_size) + (width if domain.heads else 0)
 
-    def describe_in_layer(self, domain: Any) -> str:
-        """See `DomainPart.describe_in_layer`."""
+    def describe_part(self, domain: Any) -> str:
+        """See `DomainPart.describe_part`."""
         return f"{domain.heads} extra attention head(s)"

@@ -12,9 +12,18 @@ from domext_ray.extensions.heads import HeadOptions, Heads
 from domext_ray.extensions.lora import Lora, LoraOptions
 from domext_ray.extensions.modules import ModuleOptions, Modules
 from domext_ray.extensions.units import UnitOptions, Units
+from domext_ray.extensions.word_shifts import WordShiftOptions, WordShifts
 from domext_ray.extensions.words import NewWords, WordOptions
 
-EXTENSIONS: tuple[Extension[Any], ...] = (NewWords(), Modules(), Heads(), Units(), Bottlenecks(), Lora())
+EXTENSIONS: tuple[Extension[Any], ...] = (
+    NewWords(),
+    Modules(),
+    WordShifts(),
+    Heads(),
+    Units(),
+    Bottlenecks(),
+    Lora(),
+)
 """In the order in which a card lists them."""
 
 DOMAIN_PARTS: tuple[DomainPart[Any], ...] = tuple(each for each in EXTENSIONS if isinstance(each, DomainPart))
@@ -25,7 +34,9 @@ MAIN_SIZES = tuple(each.sizes[0] for each in EXTENSIONS if each.sizes)
 
 
 @dataclass(frozen=True)
-class ExtensionOptions(LoraOptions, WordOptions, ModuleOptions, BottleneckOptions, UnitOptions, HeadOptions):
+class ExtensionOptions(
+    LoraOptions, WordOptions, ModuleOptions, BottleneckOptions, WordShiftOptions, UnitOptions, HeadOptions
+):
     """The options of all kinds; `--help` and config.yaml have them from the last class to the first."""
 
 

@@ -38,6 +38,6 @@ class Units(DomainPart[UnitOptions]):
         width, units = shape.hidden_size, domain.ffn_units
         return 2 * width * units + units + width if units else 0
 
-    def describe_in_layer(self, domain: Any) -> str:
-        """See `DomainPart.describe_in_layer`."""
+    def describe_part(self, domain: Any) -> str:
+        """See `DomainPart.describe_part`."""
         return f"{domain.ffn_units:,} extra FFN units"

@@ -120,6 +120,7 @@ def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions)
         if end > last:
             raise ConfigError(f"--method.layers is {method.layers!r}; the encoder has the layers 0 to {last}.")
         values = {name: value for part in DOMAIN_PARTS for name, value in part.get_values(method).items()}
+        values["word_rows"] = min(method.word_rows, config.base_vocab_size)
         try:
             own = complete_domain(method.domain, {**values, "first_layer": first, "last_layer": end}, num_layers)
         except ValueError as error:

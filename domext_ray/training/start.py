@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.manifest import Manifest, find_frequent_words
 from domext_ray.corpus.vocabulary.extension import check_appended, decompose, load_extension
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
+from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
@@ -151,7 +153,7 @@ def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> N
     Raises:
         RunError: the model has no place for a tensor of the run.
     """
-    own = dict(cast(nn.Module, model).named_parameters())
+    own = _name_tensors(model)
     with torch.no_grad():
         for name, value in changed_tensors(start).items():
             param = own.get(name)
@@ -174,6 +176,32 @@ def changed_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def pick_fixed(model: DomextForMaskedLM, start: Checkpoint) -> dict[str, Tensor]:
     """Return those of an earlier run's tensors that do not train now: checkpoints must carry them on."""
-    params = dict(cast(nn.Module, model).named_parameters())
-    names = [name for name in changed_tensors(start) if not params[name].requires_grad]
-    return {name: params[name].detach().cpu().clone() for name in names}
+    own = _name_tensors(model)
+    names = [name for name in changed_tensors(start) if not own[name].requires_grad]
+    return {name: own[name].detach().cpu().clone() for name in names}
+
+
+def choose_shifted_words(model: DomextForMaskedLM, domain: str, manifest: Manifest) -> dict[str, Tensor]:
+    """Let a domain that shifts some of the base's words shift those that its corpus has most often.
+
+    Args:
+        model: the model, the domain at its start.
+        domain: the domain that trains.
+        manifest: its corpus.
+
+    Returns:
+        What was set, by name, for checkpoints to carry; nothing where all words are shifted, or none.
+    """
+    shifts = model.bert.embeddings.domains
+    rows = shifts[domain].rows if domain in shifts else None
+    if rows is None:
+        return {}
+    found = find_frequent_words(manifest, cast(DomextConfig, model.config).base_vocab_size, len(rows))
+    rows.copy_(torch.from_numpy(found))
+    return {f"bert.embeddings.domains.{domain}.rows": rows.clone()}
+
+
+def _name_tensors(model: DomextForMaskedLM) -> dict[str, Tensor]:
+    """The tensors that a checkpoint may hold: parameters, and which words are shifted."""
+    module = cast(nn.Module, model)
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -41,7 +41,7 @@ from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_c
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.objective import MaskedBatch, Masker
 from domext_ray.training.phases import make_phases
-from domext_ray.training.start import apply_start, build_run_model, load_start, pick_fixed
+from domext_ray.training.start import apply_start, build_run_model, choose_shifted_words, load_start, pick_fixed
 
 MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
@@ -139,10 +139,13 @@ class PretrainWorker:
         if self.checkpoint is not None:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
-        elif self.task.init_from is not None:
-            start = load_start(self.task.init_from, self.task.starts_from)
-            apply_start(model, start, self.task.init_from)
-            self.fixed = pick_fixed(model, start)
+        else:
+            if self.task.init_from is not None:
+                start = load_start(self.task.init_from, self.task.starts_from)
+                apply_start(model, start, self.task.init_from)
+                self.fixed = pick_fixed(model, start)
+            if config.method.domain not in (self.task.earlier or Extensions()).domains:
+                self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
         dtype = config.engine.base_dtype
         if dtype == "bf16" or (dtype == "auto" and self.device.type == "cuda" and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)

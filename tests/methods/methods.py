@@ -63,6 +63,7 @@ class Row:
 
 
 WORDS = r"^(bert\.embeddings|cls\.predictions)\.extension\."
+SHIFTS = r"^(bert\.embeddings|cls\.predictions)\.domains\.domain\."
 MODULES = {"module_hidden_size": 12, "module_ffn_size": 20}
 SHIPPED_MODULES = {"module_hidden_size": 84, "module_ffn_size": 340}
 BOTTLENECK = {"bottleneck_size": 6}
@@ -135,11 +136,26 @@ ROWS = [
         roberta=True,
         left_to_right=True,
     ),
+    Row("word shifts", {"word_rows": 10**6}, SHIFTS, {}),
+    Row(
+        "word shifts of frequent words, MLM head",
+        {"word_rows": 9, "word_head": True},
+        SHIFTS,
+        {"word_rows": 2000},
+        roberta=True,
+    ),
     # combinations
     Row(
         "AF heads + new words",
         {"heads": 1},
         rf"\.attention\.domains\.domain\.|{WORDS}",
+        new_words=True,
+    ),
+    Row(
+        "AF + word shifts + new words",
+        {"heads": 1, "ffn_units": 10, "word_rows": 12, "word_head": True},
+        rf"\.domains\.domain\.|{WORDS}",
+        {**UNITS, "word_rows": 4000},
         new_words=True,
     ),
     Row(

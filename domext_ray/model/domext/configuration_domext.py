@@ -2,8 +2,8 @@
 
 This file is exported as it is: it imports torch and transformers only. One configuration describes a plain BERT or
 RoBERTa (no extension) and the same encoder with extra attention heads and FFN units (AF Adapter) and bottlenecks
-(Houlsby) per named domain, with new words in a table of their own, and with a gated extension module beside every layer
-(exBERT).
+(Houlsby) per named domain, with shifts of the base's words per domain, with new words in a table of their own, and with
+a gated extension module beside every layer (exBERT).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 OWN_FIELDS = "domext"
 """Key of an export's config.json; below it are values that are another to those who do not load the export's code."""
-_SIZES = ("heads", "ffn_units", "bottleneck_size")
+_SIZES = ("heads", "ffn_units", "bottleneck_size", "word_rows")
 BOTTLENECK_CHOICES = {
     "bottleneck_activation": ("gelu", "relu", "tanh"),
     "bottleneck_place": ("both", "attention", "output"),
@@ -27,7 +27,7 @@ BOTTLENECK_CHOICES = {
 
 @dataclass(frozen=True)
 class Domain:
-    """What one domain adds to the layers that have it; one of its three sizes at least is above 0.
+    """What one domain adds to the base's words and to the layers that have it; one of its sizes at least is above 0.
 
     Args:
         heads: extra attention heads per layer (AF Adapter).
@@ -38,7 +38,9 @@ class Domain:
         bottleneck_layer_norm: a bottleneck normalises what it reads, with a LayerNorm of its own.
         bottleneck_place: both sublayers have a bottleneck, or attention alone, or the FFN alone ("output").
         bottleneck_parallel: a bottleneck reads its sublayer's input instead of its output.
-        first_layer: first layer that has all this, from 0.
+        word_rows: rows of the base's word table, and of the output tied to it, that the domain shifts.
+        word_head: it shifts the MLM head's transform, too.
+        first_layer: first layer that has the parts of layers, from 0.
         last_layer: last such layer.
 
     Source: the variants of bottlenecks, Houlsby et al. section 3.6.
@@ -52,6 +54,8 @@ class Domain:
     bottleneck_layer_norm: bool = False
     bottleneck_place: str = "both"
     bottleneck_parallel: bool = False
+    word_rows: int = 0
+    word_head: bool = False
     first_layer: int = 0
     last_layer: int = 0
 
@@ -202,6 +206,11 @@ class DomextConfig(PreTrainedConfig):
             raise ValueError(f"head_bilstm is {self.head_bilstm}; it must be 0 or more.")
         if self.head_layers and not self.head_bilstm:
             raise ValueError(f"head_layers is {self.head_layers}; it must be empty without head_bilstm.")
+        for name, domain in self.domains.items():
+            if domain.word_rows > self.base_vocab_size:
+                raise ValueError(
+                    f"the domain {name!r} has word_rows {domain.word_rows}; the base has {self.base_vocab_size} words."
+                )
         check_active(self.active_domains, self.domains)
 
     @classmethod
@@ -270,6 +279,8 @@ def _check_domain(name: str, domain: Domain, num_hidden_layers: int) -> None:
             raise ValueError(
                 f"the domain {name!r} has {choice} {getattr(domain, choice)!r}; it must be {', '.join(words)}."
             )
+    if domain.word_head and not domain.word_rows:
+        raise ValueError(f"the domain {name!r} has word_head without word_rows.")
     if not 0 <= domain.first_layer <= domain.last_layer < num_hidden_layers:
         raise ValueError(
             f"the domain {name!r} has the layers {domain.first_layer} to {domain.last_layer}; the model has 0 to "

@@ -14,13 +14,16 @@ parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
 
 exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
 transformer layer of the same kind, w a d -> 1 layer. New words have embeddings of their own, tied to their output.
+
+Word shifts: a domain adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so that
+input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's transform can be shifted in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +69,16 @@ def attend_eagerly(
 class Linear(nn.Linear):
     """Linear layer whose weight may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
+    def forward(self, inputs: Tensor, weight_shifts: Sequence[Tensor] = ()) -> Tensor:
+        """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's.
+
+        Args:
+            inputs: what is projected.
+            weight_shifts: what is added to the weight, of its shape.
+        """
         weight = self.weight
+        for shift in weight_shifts:
+            weight = weight + shift
         if weight.dtype != inputs.dtype and not torch.is_autocast_enabled(inputs.device.type):
             weight = weight.to(inputs.dtype)
         return nn.functional.linear(inputs, weight, self.bias)
@@ -88,7 +98,7 @@ class Term:
 
 
 def add_terms(total: Tensor, terms: Sequence[Term]) -> Tensor:
-    """Add terms to [B, N, d]; exact zeros leave it bit for bit."""
+    """Add terms to [B, ..., d]; exact zeros leave it bit for bit."""
     for term in terms:
         if term.rows is None:
             total = total + term.value
@@ -111,12 +121,12 @@ class LayerNorm(nn.LayerNorm):
         """Normalise.
 
         Args:
-            inputs: [B, N, d].
+            inputs: [B, ..., d].
             weight_shifts: terms [d] of the domains, added to this module's weight.
             bias_shifts: the same for its bias.
 
         Returns:
-            [B, N, d], in the dtype of this module's parameters.
+            [B, ..., d], in the dtype of this module's parameters.
         """
         inputs = inputs.to(self.weight.dtype)
         if not weight_shifts:
@@ -125,7 +135,7 @@ class LayerNorm(nn.LayerNorm):
             weight, bias = add_terms(self.weight, weight_shifts), add_terms(self.bias, bias_shifts)
             return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
-        shape = (len(inputs), 1, inputs.shape[-1])
+        shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
         weight = add_terms(self.weight.expand(shape), weight_shifts)
         return normalized * weight + add_terms(self.bias.expand(shape), bias_shifts)
 
@@ -485,8 +495,45 @@ class Layer(GradientCheckpointingLayer):
         return output, weights
 
 
+class WordShift(nn.Module):
+    """What a domain adds to K rows of the base's word table, and to the scores of these words.
+
+    Args:
+        config: the model's configuration.
+        domain: its domain; K is `word_rows`.
+    """
+
+    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(domain.word_rows, config.hidden_size))
+        is_whole = domain.word_rows == config.base_vocab_size
+        self.register_buffer("rows", None if is_whole else torch.arange(domain.word_rows))
+
+    def forward(self, input_ids: Tensor | None = None, states: Tensor | None = None) -> Tensor:
+        """Return the shifts of some words, the shifts of some states' scores, or the whole table's.
+
+        Args:
+            input_ids: int64 [...], words, of which those without a shift get zeros.
+            states: [..., d], what the output projection reads.
+
+        Returns:
+            [..., d] for words; [..., K] for states; a copy of [K, d] for neither (see `NormShift`).
+        """
+        if states is not None:
+            return nn.functional.linear(states, self.weight)
+        if input_ids is None:
+            return self.weight.clone()
+        last = len(self.weight) - 1
+        if self.rows is None:
+            places, is_shifted = input_ids.clamp_max(last), input_ids <= last
+        else:
+            places = torch.searchsorted(self.rows, input_ids).clamp_max(last)
+            is_shifted = self.rows[places] == input_ids
+        return nn.functional.embedding(places, self.weight) * is_shifted[..., None]
+
+
 class Embeddings(nn.Module):
-    """Word, position and segment embeddings, summed and normalised."""
+    """Word, position and segment embeddings, summed and normalised; the words with the domains' shifts."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
@@ -498,6 +545,17 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.domains = nn.ModuleDict()
+        for name in config.domains:
+            self.add_domain(name)
+
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make the shift of a domain that the configuration describes, if it has one, and return it."""
+        domain = self.config.domains[name]
+        if not domain.word_rows:
+            return []
+        self.domains[name] = WordShift(self.config, domain)
+        return [self.domains[name]]
 
     def forward(
         self,
@@ -505,9 +563,18 @@ class Embeddings(nn.Module):
         token_type_ids: Tensor | None,
         position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
+        domain_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return [B, N, d]; every argument is int64 [B, N] or None, `inputs_embeds` [B, N, d] or None."""
-        words = self.embed_words(input_ids) if inputs_embeds is None else inputs_embeds
+        """Return [B, N, d].
+
+        Args:
+            input_ids: int64 [B, N]; None with `inputs_embeds`.
+            token_type_ids: int64 [B, N] or None.
+            position_ids: int64 [B, N] or None.
+            inputs_embeds: [B, N, d], word embeddings as they are: no domain shifts them.
+            domain_rows: as in `select_domains`.
+        """
+        words = self.embed_words(input_ids, domain_rows) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             longest = self.config.max_row_length
             if words.shape[1] > longest:
@@ -520,14 +587,18 @@ class Embeddings(nn.Module):
         embedded = embedded + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
 
-    def embed_words(self, input_ids: Tensor | None) -> Tensor:
-        """Look words up in the base's table and in the new words'; int64 [B, N] -> [B, N, d]."""
-        if self.extension is None:
-            return self.word_embeddings(input_ids)
+    def embed_words(self, input_ids: Tensor | None, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
+        """Look words up in the base's table, with the domains' shifts, and in the new words'; [B, N] -> [B, N, d]."""
         assert input_ids is not None
+        terms = [
+            Term(rows, shift(take_rows(input_ids, rows)))
+            for shift, rows in select_domains(self.config, self.domains, domain_rows)
+        ]
+        if self.extension is None:
+            return add_terms(self.word_embeddings(input_ids), terms)
         new_ids = input_ids - self.config.base_vocab_size
         is_new = new_ids >= 0
-        known = self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id))
+        known = add_terms(self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id)), terms)
         new = self.extension(new_ids.clamp_min(0))
         return torch.where(is_new[..., None], new, known.to(new.dtype))
 
@@ -654,6 +725,27 @@ class StateBiLSTM(nn.Module):
         return self.dense(read)
 
 
+class HeadShift(nn.Module):
+    """What a domain adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's.
+
+    It returns copies, as `NormShift` does.
+
+    Args:
+        config: the model's configuration.
+        domain: its domain.
+    """
+
+    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(domain.word_rows))
+        self.dense = ExtensionOutput(config.hidden_size, config.hidden_size) if domain.word_head else None
+        self.norm = NormShift(config) if domain.word_head else None
+
+    def forward(self) -> Tensor:
+        """Return the shifts of the biases, [K]."""
+        return self.bias.clone()
+
+
 class PredictionTransform(nn.Module):
     """Dense, activation and LayerNorm before the vocabulary projection."""
 
@@ -663,29 +755,75 @@ class PredictionTransform(nn.Module):
         self.activation = ACT2FN[config.mlm_head_act or config.hidden_act]
         self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
-        return self.LayerNorm(self.activation(self.dense(hidden_states)))
+    def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
+        """[B, ..., d] -> [B, ..., d]; `shifts` are those of domains that shift the transform, with their rows."""
+        terms = [Term(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
+        norms = [(rows, *cast(nn.Module, each.norm)()) for each, rows in shifts]
+        return self.LayerNorm(
+            self.activation(add_terms(self.dense(hidden_states), terms)),
+            [Term(rows, weight) for rows, weight, _ in norms],
+            [Term(rows, bias) for rows, _, bias in norms],
+        )
 
 
 class PredictionHead(nn.Module):
-    """MLM head: transform, then projections that are tied to the word embeddings; [..., d] -> [..., V + E]."""
+    """MLM head: transform, then projections that are tied to the word embeddings; [B, ..., d] -> [B, ..., V + E]."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
+        self.config = config
         num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.transform = PredictionTransform(config)
         self.decoder = Linear(config.hidden_size, num_words)
         self.bias = nn.Parameter(torch.zeros(num_words))
         self.extension = Linear(config.hidden_size, num_new) if num_new else None
+        self.domains = nn.ModuleDict()
+        for name in config.domains:
+            self.add_domain(name)
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Score the base's words, then the new ones."""
-        transformed = self.transform(hidden_states)
-        logits = self.decoder(transformed)
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make the head's part of a domain that shifts words, and return it."""
+        domain = self.config.domains[name]
+        if not domain.word_rows:
+            return []
+        self.domains[name] = HeadShift(self.config, domain)
+        return [self.domains[name]]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        word_shifts: nn.ModuleDict | None = None,
+        domain_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Score the base's words, then the new ones.
+
+        Args:
+            hidden_states: [B, ..., d].
+            word_shifts: those of the word table, by domain; None: no domain has one.
+            domain_rows: as in `select_domains`.
+        """
+        words = [] if word_shifts is None else select_domains(self.config, word_shifts, domain_rows)
+        heads = select_domains(self.config, self.domains, domain_rows)
+        transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
+        # A shift of all words and rows joins the projection; others are sums of their own.
+        whole = [shift for shift, rows in words if rows is None and shift.rows is None]
+        logits = self.decoder(transformed, [shift() for shift in whole])
+        for (shift, rows), (head, _) in zip(words, heads, strict=True):
+            bias = head().to(logits.dtype)
+            scores = bias if shift in whole else shift(states=take_rows(transformed, rows)) + bias
+            logits = _add_scores(logits, Term(rows, scores), shift.rows)
         if self.extension is None:
             return logits
         return torch.cat([logits, self.extension(transformed)], dim=-1)
+
+
+def _add_scores(logits: Tensor, scores: Term, words: Tensor | None) -> Tensor:
+    """Add one domain's scores [..., K] of some words (None: the first K) to logits [B, ..., V]."""
+    value = scores.value.to(logits.dtype)
+    if words is not None:
+        spread = value.new_zeros(*value.shape[:-1], logits.shape[-1])
+        value = spread.index_copy(-1, words, value)
+    return add_terms(logits, [Term(scores.rows, value)])
 
 
 class PreTrainingHeads(nn.Module):
@@ -701,6 +839,11 @@ class PreTrainingHeads(nn.Module):
         self.predictions = PredictionHead(config)
         self.seq_relationship = Linear(config.hidden_size, 2) if next_sentence else None
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Score the vocabulary; [..., d] -> [..., V + E]."""
-        return self.predictions(hidden_states)
+    def forward(
+        self,
+        hidden_states: Tensor,
+        word_shifts: nn.ModuleDict | None = None,
+        domain_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Score the vocabulary, as `PredictionHead` does."""
+        return self.predictions(hidden_states, word_shifts, domain_rows)

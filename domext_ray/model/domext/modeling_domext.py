@@ -27,11 +27,13 @@ from .layers_domext import (
     Encoder,
     ExtensionOutput,
     Gate,
+    HeadShift,
     Layer,
     NormShift,
     Pooler,
     PredictionHead,
     PreTrainingHeads,
+    WordShift,
 )
 
 NO_DOMAIN = "__base__"
@@ -85,11 +87,26 @@ class DomextPreTrainedModel(PreTrainedModel):
                 f"{self.config.extension_vocab_size} new words have the ids from {expected} on."
             )
 
+    def _start(self, parts: Sequence[nn.Module]) -> None:
+        """Bring new parts of a domain to their start, on the device and in the dtype of the model."""
+        like = self.base_model.embeddings.LayerNorm.weight
+        for part in parts:
+            part.to(like.device, like.dtype).train(self.training)
+            for module in part.modules():
+                self._init_weights(module)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, PredictionHead):
             init.zeros_(module.bias)
+        elif isinstance(module, WordShift):
+            init.zeros_(module.weight)
+        elif isinstance(module, HeadShift):
+            init.zeros_(module.bias)
+            if module.dense is not None:
+                init.zeros_(module.dense.weight)
+                init.zeros_(module.dense.bias)
         elif isinstance(module, Gate):
             init.constant_(module.bias, self.config.gate_bias)
         elif isinstance(module, NormShift) or (
@@ -140,12 +157,9 @@ class DomextModel(DomextPreTrainedModel):
         config.domains = dict(sorted({**config.domains, name: domain}.items()))
         if config.active_domains is not None:
             config.active_domains = [*config.active_domains, name]
-        like = self.embeddings.LayerNorm.weight
+        self._start(self.embeddings.add_domain(name))
         for layer in cast(list[Layer], self.encoder.layer):
-            for part in layer.add_domain(name):
-                part.to(like.device, like.dtype).train(self.training)
-                for module in part.modules():
-                    self._init_weights(module)
+            self._start(layer.add_domain(name))
 
     def drop_domain(self, name: str) -> None:
         """Take a domain out of the model.
@@ -157,6 +171,8 @@ class DomextModel(DomextPreTrainedModel):
         self.config.domains = {other: domain for other, domain in self.config.domains.items() if other != name}
         if self.config.active_domains is not None:
             self.config.active_domains = [other for other in self.config.active_domains if other != name]
+        if name in self.embeddings.domains:
+            del self.embeddings.domains[name]
         for layer in cast(list[Layer], self.encoder.layer):
             layer.drop_domain(name)
 
@@ -172,7 +188,7 @@ class DomextModel(DomextPreTrainedModel):
         check_active(list(names or ()), self.config.domains)
         self.config.active_domains = None if names is None else list(names)
 
-    def _find_rows(self, adapter_names: Sequence[str] | None, num_rows: int) -> dict[str, Tensor] | None:
+    def find_rows(self, adapter_names: Sequence[str] | None, num_rows: int) -> dict[str, Tensor] | None:
         """Return the rows that name a domain, by domain; None without names."""
         if adapter_names is None:
             return None
@@ -235,13 +251,15 @@ class DomextModel(DomextPreTrainedModel):
         keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
         if keep_weights and self.config._attn_implementation != "eager":
             raise ValueError('output_attentions needs attn_implementation="eager": fused attention keeps no weights.')
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        given = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
+        domain_rows = self.find_rows(adapter_names, given.shape[0])
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
         last, states, weights = self.encoder(
             embedded,
             self._build_mask(embedded, attention_mask),
             keep_states=bool(keep_states),
             keep_weights=bool(keep_weights),
-            domain_rows=self._find_rows(adapter_names, embedded.shape[0]),
+            domain_rows=domain_rows,
             **kwargs,
         )
         return BaseModelOutputWithPooling(
@@ -281,6 +299,30 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 
+    @torch.no_grad()
+    def add_domain(self, name: str, **description: Any) -> None:
+        """Add a domain to encoder and head; see `DomextModel.add_domain`."""
+        self.bert.add_domain(name, **description)
+        self._start(self.cls.predictions.add_domain(name))
+
+    def drop_domain(self, name: str) -> None:
+        """Take a domain out of encoder and head; see `DomextModel.drop_domain`."""
+        self.bert.drop_domain(name)
+        if name in self.cls.predictions.domains:
+            del self.cls.predictions.domains[name]
+
+    def _score_words(
+        self, states: Tensor, masked_positions: Tensor | None, adapter_names: Sequence[str] | None
+    ) -> Tensor:
+        """Score the vocabulary at all positions of [B, N, d], or at some; see `forward`."""
+        domain_rows = self.bert.find_rows(adapter_names, states.shape[0])
+        if masked_positions is not None:
+            rows = masked_positions // states.shape[1]
+            if domain_rows is not None:  # from rows of the batch to those of the positions
+                domain_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in domain_rows.items()}
+            states = states.flatten(0, 1).index_select(0, masked_positions)
+        return self.cls(states, self.bert.embeddings.domains, domain_rows)
+
     @can_return_tuple
     def forward(
         self,
@@ -291,6 +333,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         masked_positions: Tensor | None = None,
+        adapter_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Score the vocabulary at every position, or at some.
@@ -303,6 +346,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             inputs_embeds: as in `DomextModel`.
             labels: int64 [B, N], or [P] with `masked_positions`; -100 is ignored. Gives the mean loss.
             masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V + E] for these only.
+            adapter_names: B names, as in `DomextModel`.
             **kwargs: as in `DomextModel`.
 
         Returns:
@@ -315,12 +359,10 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             pool=False,
+            adapter_names=adapter_names,
             **kwargs,
         )
-        hidden_states = encoded.last_hidden_state
-        if masked_positions is not None:
-            hidden_states = hidden_states.flatten(0, 1).index_select(0, masked_positions)
-        logits = self.cls(hidden_states)
+        logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
@@ -346,6 +388,7 @@ class DomextForPreTraining(DomextForMaskedLM):
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         masked_positions: Tensor | None = None,
+        adapter_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> BertForPreTrainingOutput:
         """Score the vocabulary and the order of two texts.
@@ -355,13 +398,11 @@ class DomextForPreTraining(DomextForMaskedLM):
             labels: as in `DomextForMaskedLM`.
             next_sentence_label: int64 [B]; 0: the second text follows the first, 1: it is from elsewhere.
             masked_positions: as in `DomextForMaskedLM`.
+            adapter_names: B names, as in `DomextModel`.
             **kwargs: as in `DomextModel`.
         """
-        encoded = self.bert(input_ids, **kwargs)
-        hidden_states = encoded.last_hidden_state
-        if masked_positions is not None:
-            hidden_states = hidden_states.flatten(0, 1).index_select(0, masked_positions)
-        logits = self.cls(hidden_states)
+        encoded = self.bert(input_ids, adapter_names=adapter_names, **kwargs)
+        logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
         assert self.cls.seq_relationship is not None
         order = self.cls.seq_relationship(encoded.pooler_output)
         loss = None
