@@ -96,6 +96,8 @@ class PreparedRun:
         tokenizer_dir: the run's tokenizer.
         counts: its parameters, with the words that there really are.
         manifests: the corpus prepared for each length phase.
+        replays: the general text, prepared likewise; empty: there is none.
+        replay_tokenizer_dir: the tokenizer that it was prepared with; None: the run's.
         goes_on_from: the run's own checkpoint; None: it begins.
     """
 
@@ -103,6 +105,8 @@ class PreparedRun:
     tokenizer_dir: Path
     counts: ParameterCounts
     manifests: tuple[Manifest, ...]
+    replays: tuple[Manifest, ...]
+    replay_tokenizer_dir: Path | None
     goes_on_from: CheckpointId | None
 
 
@@ -124,6 +128,8 @@ def run_pretraining(config: PretrainConfig) -> Path:
         _say_finished(plan)
         return run_dir
     check_corpus(config.corpus, config.prepare)
+    if config.replay.corpus:
+        _check_replay(config)
     goes_on_from = _look_back(run_dir)
     if config.dry_run:
         print(describe_plan(plan.config, plan.paths, plan.counts, _forecast(plan)))
@@ -145,6 +151,13 @@ def run_pretraining(config: PretrainConfig) -> Path:
     return run_dir
 
 
+def _check_replay(config: PretrainConfig) -> None:
+    try:
+        check_corpus(config.replay.corpus, config.prepare)
+    except CorpusError as error:
+        raise CorpusError(f"--replay.corpus: {error}") from error
+
+
 def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun:
     """Provide a run's tokenizer and corpus, and settle what depends on them.
 
@@ -164,12 +177,18 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
     if plan.start is not None and goes_on_from is None:
         check_start(plan.start, plan.identity["base_sha256"], tokenizer_dir)
     manifests = _prepare(config, tokenizer_dir, paths)
+    replay_tokenizer_dir = _provide_replay_tokenizer(config, plan.base, paths)
+    replays = _prepare_replay(config, replay_tokenizer_dir or tokenizer_dir, paths)
     if config.train.epochs or not config.train.max_steps:
         config = resolve_schedule(resolve_max_steps(config, manifests), paths.run)
     identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": manifests[0].fingerprint}
+    if replays:
+        identity["replay_fingerprint"] = replays[0].fingerprint
     check_identity(paths.run, identity, PretrainConfig)
     plan = replace(plan, config=config, identity=identity)
-    return PreparedRun(plan, tokenizer_dir, counts, tuple(manifests), goes_on_from)
+    return PreparedRun(
+        plan, tokenizer_dir, counts, tuple(manifests), tuple(replays), replay_tokenizer_dir, goes_on_from
+    )
 
 
 def train_run(prepared: PreparedRun) -> None:
@@ -179,7 +198,7 @@ def train_run(prepared: PreparedRun) -> None:
         DomextError: see `training.pretrain.pretrain`.
     """
     plan, run_dir = prepared.plan, prepared.plan.paths.run
-    _print_corpus(plan.config, prepared.manifests)
+    _print_corpus(plan.config, prepared.manifests, prepared.replays)
     write_config(run_dir, plan.config)
     write_identity(run_dir, plan.identity)
     write_made_with(run_dir, describe_order(), prepared.goes_on_from.step if prepared.goes_on_from else 0)
@@ -191,6 +210,8 @@ def train_run(prepared: PreparedRun) -> None:
         tuple(manifest.folder for manifest in prepared.manifests),
         prepared.tokenizer_dir,
         plan.identity["base_sha256"],
+        replay_dirs=tuple(manifest.folder for manifest in prepared.replays),
+        replay_tokenizer_dir=prepared.replay_tokenizer_dir,
         init_from=plan.start,
         earlier=plan.earlier,
         goes_on_from=prepared.goes_on_from,
@@ -303,6 +324,25 @@ def _prepare(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> li
     return manifests
 
 
+def _prepare_replay(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
+    """Prepare the general text for every length phase; nothing where there is none."""
+    if not config.replay.corpus:
+        return []
+    lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
+    pairs = config.objective.next_sentence
+    return [
+        prepare_corpus(config.replay.corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=pairs)
+        for length in lengths
+    ]
+
+
+def _provide_replay_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path | None:
+    """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
+    if base is None or not (config.replay.corpus and config.objective.keep == "kl" and config.vocab.extends_base):
+        return None
+    return _copy_tokenizer(base, paths.run / "replay_tokenizer")
+
+
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     """Learn an extension vocabulary, or take one's own words, into RUN.DIR/RUN.NAME.
 
@@ -371,18 +411,43 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     return manifests[0]
 
 
-def provide_inputs(config: PretrainConfig) -> tuple[Path, int, Manifest]:
-    """Make what a run reads, its tokenizer in RUN.DIR/RUN.NAME, or take what was made before; Ray is initialised.
+@dataclass(frozen=True)
+class RunInputs:
+    """What a run reads.
 
-    Returns:
-        The tokenizer's folder, its words beside the base's, and the prepared corpus.
+    Args:
+        tokenizer_dir: its tokenizer.
+        num_new_words: words beside the base's.
+        manifest: the prepared corpus.
+        replay: the general text, prepared; None: there is none.
+        replay_tokenizer_dir: the tokenizer of that text; None: the run's.
+    """
+
+    tokenizer_dir: Path
+    num_new_words: int
+    manifest: Manifest
+    replay: Manifest | None
+    replay_tokenizer_dir: Path | None
+
+
+def provide_inputs(config: PretrainConfig) -> RunInputs:
+    """Make what a run reads, its tokenizer in RUN.DIR/RUN.NAME, or take what was made before; Ray is initialised.
 
     Raises:
         DomextError: any mistake of the user's.
     """
     paths = resolve_paths(config)
-    tokenizer_dir = _provide_tokenizer(config, load_run_base(config), paths)
-    return tokenizer_dir, _count_words(tokenizer_dir)[1], _prepare(config, tokenizer_dir, paths)[0]
+    base = load_run_base(config)
+    tokenizer_dir = _provide_tokenizer(config, base, paths)
+    replay_tokenizer_dir = _provide_replay_tokenizer(config, base, paths)
+    replays = _prepare_replay(config, replay_tokenizer_dir or tokenizer_dir, paths)
+    return RunInputs(
+        tokenizer_dir,
+        _count_words(tokenizer_dir)[1],
+        _prepare(config, tokenizer_dir, paths)[0],
+        replays[0] if replays else None,
+        replay_tokenizer_dir,
+    )
 
 
 def _count_words(tokenizer_dir: Path) -> tuple[int, int]:
@@ -401,6 +466,11 @@ def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPath
         )
     if config.vocab.extends_base:
         return _provide_extension(config, base, folder, paths.corpora).folder
+    return _copy_tokenizer(base, folder)
+
+
+def _copy_tokenizer(base: Base, folder: Path) -> Path:
+    """The base's tokenizer in a folder of the run's, which all nodes see."""
     tokenizer = load_tokenizer(base.tokenizer_folder)
     with contextlib.suppress(CorpusError):  # one that cannot be loaded is replaced
         if fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
@@ -410,19 +480,26 @@ def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPath
     return folder
 
 
-def _print_corpus(config: PretrainConfig, manifests: Sequence[Manifest]) -> None:
+def _print_corpus(config: PretrainConfig, manifests: Sequence[Manifest], replays: Sequence[Manifest] = ()) -> None:
     num_epochs = 0.0
-    for phase in make_phases(config, manifests):
+    for phase in make_phases(config, manifests, replays):
         manifest, plan = phase.manifest, phase.plan
         num_steps = max(0, min(config.train.max_steps, phase.end_step) - phase.first_step)
-        num_epochs += num_steps / plan.batches_per_epoch
+        num_epochs += num_steps / phase.steps_per_epoch
         print(
             f"corpus: {manifest.num_rows('train'):,} rows of {manifest.seq_length} tokens at most, "
             f"{manifest.num_tokens('train'):,} tokens for training, {manifest.num_rows('held_out'):,} rows held out; "
-            f"{plan.batches_per_epoch:,} steps an epoch ({plan.num_dropped_rows} rows of it fill no batch), "
-            f"{num_steps / plan.batches_per_epoch:.2f} epochs",
+            f"{phase.steps_per_epoch:,.0f} steps an epoch"
+            + (f" ({plan.num_dropped_rows} rows of it fill no batch)" if phase.mixture is None else "")
+            + f", {num_steps / phase.steps_per_epoch:.2f} epochs",
             flush=True,
         )
+        if phase.replay is not None and phase.mixture is not None:
+            print(
+                f"general text: {phase.replay.num_rows('train'):,} rows, {phase.replay.num_tokens('train'):,} tokens; "
+                f"{config.replay.frac:.0%} of all rows, {phase.mixture.count_epochs(num_steps)[1]:.2f} epochs",
+                flush=True,
+            )
     if num_epochs < FEW_EPOCHS:
         print(
             f"note: {config.train.max_steps:,} steps read {num_epochs:.1%} of the corpus; --train.max_steps 0 "

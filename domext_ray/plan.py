@@ -104,7 +104,7 @@ def load_run_base(config: PretrainConfig) -> Base | None:
 
     Raises:
         BaseModelError: it is not to be had, or is no base.
-        ConfigError: rows are longer than its positions.
+        ConfigError: rows are longer than its positions, or it has no predictions to keep.
     """
     if config.base == "none":
         return None
@@ -114,6 +114,11 @@ def load_run_base(config: PretrainConfig) -> Base | None:
         length = getattr(config.train, name)
         if length > longest:
             raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
+    if config.replay.corpus and config.objective.keep == "kl" and not base.has_mlm_head:
+        raise ConfigError(
+            f"--objective.keep is kl, and the base {config.base!r} has no MLM head whose predictions could be kept; "
+            "give replay or none."
+        )
     return base
 
 

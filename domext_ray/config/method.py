@@ -52,7 +52,7 @@ class MethodConfig(ExtensionOptions):
             self.trains in _ADDS or not adds,
             "method.trains",
             self.trains,
-            "extensions, domain or all where there are extensions (heads, FFN units, bottlenecks, modules, shifts of words, LoRA)",
+            "extensions, domain or all where there are extensions (heads, FFN units, bottlenecks, modules, LoRA, …)",
         )
         require(
             self.trains != "domain" or self.has_domain,
@@ -72,6 +72,12 @@ class MethodConfig(ExtensionOptions):
     def has_domain(self) -> bool:
         """Whether the model gets parts of a domain: extra heads, FFN units, bottlenecks or shifts of words."""
         return any(part.is_in(self) for part in DOMAIN_PARTS)
+
+    @property
+    def keeps_base(self) -> bool:
+        """Whether the base's parameters stay as they are, each in its own matrix."""
+        is_merged = any(each.is_in(self) for each in EXTENSIONS if each.is_merged)
+        return self.trains in ("extensions", "domain") and not self.train_heads and not is_merged
 
     @property
     def is_sized(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal, get_args
 
 from domext_ray.config.method import MethodConfig
@@ -11,6 +12,7 @@ from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, na
 from domext_ray.options.fields import (
     MANY,
     UseGpu,
+    added,
     check_folder_name,
     check_place,
     check_use_gpu,
@@ -78,6 +80,22 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True)
+class ReplayConfig:
+    """General text that is read beside the domain's, so that the model keeps what its base knew (--objective.keep)."""
+
+    corpus: str = added("")  # general text, from the same kinds of places as --corpus; empty: none
+    frac: float = added(0.25)  # share of all rows that are general
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.frac < 1.0, "replay.frac", self.frac, "between 0 and 1")
+
+    @property
+    def share(self) -> Fraction:
+        """`frac` as it is written, so that counts of rows are exact."""
+        return Fraction(str(self.frac))
+
+
+@dataclass(frozen=True)
 class VocabConfig:
     """WordPieces that are learned on the corpus: new words beside a base's, or, with `--base none`, all of them."""
 
@@ -133,6 +151,10 @@ class ShapeConfig:
 class ObjectiveConfig:
     """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words).
 
+    keep: what is asked of rows of general text (--replay.corpus): kl: the base's own predictions, by the divergence
+    KL(base || model) at the predicted positions; replay: the masked words, as of the domain's rows, in a mean of their
+    own; none: they are rows like the others.
+
     kind: masked: some tokens are predicted from both sides; left_to_right: every token from those before it, which is
     all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked.
     """
@@ -143,6 +165,10 @@ class ObjectiveConfig:
     random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
     whole_word: bool = True  # all tokens of a word are predicted together
     next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
+    keep: Literal["kl", "replay", "none"] = added(
+        "kl"
+    )  # what rows of --replay.corpus teach; kl: the base's predictions
+    keep_weight: float = added(1.0)  # weight of that term's mean beside the domain's
 
     def __post_init__(self) -> None:
         require_one_of(self.kind, "objective.kind", ("masked", "left_to_right"))
@@ -152,6 +178,8 @@ class ObjectiveConfig:
             self.next_sentence,
             "false with --objective.kind left_to_right, where the first token sees nothing of the pair",
         )
+        require_one_of(self.keep, "objective.keep", ("kl", "replay", "none"))
+        require(0.0 < self.keep_weight <= 1000.0, "objective.keep_weight", self.keep_weight, "above 0, at most 1000")
         require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
         for name in ("mask_token_frac", "random_token_frac"):
             require(0.0 <= getattr(self, name) <= 1.0, f"objective.{name}", getattr(self, name), "from 0 to 1")
@@ -298,6 +326,7 @@ class PretrainConfig:
     dry_run: bool = free(False)  # validate, print the resolved configuration and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     vocab: VocabConfig = field(default_factory=VocabConfig)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
@@ -313,6 +342,12 @@ class PretrainConfig:
         require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
         require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         check_place("init_from", self.init_from, "a run's directory")
+        require(
+            not self.replay.corpus or self.base != "none" or self.objective.keep == "none",
+            "objective.keep",
+            self.objective.keep,
+            "none when --base is none, for there is no base to keep",
+        )
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")

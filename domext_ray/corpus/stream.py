@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -112,21 +112,28 @@ class BatchPlan:
         Returns:
             Shard numbers in manifest order and row numbers within the shard, both int64 [R].
         """
-        rows = np.asarray(self.shard_rows, dtype=np.int64)
-        order = np.argsort(hash_counters(self.seed, _SHARDS, epoch, np.arange(len(rows))), kind="stable")
-        ends = np.cumsum(rows[order])
-        slot = np.searchsorted(ends, positions, side="right")
-        shards = order[slot]
-        offsets = positions - (ends[slot] - rows[shards])
-        blocks = offsets // BLOCK_ROWS
-        located = np.empty_like(offsets)
-        for shard, block in np.unique(np.stack([shards, blocks], axis=1), axis=0):
-            chosen = (shards == shard) & (blocks == block)
-            first = int(block) * BLOCK_ROWS
-            size = min(BLOCK_ROWS, int(rows[shard]) - first)
-            permutation = _permute_block(self.seed, epoch, int(shard), int(block), size)
-            located[chosen] = first + permutation[offsets[chosen] - first]
-        return shards, located
+        return locate_rows(self.shard_rows, self.seed, epoch, positions)
+
+
+def locate_rows(
+    shard_rows: Sequence[int], seed: int, epoch: int, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Map places in an epoch's sequence to rows of shards; see `BatchPlan.locate`."""
+    rows = np.asarray(shard_rows, dtype=np.int64)
+    order = np.argsort(hash_counters(seed, _SHARDS, epoch, np.arange(len(rows))), kind="stable")
+    ends = np.cumsum(rows[order])
+    slot = np.searchsorted(ends, positions, side="right")
+    shards = order[slot]
+    offsets = positions - (ends[slot] - rows[shards])
+    blocks = offsets // BLOCK_ROWS
+    located = np.empty_like(offsets)
+    for shard, block in np.unique(np.stack([shards, blocks], axis=1), axis=0):
+        chosen = (shards == shard) & (blocks == block)
+        first = int(block) * BLOCK_ROWS
+        size = min(BLOCK_ROWS, int(rows[shard]) - first)
+        permutation = _permute_block(seed, epoch, int(shard), int(block), size)
+        located[chosen] = first + permutation[offsets[chosen] - first]
+    return shards, located
 
 
 @functools.lru_cache(maxsize=256)
@@ -135,30 +142,60 @@ def _permute_block(seed: int, epoch: int, shard: int, block: int, size: int) -> 
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What a reading task needs to fill `batches_per_task` batches of one rank."""
+class CorpusReader:
+    """Reads rows of one corpus where Ray runs it.
 
-    plan: BatchPlan
+    Args:
+        paths: the shards.
+        shard_rows: their rows.
+        pair_drawer: makes pairs of the rows; None: they are read as they are.
+    """
+
     paths: tuple[str, ...]
-    epoch: int
-    rank: int
-    world_size: int
+    shard_rows: tuple[int, ...]
+    pair_drawer: PairDrawer | None
+
+    @classmethod
+    def open(cls, manifest: Manifest, seed: int) -> CorpusReader:
+        """Return the reader of a prepared corpus's training rows; `seed` draws its pairs."""
+        rows = tuple(each.num_rows for each in manifest.records("train"))
+        return cls(manifest.paths("train"), rows, make_pair_drawer(manifest, "train", seed) if manifest.pairs else None)
+
+    def read(self, epoch: int, shards: np.ndarray, rows: np.ndarray) -> pa.Table:
+        """Return rows of an epoch, in the order asked for, with their `row_id` (see `RankBatch`)."""
+        starts = np.concatenate([[0], np.cumsum(self.shard_rows)])
+        table = take_rows(self.paths, shards, rows)
+        table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
+        return table if self.pair_drawer is None else self.pair_drawer.draw(table, epoch)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Batches that one Ray Data execution reads, a few in each of its tasks.
+
+    Args:
+        read: numbers of global batches, int64 [K] -> the rank's rows of them, one batch behind the other.
+        paths: all files that it reads.
+        share: the rank's rows of one batch.
+        first_batch, last_batch: the batches, the last one not included.
+        batches_per_task: batches of one task.
+        epoch: the epoch that their numbers count in.
+    """
+
+    read: Callable[[np.ndarray], pa.Table]
+    paths: tuple[str, ...]
+    share: int
     first_batch: int
     last_batch: int
     batches_per_task: int
-    pair_drawer: PairDrawer | None
+    epoch: int = 0
 
     def __call__(self, numbers: pa.Table) -> pa.Table:
+        """Read what some tasks, given by their numbers, have to read."""
         tables = []
         for number in numbers.column(0).to_pylist():
             first = self.first_batch + number * self.batches_per_task
-            batches = np.arange(first, min(first + self.batches_per_task, self.last_batch))
-            positions = self.plan.positions(batches, self.rank, self.world_size).reshape(-1)
-            shards, rows = self.plan.locate(self.epoch, positions)
-            starts = np.concatenate([[0], np.cumsum(self.plan.shard_rows)])
-            table = take_rows(self.paths, shards, rows)
-            table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
-            tables.append(table if self.pair_drawer is None else self.pair_drawer.draw(table, self.epoch))
+            tables.append(self.read(np.arange(first, min(first + self.batches_per_task, self.last_batch))))
         return pa.concat_tables(tables)
 
 
@@ -191,55 +228,77 @@ def stream_batches(
         epoch: epoch to start in.
         batch: global batch of that epoch to start at.
     """
-    tasks = _plan_tasks(manifest, plan, rank, world_size, epoch, batch)
-    task = next(tasks)
-    reader = next_reader = Prefetch(_read(task))
+    return stream_stretches(_plan_stretches(manifest, plan, rank, world_size, epoch, batch))
+
+
+def stream_stretches(stretches: Iterator[Stretch]) -> Iterator[RankBatch]:
+    """Yield the batches of stretches, without end; each is read while the model trains on the rows of the one before.
+
+    Raises:
+        CorpusError: a shard has gone, or ended early.
+    """
+    stretch = next(stretches)
+    reader = next_reader = Prefetch(_read(stretch))
     try:
         while True:
-            following = next(tasks)
-            next_reader = Prefetch(_read(following))  # it reads while the model trains on this one's rows
-            batch = task.first_batch
+            following = next(stretches)
+            next_reader = Prefetch(_read(following))
+            batch = stretch.first_batch
             for rows in reader:
-                yield RankBatch(task.epoch, batch, rows)
+                yield RankBatch(stretch.epoch, batch, rows)
                 batch += 1
-            if batch != task.last_batch:
-                raise CorpusError(f"the shards of {manifest.folder} ended early; prepare them again.")
-            task, reader = following, next_reader
+            if batch != stretch.last_batch:
+                raise CorpusError(f"the shards of {Path(stretch.paths[0]).parent} ended early; prepare them again.")
+            stretch, reader = following, next_reader
     finally:
         reader.close()
         next_reader.close()
 
 
-def _plan_tasks(
+def _plan_stretches(
     manifest: Manifest, plan: BatchPlan, rank: int, world_size: int, epoch: int, batch: int
-) -> Iterator[_Task]:
-    """Yield what to read from (epoch, batch) on, one Ray Data execution after the other, without end."""
-    paths = manifest.paths("train")
-    drawer = make_pair_drawer(manifest, "train", plan.seed) if manifest.pairs else None
-    batches_per_task = max(1, ROWS_PER_TASK // (plan.global_batch_size // world_size))
+) -> Iterator[Stretch]:
+    """Yield what to read from (epoch, batch) on, without end."""
+    corpus, share = CorpusReader.open(manifest, plan.seed), plan.global_batch_size // world_size
+    per_task = count_batches_per_task(share)
     while True:
         if batch >= plan.batches_per_epoch:
             epoch, batch = epoch + 1, 0
-        last = min(plan.batches_per_epoch, batch + batches_per_task * TASKS_PER_DATASET)
-        yield _Task(plan, paths, epoch, rank, world_size, batch, last, batches_per_task, drawer)
+        last = min(plan.batches_per_epoch, batch + per_task * TASKS_PER_DATASET)
+        read = functools.partial(_read_share, corpus, plan, epoch, rank, world_size)
+        yield Stretch(read, corpus.paths, share, batch, last, per_task, epoch)
         batch = last
 
 
-def _read(task: _Task) -> Iterator[pa.Table]:
+def count_batches_per_task(share: int) -> int:
+    """Return the batches that a reading task fills, given a rank's rows of one."""
+    return max(1, ROWS_PER_TASK // share)
+
+
+def _read_share(
+    corpus: CorpusReader, plan: BatchPlan, epoch: int, rank: int, world_size: int, batches: np.ndarray
+) -> pa.Table:
+    """A rank's rows of some global batches of one epoch."""
+    positions = plan.positions(batches, rank, world_size).reshape(-1)
+    return corpus.read(epoch, *plan.locate(epoch, positions))
+
+
+def _read(stretch: Stretch) -> Iterator[pa.Table]:
     configure_ray_data()
-    share = task.plan.global_batch_size // task.world_size
-    num_tasks = -(-(task.last_batch - task.first_batch) // task.batches_per_task)
+    num_tasks = -(-(stretch.last_batch - stretch.first_batch) // stretch.batches_per_task)
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
-    dataset = numbers.map_batches(task, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True)
+    dataset = numbers.map_batches(
+        stretch, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True
+    )
     # Not `iter_batches`: its scheduler polls without pause until the last batch is taken, at the cost of a core.
     try:
         for reference in dataset.to_arrow_refs():
             table = ray.get(reference)
-            for first in range(0, table.num_rows, share):
-                yield table.slice(first, share)
+            for first in range(0, table.num_rows, stretch.share):
+                yield table.slice(first, stretch.share)
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [each for each in task.paths if not Path(each).exists()]
+        gone = [each for each in stretch.paths if not Path(each).exists()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -315,6 +316,26 @@ def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bo
     softmax in turn (`jobs/benchmark.py step --precision bf16` shows the whole step).
     """
     model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
+
+
+@contextlib.contextmanager
+def bypass_extensions(model: nn.Module) -> Iterator[None]:
+    """Let a model with a frozen base predict as that base does, while the block runs; its new words score as before.
+
+    Args:
+        model: its extensions stand beside the base: domains and modules, no LoRA.
+    """
+    config, layers = cast(DomextConfig, model.config), cast(Any, model).bert.encoder.layer
+    active, modules = config.active_domains, [layer.extension for layer in layers]
+    config.active_domains = []
+    for layer in layers:
+        layer.extension = None
+    try:
+        yield
+    finally:
+        config.active_domains = active
+        for layer, module in zip(layers, modules, strict=True):
+            layer.extension = module
 
 
 def merge_extensions(model: nn.Module) -> None:

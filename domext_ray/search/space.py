@@ -44,7 +44,10 @@ _RESERVED = (
     *("finetune.run.", "finetune.scale."),
 )
 # What decides a prepared corpus or its tokenizer: prepared once for all trials, so its values must be countable.
-PREPARATION = ("base", "corpus", "prepare.", "vocab.", "train.seq_length", "objective.next_sentence", "shape.")
+PREPARATION = (
+    *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "objective.next_sentence", "shape."),
+    *("replay.corpus", "objective.keep"),
+)
 
 
 @dataclass(frozen=True)

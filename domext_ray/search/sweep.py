@@ -278,9 +278,15 @@ def _prepare(config: SweepConfig, space: Space, root: Path, folder: Path) -> dic
             prepare=replace(pretrain.prepare, cache_dir=cache),
         )
         base = load_trial_base(pretrain)
-        tokenizer, num_new_words, manifest = provide_inputs(placed)
+        inputs = provide_inputs(placed)
         prepared[name] = Prepared(
-            tokenizer, manifest.folder, manifest.fingerprint, base.sha256 if base else "none", num_new_words
+            inputs.tokenizer_dir,
+            inputs.manifest.folder,
+            inputs.manifest.fingerprint,
+            base.sha256 if base else "none",
+            inputs.num_new_words,
+            inputs.replay.folder if inputs.replay else None,
+            inputs.replay_tokenizer_dir,
         )
     return prepared
 

@@ -60,6 +60,8 @@ class Prepared:
         fingerprint: of the corpus, as it was read.
         base_sha256: hash of the base's tensors, or "none".
         num_new_words: words that the tokenizer has beside the base's.
+        replay: folder of the general text's manifest; None: there is none.
+        replay_tokenizer: the tokenizer of that text; None: the trial's.
     """
 
     tokenizer: Path
@@ -67,6 +69,8 @@ class Prepared:
     fingerprint: str
     base_sha256: str
     num_new_words: int
+    replay: Path | None = None
+    replay_tokenizer: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ def name_preparation(config: PretrainConfig) -> str:
     parts = {name: identity[name.rstrip(".").split(".")[0]] for name in PREPARATION if name.endswith(".")}
     parts |= {"base": config.base, "corpus": config.corpus, "length": config.train.seq_length}
     parts |= {"pairs": config.objective.next_sentence}
+    if config.replay.corpus:
+        parts |= {"replay": config.replay.corpus, "keep": config.objective.keep}
     if config.base != "none":
         del parts["shape."]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -154,8 +160,16 @@ class Trial:
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
         attempt = uuid.uuid4().hex
         write_attempt(folder, attempt)
+        prepared = self.prepared
         task = PretrainTask(
-            config, folder, (self.prepared.corpus,), folder / "tokenizer", self.prepared.base_sha256, attempt=attempt
+            config,
+            folder,
+            (prepared.corpus,),
+            folder / "tokenizer",
+            prepared.base_sha256,
+            replay_dirs=(prepared.replay,) if prepared.replay else (),
+            replay_tokenizer_dir=prepared.replay_tokenizer,
+            attempt=attempt,
         )
         return PretrainWorker(task, device=self.device)
 

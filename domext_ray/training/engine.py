@@ -31,7 +31,8 @@ from torch.nn import functional as F
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.model.graft import bypass_extensions
+from domext_ray.training.objective import KeptRows, MaskedBatch, pad_batch
 from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_learning_rate, create_moments
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
@@ -67,6 +68,7 @@ class StepFigures:
     Args:
         loss: mean loss over the targets of the global batch (negative log-likelihood of masked tokens), nats.
         next_sentence_loss: the same over the pairs of the global batch, nats; 0 without pairs.
+        keep_loss: mean of the keeping term over its predicted tokens, before its weight, nats; 0 without it.
         grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
         learning_rate: rate of this step.
         finite: loss and gradient were finite; else the step was skipped on all ranks.
@@ -74,6 +76,7 @@ class StepFigures:
 
     loss: float
     next_sentence_loss: float
+    keep_loss: float
     grad_norm: float
     learning_rate: float
     finite: bool
@@ -103,7 +106,7 @@ def join_alone() -> None:
 class Objective(nn.Module):
     """Model and loss as one module, so that DeepSpeed, autocast and the compiler see the whole forward pass.
 
-    Its forward takes a batch's fields by name and returns first the sums of two losses (fp32 scalars; 0 for one that
+    Its forward takes a batch's fields by name and returns first the sums of its losses (fp32 scalars; 0 for one that
     there is not), each of which the engine divides by its count over the global batch, then what else is looked at.
 
     Args:
@@ -117,10 +120,41 @@ class Objective(nn.Module):
         self.model = model
         self.device_type = device.type
         self.bf16 = bf16
+        self.loss_weights: tuple[float, ...] = (1.0,)
+        """A weight for each of its losses' means."""
 
 
 class MaskedLoss(Objective):
-    """Pre-training: masked words, and with pairs whether the second text follows the first (`MaskedBatch`)."""
+    """Pre-training: masked words; with pairs whether the second text follows the first; what is kept of the base.
+
+    On rows of general text the model keeps to its base's predictions: KL(base || model) over the base's words, at the
+    predicted positions (Hinton et al. 2015, with a temperature of 1); or it learns their masked words, as elsewhere.
+
+    Args:
+        model: the model.
+        device: where it is.
+        bf16: run the forward pass under torch's autocast.
+        keep_weight: weight of the keeping term.
+        teacher: the base: the model itself, which then predicts without its extensions, or a frozen copy; None: general
+            text is learned.
+        num_words: words of the base.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        bf16: bool,
+        keep_weight: float = 1.0,
+        teacher: nn.Module | None = None,
+        num_words: int = 0,
+    ) -> None:
+        super().__init__(model, device, bf16=bf16)
+        self.loss_weights = (1.0, 1.0, keep_weight)
+        self.teaches_itself = teacher is model
+        self.teacher = None if self.teaches_itself else teacher
+        self.num_words = num_words
 
     def forward(
         self,
@@ -131,8 +165,10 @@ class MaskedLoss(Objective):
         labels: Tensor,
         weights: Tensor,
         next_sentence_labels: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return sums of cross entropies (fp32), masked words' and pairs', and in eval mode the exact predictions."""
+        kept: KeptRows | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return sums of losses (fp32): masked words', pairs', keeping; in eval mode also the exact predictions."""
+        asked = self._ask_base(input_ids, attention_mask, token_type_ids, kept) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
             outputs = self.model(
                 input_ids=input_ids,
@@ -141,16 +177,45 @@ class MaskedLoss(Objective):
                 masked_positions=masked_positions,
             )
         logits = outputs[0]
-        loss_sum = (F.cross_entropy(logits.float(), labels, reduction="none") * weights).sum()
+        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        loss_sum = (losses * weights).sum()
         nothing = torch.zeros_like(labels[0])
-        order_loss_sum, num_in_order = torch.zeros_like(loss_sum), nothing
+        order_loss_sum, keep_loss_sum, num_in_order = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum), nothing
         if next_sentence_labels is not None:
             order = outputs.seq_relationship_logits
             order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
             num_in_order = (order.argmax(-1) == next_sentence_labels).sum()
+        if kept is not None:
+            own = losses if asked is None else self._compare(logits, asked, kept)
+            keep_loss_sum = ((own.index_select(0, kept.places) if asked is None else own) * kept.weights).sum()
         if self.training:  # nobody looks at the predictions, and they cost a pass over [P, V]
-            return loss_sum, order_loss_sum, nothing, nothing
-        return loss_sum, order_loss_sum, ((logits.argmax(-1) == labels) & (weights > 0)).sum(), num_in_order
+            return loss_sum, order_loss_sum, keep_loss_sum, nothing, nothing
+        num_correct = ((logits.argmax(-1) == labels) & (weights > 0)).sum()
+        return loss_sum, order_loss_sum, keep_loss_sum, num_correct, num_in_order
+
+    def _ask_base(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None, kept: KeptRows | None
+    ) -> Tensor | None:
+        """Return the base's log-probabilities at the kept positions, fp32 [P', V]; None where it is not asked."""
+        if kept is None or (self.teacher is None and not self.teaches_itself):
+            return None
+        teacher = self.model if self.teacher is None else self.teacher
+        rows = {
+            "input_ids": input_ids.index_select(0, kept.rows),
+            "attention_mask": None if attention_mask is None else attention_mask.index_select(0, kept.rows),
+            "token_type_ids": None if token_type_ids is None else token_type_ids.index_select(0, kept.rows),
+        }
+        bypass = bypass_extensions(teacher) if self.teaches_itself else contextlib.nullcontext()
+        teacher.eval()
+        with torch.no_grad(), bypass, torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+            logits = teacher(**rows, masked_positions=kept.positions)[0]
+        teacher.train(self.teaches_itself)
+        return logits[:, : self.num_words].float().log_softmax(-1)
+
+    def _compare(self, logits: Tensor, base: Tensor, kept: KeptRows) -> Tensor:
+        """KL(base || model) over the base's words, [P']."""
+        own = logits.index_select(0, kept.places)[:, : self.num_words].float().log_softmax(-1)
+        return F.kl_div(own, base, reduction="none", log_target=True).sum(-1)
 
 
 class Engine:
@@ -211,6 +276,7 @@ class Engine:
         self._compiled = engine.compile
         self._has_pairs = bool(getattr(model, "predicts_next_sentence", False))
         module = objective(model, self.device, bf16=engine.precision == "bf16")
+        self._loss_weights = module.loss_weights
         if engine.compile:
             module.compile()
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales or {})
@@ -224,14 +290,17 @@ class Engine:
         if state is not None and state.num_updates:
             self._load_moments(state)
 
-    def train_step(self, micro_batches: Sequence[Any], num_targets: int, step: int, num_pairs: int = 0) -> StepFigures:
-        """Make one optimiser step on the objective's mean loss, or the sum of its two mean losses.
+    def train_step(
+        self, micro_batches: Sequence[Any], num_targets: int, step: int, num_pairs: int = 0, num_kept: int = 0
+    ) -> StepFigures:
+        """Make one optimiser step on the objective's mean loss, or the weighted sum of its mean losses.
 
         Args:
             micro_batches: this rank's share of the global batch, equally many on all ranks.
             num_targets: targets of the global batch (masked tokens, say), over all ranks.
             step: 0-based; sets the learning rate and the dropout.
             num_pairs: pairs of the global batch, over all ranks.
+            num_kept: predicted tokens of the keeping term, likewise.
 
         Returns:
             The step's figures. If they are not finite, nothing was changed on any rank.
@@ -239,13 +308,15 @@ class Engine:
         rate = compute_learning_rate(step, self._optim.lr, self._warmup_steps, self._optim.decay_steps)
         self._set_learning_rate(rate)
         seed_step(self._seed, step, self.rank)
-        counts = torch.tensor([max(num_targets, 1), max(num_pairs, 1)], dtype=torch.float64, device=self.device)
+        counts = torch.tensor([num_targets, num_pairs, num_kept], dtype=torch.float64, device=self.device)
+        counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
         dist.all_reduce(sums)
-        loss, next_sentence_loss = (sums / counts).tolist()
+        means = (sums / counts).tolist()
         grad_norm, applied = self._apply_gradients()
         self._num_updates += applied
-        return StepFigures(loss, next_sentence_loss, grad_norm, rate, finite=applied)
+        loss, next_sentence_loss, keep_loss = means + [0.0] * (3 - len(means))
+        return StepFigures(loss, next_sentence_loss, keep_loss, grad_norm, rate, finite=applied)
 
     def evaluate(self, batch: MaskedBatch) -> tuple[float, int, int, int]:
         """Score one batch without dropout.
@@ -257,7 +328,7 @@ class Engine:
             Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
             predicted tokens, number of pairs whose label was predicted; all of this rank.
         """
-        loss_sum, _, num_correct, num_in_order = self.predict(batch)
+        loss_sum, _, _, num_correct, num_in_order = self.predict(batch)
         return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
 
     def predict(self, batch: Any) -> tuple[Tensor, ...]:
@@ -297,17 +368,17 @@ class Engine:
         return self._deepspeed(**tensors)
 
     def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
-        """Run forward and backward over this rank's share; return its loss sums (words, pairs), float64 [2].
+        """Run forward and backward over this rank's share; return the sums of its losses, float64 [losses].
 
-        `counts`, float64 [2], are the global batch's masked tokens and pairs, by which the sums will be divided.
+        `counts`, float64 [losses], are what the global batch has of each, by which the sums will be divided.
         """
         totals = torch.zeros_like(counts)
         # DeepSpeed averages over ranks, so a local sum times world size / global count becomes the global mean.
-        scales = (self.world_size / counts).float()
+        scales = (self.world_size / counts).float() * torch.tensor(self._loss_weights, device=self.device)
         for i, batch in enumerate(micro_batches):
             self._deepspeed.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             with self._without_reduction():
-                loss_sums = torch.stack(self._forward(batch)[:2])
+                loss_sums = torch.stack(self._forward(batch)[: len(counts)])
                 totals += loss_sums.detach()
                 # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
                 # gradient's norm, the one figure on which all ranks agree whether to make the step.
@@ -364,7 +435,8 @@ class Engine:
             empty = pad_batch([np.zeros(8)], [np.zeros(8)], [np.zeros(8, dtype=bool)], pad_id=0)
             if self._has_pairs:
                 empty = replace(empty, next_sentence_labels=torch.full((1,), -100))
-            self._accumulate_gradients([empty], torch.ones(2, dtype=torch.float64, device=self.device))
+            counts = torch.ones(len(self._loss_weights), dtype=torch.float64, device=self.device)
+            self._accumulate_gradients([empty], counts)
             _, applied = self._apply_gradients()
             assert applied, "the empty step was refused"
         for name, param in self._trainables.items():
@@ -469,7 +541,9 @@ def move_batch(batch: Any, device: torch.device) -> dict[str, Any]:
 
 
 def _move(value: Any, device: torch.device) -> Any:
-    """Bring the tensors of a batch's field to a device, those in dictionaries too."""
+    """Bring the tensors of a batch's field to a device, those in dictionaries and in parts of a batch too."""
+    if isinstance(value, KeptRows):
+        return KeptRows(**move_batch(value, device))
     if isinstance(value, dict):
         return {name: _move(each, device) for name, each in value.items()}
     return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

@@ -25,8 +25,26 @@ from domext_ray.corpus.manifest import flatten_lists
 
 _SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
 PADDING_MULTIPLE = 8
+_FLAT = ("inputs", "labels", "selected")  # fields of `MaskedRows` that have a value for every token
 NO_LABEL = -100
 """Next-sentence label of a row that does not count; cross entropy leaves it out."""
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """What the keeping term reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them.
+
+    Args:
+        rows: int64 [K], places in the batch.
+        places: int64 [P'], places among the batch's P predicted positions.
+        positions: int64 [P'], the same positions as places in the flattened [K·N].
+        weights: float32 [P'], 1 for a predicted token, 0 for filler.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    positions: torch.Tensor
+    weights: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,7 @@ class MaskedBatch:
         weights: float32 [P], 1 for a predicted token, 0 for filler.
         next_sentence_labels: int64 [B], 0: the second text follows the first, 1: it is from another document,
             NO_LABEL: the row does not count; None for rows that are no pairs.
+        kept: the rows of general text, whose predicted tokens have weight 0 above; None: there is no keeping term.
     """
 
     input_ids: torch.Tensor
@@ -51,6 +70,7 @@ class MaskedBatch:
     labels: torch.Tensor
     weights: torch.Tensor
     next_sentence_labels: torch.Tensor | None = None
+    kept: KeptRows | None = None
 
     @property
     def num_masked(self) -> int:
@@ -61,6 +81,11 @@ class MaskedBatch:
     def num_pairs(self) -> int:
         """Pairs whose next-sentence label counts."""
         return 0 if self.next_sentence_labels is None else int((self.next_sentence_labels != NO_LABEL).sum().item())
+
+    @property
+    def num_kept(self) -> int:
+        """Predicted tokens of the keeping term."""
+        return 0 if self.kept is None else int(self.kept.weights.sum().item())
 
 
 @dataclass(frozen=True)
@@ -74,6 +99,7 @@ class MaskedRows:
         lengths: int64 [R], tokens a row.
         second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
         next_sentence: int64 [R], next-sentence labels; None likewise.
+        is_kept: bool [R], rows of general text that the keeping term reads; None: there is no such term.
     """
 
     inputs: np.ndarray
@@ -82,6 +108,38 @@ class MaskedRows:
     lengths: np.ndarray
     second_starts: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
+    is_kept: np.ndarray | None = None
+
+
+def join_rows(parts: Sequence[MaskedRows], places: Sequence[np.ndarray], is_kept: Sequence[bool] | None) -> MaskedRows:
+    """Join the rows of a mixture's parts, each masked on its own.
+
+    Args:
+        parts: the rows, all of them pairs or none.
+        places: for each part, where in the batch its rows are; int64.
+        is_kept: for each part, whether the keeping term reads it; None: there is no such term.
+    """
+    order = np.argsort(np.concatenate(places), kind="stable")
+    lengths = np.concatenate([each.lengths for each in parts])
+    firsts = np.cumsum(lengths) - lengths
+    tokens = np.concatenate([np.arange(firsts[row], firsts[row] + lengths[row]) for row in order])
+
+    def join(name: str) -> np.ndarray | None:
+        values = [getattr(each, name) for each in parts]
+        return None if any(each is None for each in values) else np.concatenate(values)[order]
+
+    flat = {name: np.concatenate([getattr(each, name) for each in parts])[tokens] for name in _FLAT}
+    kept = None
+    if is_kept is not None:
+        flags = [np.full(len(each.lengths), flag) for each, flag in zip(parts, is_kept, strict=True)]
+        kept = np.concatenate(flags)[order]
+    return MaskedRows(
+        **flat,
+        lengths=lengths[order],
+        second_starts=join("second_starts"),
+        next_sentence=join("next_sentence"),
+        is_kept=kept,
+    )
 
 
 class Masker:
@@ -168,6 +226,7 @@ class Masker:
                     pad_to,
                     second_starts=None if rows.second_starts is None else rows.second_starts[own],
                     next_sentence=None if rows.next_sentence is None else rows.next_sentence[own],
+                    is_kept=None if rows.is_kept is None else rows.is_kept[own],
                 )
             )
         return batches
@@ -189,6 +248,7 @@ def pad_batch(
     *,
     second_starts: np.ndarray | None = None,
     next_sentence: np.ndarray | None = None,
+    is_kept: np.ndarray | None = None,
 ) -> MaskedBatch:
     """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
 
@@ -200,6 +260,7 @@ def pad_batch(
         pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
         second_starts: int64 [B], where the second text of a pair starts; None: no pairs.
         next_sentence: int64 [B], next-sentence labels; None: there are none.
+        is_kept: bool [B], rows that the keeping term reads; None: there is no such term.
     """
     lengths = np.array([len(each) for each in inputs])
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
@@ -212,6 +273,7 @@ def pad_batch(
     weights = np.ones(len(masked_positions), dtype=np.float32)
     if not len(masked_positions):
         masked_positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
+    kept = None if is_kept is None else _find_kept(is_kept, masked_positions, weights, length)
     places, mask, segments = np.arange(length), None, None
     if (lengths < length).any():
         mask = torch.from_numpy((places < lengths[:, None]).astype(np.int64))
@@ -226,4 +288,22 @@ def pad_batch(
         labels=torch.from_numpy(original.reshape(-1)[masked_positions]),
         weights=torch.from_numpy(weights),
         next_sentence_labels=None if next_sentence is None else torch.from_numpy(next_sentence),
+        kept=kept,
     )
+
+
+def _find_kept(is_kept: np.ndarray, masked_positions: np.ndarray, weights: np.ndarray, length: int) -> KeptRows:
+    """Give the keeping term its rows and predicted positions, whose weights become 0; a filler where there are none.
+
+    Every batch has a row of it: ranks that made another number of forward passes would wait for each other at ZeRO-3.
+    """
+    rows = np.flatnonzero(is_kept)
+    in_rows = is_kept[masked_positions // length] & (weights > 0)
+    weights[in_rows] = 0.0
+    places = np.flatnonzero(in_rows)
+    if not len(places):
+        rows, filler = rows if len(rows) else np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        return KeptRows(*map(torch.from_numpy, (rows, filler, filler.copy(), np.zeros(1, dtype=np.float32))))
+    kept = masked_positions[places]
+    positions = np.searchsorted(rows, kept // length) * length + kept % length
+    return KeptRows(*map(torch.from_numpy, (rows, places, positions, np.ones(len(places), dtype=np.float32))))

@@ -23,11 +23,14 @@ from domext_ray.config.pretrain import (
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
+from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.mixture import MixturePart, MixturePlan
 from domext_ray.corpus.pairs import LENGTH_TOLERANCE, MAX_ATTEMPTS
 from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan
 from domext_ray.training.objective import Masker
 
+_REPLAY = 61  # purpose of a hash
 FIRST_ORDER = {
     "max_lanes": 64,
     "block_rows": 4096,
@@ -45,7 +48,9 @@ class Phase:
 
     Args:
         manifest: the corpus, prepared for that length.
-        plan: the canonical order of its rows.
+        plan: the canonical order of its rows; with replay, of those of a run without.
+        replay: the general text, prepared for that length; None: there is none.
+        mixture: the canonical order of the two together; None likewise.
         first_step, end_step: 0-based, the end not included.
         micro_batch_size: rows of a forward pass.
         pad_to: length of every micro batch; 0: its longest row.
@@ -57,22 +62,39 @@ class Phase:
     end_step: int
     micro_batch_size: int
     pad_to: int
+    replay: Manifest | None = None
+    mixture: MixturePlan | None = None
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps that read the corpus once."""
+        if self.mixture is None:
+            return self.plan.batches_per_epoch
+        own = self.mixture.parts[0].share * self.mixture.global_batch_size
+        return float(self.mixture.rows_per_epoch(0) / own)
 
 
-def make_phases(config: PretrainConfig, manifests: Sequence[Manifest]) -> list[Phase]:
+def make_phases(config: PretrainConfig, manifests: Sequence[Manifest], replays: Sequence[Manifest] = ()) -> list[Phase]:
     """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
 
     Args:
         config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
         manifests: the corpus prepared for each phase's length, in order.
+        replays: the general text, prepared likewise; empty: there is none.
     """
     sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
     lengths = [config.train.seq_length, config.train.long_seq_length]
     starts = [0, resolve_first_long_step(config)] if len(manifests) > 1 else [0]
     ends: list[int] = [*starts[1:], sys.maxsize]
-    return [
+    phases = [
         Phase(manifest, make_plan(config, manifest), start, end, size, length if config.engine.compile else 0)
         for manifest, start, end, size, length in zip(manifests, starts, ends, sizes, lengths, strict=False)
+    ]
+    if not replays:
+        return phases
+    return [
+        replace(phase, replay=replay, mixture=make_mixture(config, phase.manifest, replay))
+        for phase, replay in zip(phases, replays, strict=True)
     ]
 
 
@@ -105,6 +127,7 @@ def count_limited_steps(config: PretrainConfig, sizes: Sequence[tuple[int, int]]
     if train.epochs:
         batches = [BatchPlan((rows,), config.seed, train.global_batch_size).batches_per_epoch for rows, _ in sizes]
         epochs_per_step = sum(share / number for share, number in zip(shares, batches, strict=True))
+        epochs_per_step *= float(1 - config.replay.share) if config.replay.corpus else 1.0
         limits.append(round(train.epochs / epochs_per_step))
     if train.max_tokens:
         tokens_per_row = sum(share * tokens / rows for share, (rows, tokens) in zip(shares, sizes, strict=True))
@@ -130,6 +153,22 @@ def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
     """Return the canonical order of a prepared corpus for this run."""
     rows = tuple(each.num_rows for each in manifest.records("train"))
     return BatchPlan(rows, config.seed, config.train.global_batch_size)
+
+
+def make_mixture(config: PretrainConfig, manifest: Manifest, replay: Manifest) -> MixturePlan:
+    """Return the canonical order of a prepared corpus and of the general text beside it for this run."""
+    rows = [tuple(each.num_rows for each in part.records("train")) for part in (manifest, replay)]
+    share = config.replay.share
+    parts = (
+        MixturePart("--corpus", rows[0], config.seed, 1 - share),
+        MixturePart("--replay.corpus", rows[1], seed_replay(config.seed), share),
+    )
+    return MixturePlan(parts, config.train.global_batch_size)
+
+
+def seed_replay(seed: int) -> int:
+    """Return the seed of the general text's order, pairs and masks."""
+    return int(hash_counters(seed, _REPLAY)[0] >> np.uint64(1))
 
 
 def describe_order() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, find_frequent_words
 from domext_ray.corpus.vocabulary.extension import check_appended, decompose, load_extension
@@ -20,6 +21,7 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.layers_domext import WordShift
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
@@ -86,6 +88,24 @@ def build_run_model(
         dropout=dropout,
         seed=config.seed,
     )
+
+
+def build_base_model(base: Base, config: PretrainConfig) -> DomextForMaskedLM:
+    """Make a model of the base alone, frozen, that reads as the run's model does."""
+    alone = MethodConfig(name="base", trains="biases", heads=0, ffn_units=0)
+    model = build_model(
+        base,
+        config.shape,
+        alone,
+        vocab_size=base.config.vocab_size,
+        next_sentence=config.objective.next_sentence,
+        causal=config.objective.is_left_to_right,
+        pad_token_id=base.config.pad_token_id,
+        dropout=0.0,
+        seed=config.seed,
+    )
+    cast(nn.Module, model).requires_grad_(False)
+    return model
 
 
 def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Path:
@@ -193,7 +213,7 @@ def choose_shifted_words(model: DomextForMaskedLM, domain: str, manifest: Manife
         What was set, by name, for checkpoints to carry; nothing where all words are shifted, or none.
     """
     shifts = model.bert.embeddings.domains
-    rows = shifts[domain].rows if domain in shifts else None
+    rows = cast(WordShift, shifts[domain]).rows if domain in shifts else None
     if rows is None:
         return {}
     found = find_frequent_words(manifest, cast(DomextConfig, model.config).base_vocab_size, len(rows))

@@ -6,10 +6,11 @@ goes on from the newest checkpoint that verifies, and stops at any step that its
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +21,15 @@ from torch import nn
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
-from domext_ray.corpus.stream import Prefetch, stream_batches
+from domext_ray.corpus.stream import Prefetch
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError, TrainingError
+from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.runs.events import enter_phase, tell_driver
+from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
     CheckpointId,
@@ -36,12 +39,18 @@ from domext_ray.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from domext_ray.training.engine import Engine, StepFigures, TrainState
+from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState
 from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters
 from domext_ray.training.metrics import MetricsLog, check_attempt
-from domext_ray.training.objective import MaskedBatch, Masker
 from domext_ray.training.phases import make_phases
-from domext_ray.training.start import apply_start, build_run_model, choose_shifted_words, load_start, pick_fixed
+from domext_ray.training.start import (
+    apply_start,
+    build_base_model,
+    build_run_model,
+    choose_shifted_words,
+    load_start,
+    pick_fixed,
+)
 
 MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
@@ -57,6 +66,8 @@ class PretrainTask:
         config: configuration with `optim.decay_steps` resolved.
         run_dir: the run's directory, on storage that all workers see.
         corpus_dirs: folders of the prepared corpora's manifests, one a length phase.
+        replay_dirs: the same of the general text beside it; empty: there is none.
+        replay_tokenizer_dir: the tokenizer of that text; None: the run's.
         tokenizer_dir: the run's tokenizer.
         base_sha256: hash of the base's tensors, or "none".
         init_from: directory of the run whose parameters this one starts from, if any.
@@ -71,6 +82,8 @@ class PretrainTask:
     corpus_dirs: tuple[Path, ...]
     tokenizer_dir: Path
     base_sha256: str
+    replay_dirs: tuple[Path, ...] = ()
+    replay_tokenizer_dir: Path | None = None
     init_from: Path | None = None
     earlier: Extensions | None = None
     goes_on_from: CheckpointId | None = None
@@ -107,10 +120,12 @@ class PretrainWorker:
         self.step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
-        self.phases = make_phases(self.config, [self.manifest, *map(read_manifest, task.corpus_dirs[1:])])
-        self.masker = Masker(self.tokenizer, self.config.objective, self.config.seed)
+        manifests = [self.manifest, *map(read_manifest, task.corpus_dirs[1:])]
+        self.phases = make_phases(self.config, manifests, [*map(read_manifest, task.replay_dirs)])
+        replay_tokenizer = load_tokenizer(task.replay_tokenizer_dir) if task.replay_tokenizer_dir else self.tokenizer
+        maker = BatchMaker(self.config, self.phases, self.tokenizer, replay_tokenizer)
         # Reading starts now: its first batches are there when the model is.
-        self.batches = Prefetch(self._masked_batches(self.step))
+        self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
         self.base = None if self.config.base == "none" else _load_checked_base(task)
         self.engine = self._build_engine()
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer)
@@ -150,8 +165,9 @@ class PretrainWorker:
         if dtype == "bf16" or (dtype == "auto" and self.device.type == "cuda" and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
+        network = cast(nn.Module, model).to(self.device)
         return Engine(
-            cast(nn.Module, model).to(self.device),
+            network,
             engine=config.engine,
             optim=config.optim,
             warmup_steps=resolve_warmup_steps(config),
@@ -159,8 +175,30 @@ class PretrainWorker:
             accumulation_steps=config.train.global_batch_size // self.world_size // self.phases[0].micro_batch_size,
             seed=config.seed,
             device=self.device,
+            objective=functools.partial(
+                MaskedLoss,
+                keep_weight=config.objective.keep_weight,
+                teacher=self._find_teacher(network),
+                num_words=cast(DomextConfig, model.config).base_vocab_size,
+            ),
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
+
+    def _find_teacher(self, model: nn.Module) -> nn.Module | None:
+        """What predicts as the base does for the keeping term: the model, if the base in it stays as it is, or a copy.
+
+        None: nothing asks the base.
+        """
+        if not self.task.replay_dirs or self.config.objective.keep != "kl" or self.base is None:
+            return None
+        trained = {name for name, each in model.named_parameters() if each.requires_grad} | self.fixed.keys()
+        if self.config.method.keeps_base and all(map(is_extension, trained)):
+            return model
+        copy = build_base_model(self.base, self.config)
+        if any(each.dtype == torch.bfloat16 for each in model.parameters()):
+            store_base(copy, torch.bfloat16)
+        choose_attention(copy, self.device, bf16=self.config.engine.precision == "bf16")
+        return cast(nn.Module, copy).to(self.device)
 
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
         """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.
@@ -217,33 +255,19 @@ class PretrainWorker:
         self._save_waits |= self.step % self.config.train.checkpoint_every == 0
         return self._save_waits and self.num_skipped == 0
 
-    def _masked_batches(self, step: int) -> Iterator[tuple[list[MaskedBatch], int]]:
-        """Micro batches of this rank's share, and the tokens in them, from a step on."""
-        for phase in self.phases:
-            if step >= phase.end_step:
-                continue
-            epoch, batch = divmod(step - phase.first_step, phase.plan.batches_per_epoch)
-            stream = stream_batches(
-                phase.manifest, phase.plan, rank=self.rank, world_size=self.world_size, epoch=epoch, batch=batch
-            )
-            for each in stream:
-                masked = self.masker.mask(each.rows, each.epoch)
-                yield self.masker.collate(masked, phase.micro_batch_size, phase.pad_to), int(masked.lengths.sum())
-                step += 1
-                if step >= phase.end_step:
-                    break
-
     def _train_step(self) -> dict[str, Any]:
         started = time.perf_counter()
         micro_batches, num_tokens = next(self.batches)
         waited = time.perf_counter() - started
         num_masked = sum(each.num_masked for each in micro_batches)
         num_pairs = sum(each.num_pairs for each in micro_batches)
+        num_kept = sum(each.num_kept for each in micro_batches)
         asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
-        counts = torch.tensor([num_masked, num_tokens, num_pairs, asked], dtype=torch.int64, device=self.engine.device)
+        figures_here = [num_masked, num_tokens, num_pairs, num_kept, asked]
+        counts = torch.tensor(figures_here, dtype=torch.int64, device=self.engine.device)
         dist.all_reduce(counts)
-        num_masked, num_tokens, num_pairs, self.is_stopping = counts.tolist()
-        figures = self.engine.train_step(micro_batches, num_masked, self.step, num_pairs)
+        num_masked, num_tokens, num_pairs, num_kept, self.is_stopping = counts.tolist()
+        figures = self.engine.train_step(micro_batches, num_masked, self.step, num_pairs, num_kept)
         self.num_skipped = 0 if figures.finite else self.num_skipped + 1
         self._check_finite(figures)
         self.num_unmasked = 0 if num_masked else self.num_unmasked + 1
@@ -251,7 +275,18 @@ class PretrainWorker:
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
         record = _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
-        return record | ({"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {})
+        record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
+        return record | self._describe_replay(figures, num_kept)
+
+    def _describe_replay(self, figures: StepFigures, num_kept: int) -> dict[str, Any]:
+        """Figures of the parts of a mixture."""
+        phase = next(each for each in self.phases if self.step <= each.end_step)
+        if phase.mixture is None:
+            return {}
+        domain, general = phase.mixture.count_epochs(self.step - phase.first_step)
+        record = {"train/domain_epochs": domain, "train/replay_epochs": general}
+        keeps = self.config.objective.keep != "none"
+        return record | ({"train/keep_loss": figures.keep_loss, "train/keep_tokens": num_kept} if keeps else {})
 
     def _check_finite(self, figures: StepFigures) -> None:
         step = f"step {self.step + 1:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"

@@ -56,8 +56,8 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         optim=OptimConfig(decay_steps=16, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, _, manifest = provide_inputs(config)
-    return PretrainTask(config, folder, (manifest.folder,), tokenizer_dir, load_base(config.base).sha256)
+    inputs = provide_inputs(config)
+    return PretrainTask(config, folder, (inputs.manifest.folder,), inputs.tokenizer_dir, load_base(config.base).sha256)
 
 
 @pytest.fixture

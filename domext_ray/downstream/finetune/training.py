@@ -73,13 +73,12 @@ class TaskLoss(Objective):
         self.task = task
 
     def forward(self, inputs: dict[str, Tensor | None], targets: dict[str, Tensor], num_targets: int) -> Any:
-        """Return the loss's sum and 0 in training; the outputs that decoding needs otherwise."""
+        """Return the loss's sum in training; the outputs that decoding needs otherwise."""
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
             outputs = self.model(**inputs)
         if not self.training:
             return self.task.read_outputs(outputs)
-        loss_sum = self.task.compute_loss_sum(outputs, targets)
-        return loss_sum, torch.zeros_like(loss_sum)
+        return (self.task.compute_loss_sum(outputs, targets),)
 
 
 @dataclass

@@ -15,8 +15,8 @@ parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
 exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
 transformer layer of the same kind, w a d -> 1 layer. New words have embeddings of their own, tied to their output.
 
-Word shifts: a domain adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so that
-input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's transform can be shifted in the same way.
+Word shifts: a domain adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so
+that input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's transform can be shifted, too.
 """
 
 from __future__ import annotations
@@ -502,6 +502,8 @@ class WordShift(nn.Module):
         config: the model's configuration.
         domain: its domain; K is `word_rows`.
     """
+
+    rows: Tensor | None
 
     def __init__(self, config: DomextConfig, domain: Domain) -> None:
         super().__init__()

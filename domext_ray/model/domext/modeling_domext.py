@@ -89,7 +89,7 @@ class DomextPreTrainedModel(PreTrainedModel):
 
     def _start(self, parts: Sequence[nn.Module]) -> None:
         """Bring new parts of a domain to their start, on the device and in the dtype of the model."""
-        like = self.base_model.embeddings.LayerNorm.weight
+        like = cast(DomextModel, self.base_model).embeddings.LayerNorm.weight
         for part in parts:
             part.to(like.device, like.dtype).train(self.training)
             for module in part.modules():
