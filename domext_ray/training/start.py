@@ -13,7 +13,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, find_frequent_words
 from domext_ray.corpus.vocabulary.extension import check_appended, decompose, load_extension
@@ -88,24 +87,6 @@ def build_run_model(
         dropout=dropout,
         seed=config.seed,
     )
-
-
-def build_base_model(base: Base, config: PretrainConfig) -> DomextForMaskedLM:
-    """Make a model of the base alone, frozen, that reads as the run's model does."""
-    alone = MethodConfig(name="base", trains="biases", heads=0, ffn_units=0)
-    model = build_model(
-        base,
-        config.shape,
-        alone,
-        vocab_size=base.config.vocab_size,
-        next_sentence=config.objective.next_sentence,
-        causal=config.objective.is_left_to_right,
-        pad_token_id=base.config.pad_token_id,
-        dropout=0.0,
-        seed=config.seed,
-    )
-    cast(nn.Module, model).requires_grad_(False)
-    return model
 
 
 def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Path:

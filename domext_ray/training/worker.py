@@ -6,7 +6,6 @@ goes on from the newest checkpoint that verifies, and stops at any step that its
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import time
@@ -24,7 +23,6 @@ from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError, TrainingError
-from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
@@ -39,13 +37,13 @@ from domext_ray.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState
+from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters
+from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.phases import make_phases
 from domext_ray.training.start import (
     apply_start,
-    build_base_model,
     build_run_model,
     choose_shifted_words,
     load_start,
@@ -175,30 +173,9 @@ class PretrainWorker:
             accumulation_steps=config.train.global_batch_size // self.world_size // self.phases[0].micro_batch_size,
             seed=config.seed,
             device=self.device,
-            objective=functools.partial(
-                MaskedLoss,
-                keep_weight=config.objective.keep_weight,
-                teacher=self._find_teacher(network),
-                num_words=cast(DomextConfig, model.config).base_vocab_size,
-            ),
+            objective=make_loss(config, self.base, network, self.fixed, self.device),
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
-
-    def _find_teacher(self, model: nn.Module) -> nn.Module | None:
-        """What predicts as the base does for the keeping term: the model, if the base in it stays as it is, or a copy.
-
-        None: nothing asks the base.
-        """
-        if not self.task.replay_dirs or self.config.objective.keep != "kl" or self.base is None:
-            return None
-        trained = {name for name, each in model.named_parameters() if each.requires_grad} | self.fixed.keys()
-        if self.config.method.keeps_base and all(map(is_extension, trained)):
-            return model
-        copy = build_base_model(self.base, self.config)
-        if any(each.dtype == torch.bfloat16 for each in model.parameters()):
-            store_base(copy, torch.bfloat16)
-        choose_attention(copy, self.device, bf16=self.config.engine.precision == "bf16")
-        return cast(nn.Module, copy).to(self.device)
 
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
         """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.

@@ -27,7 +27,14 @@ from methods import ROWS, Row, find_row
 from torch import Tensor
 
 from domext_ray.config.identity import dump_yaml
-from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig, TrainConfig, VocabConfig
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    OptimConfig,
+    PretrainConfig,
+    ReplayConfig,
+    TrainConfig,
+    VocabConfig,
+)
 from domext_ray.corpus.vocabulary.extension import import_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
@@ -42,7 +49,8 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.engine import Engine, StepFigures, TrainState
-from domext_ray.training.objective import MaskedBatch, Masker
+from domext_ray.training.keeping import make_loss
+from domext_ray.training.objective import MaskedBatch, MaskedRows, Masker, join_rows
 from domext_ray.training.start import apply_start, build_run_model, check_start, load_start, pick_fixed, read_extensions
 
 CPU = torch.device("cpu")
@@ -112,6 +120,7 @@ def make_config(row: Row, places: Places) -> PretrainConfig:
         vocab=VocabConfig(words=str(places.words_file) if row.new_words else ""),
         method=row.make_method(),
         objective=row.make_objective(),
+        replay=ReplayConfig(corpus="general.txt" if row.keep else ""),
         train=TrainConfig(global_batch_size=NUM_ROWS, seq_length=48),
         optim=OPTIM,
     )
@@ -146,12 +155,13 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
 
 
 def make_engine(
-    model: DomextForMaskedLM, stage: int = 0, state: TrainState | None = None, precision: str = "fp32"
+    row: Row, places: Places, built: Built, stage: int = 0, state: TrainState | None = None, precision: str = "fp32"
 ) -> Engine:
-    """Hand a model to the engine, as one of the group's workers."""
-    choose_attention(model, CPU, bf16=precision == "bf16")
+    """Hand a row's model to the engine, as one of the group's workers."""
+    choose_attention(built.model, CPU, bf16=precision == "bf16")
     return Engine(
-        model,
+        built.model,
+        objective=make_loss(make_config(row, places), built.base, built.model, built.fixed, CPU),
         engine=EngineConfig(zero_stage=stage, precision=precision),  # type: ignore[arg-type]
         optim=OPTIM,
         warmup_steps=OPTIM.warmup_steps,
@@ -170,10 +180,11 @@ def draw_rows(row: Row, places: Places, step: int) -> pa.Table:
     """Return the rows of a step's global batch: words at random, of different lengths, new ones among them."""
     tokenizer = _load_tokenizer(places.tokenizer_of(row))
     random = np.random.default_rng(step)
-    words = [*KNOWN_WORDS, *(NEW_WORDS[:3] * 8 if row.new_words else ())]
-    pieces = {word: tokenizer.encode(f" {word}", add_special_tokens=False) for word in words}
+    with_new = [*KNOWN_WORDS, *(NEW_WORDS[:3] * 8 if row.new_words else ())]
+    pieces = {word: tokenizer.encode(f" {word}", add_special_tokens=False) for word in with_new}
     columns: dict[str, list[Any]] = {"input_ids": [], "word_starts": [], "second_start": []}
-    for _ in range(NUM_ROWS):
+    for is_kept in find_kept(row):
+        words = KNOWN_WORDS if is_kept else with_new  # a base that is asked knows no new words
         ids, starts = [tokenizer.cls_token_id], [True]
         for text in range(2):
             columns["second_start"] += [len(ids)] * text
@@ -190,21 +201,34 @@ def draw_rows(row: Row, places: Places, step: int) -> pa.Table:
     return pa.table(columns)
 
 
-def draw_batches(row: Row, places: Places, step: int, rank: int = 0, world_size: int = 1) -> tuple[list[Any], int]:
-    """Return a rank's micro batches of a step, and the masked tokens of the global batch."""
-    objective = replace(row.make_objective(), mask_prob=0.3)
-    masker = Masker(_load_tokenizer(places.tokenizer_of(row)), objective, seed=3)
-    table, share = draw_rows(row, places, step), NUM_ROWS // world_size
-    own = masker.mask(table.slice(rank * share, share), epoch=0)
-    return masker.collate(own, MICRO_BATCH), int(masker.mask(table, epoch=0).selected.sum())
+def find_kept(row: Row) -> np.ndarray:
+    """Bool [rows of a global batch]: those that are general text; the last worker and micro batch have none."""
+    return np.isin(np.arange(NUM_ROWS), [1, 2] if row.keep else [])
+
+
+def draw_batches(
+    row: Row, places: Places, step: int, rank: int = 0, world_size: int = 1
+) -> tuple[list[MaskedBatch], int, int]:
+    """Return a rank's micro batches of a step, and the global batch's masked tokens, of the domain and kept ones."""
+    objective, table, kept = replace(row.make_objective(), mask_prob=0.3), draw_rows(row, places, step), find_kept(row)
+    tokenizers = [_load_tokenizer(places.tokenizer_of(row)), _load_tokenizer(places.base_of(row))]
+    share = slice(rank * NUM_ROWS // world_size, (rank + 1) * NUM_ROWS // world_size)
+    counts, parts, found = list[int](), list[MaskedRows](), list[np.ndarray]()
+    for is_kept, tokenizer in enumerate(tokenizers):
+        masker = Masker(tokenizer, objective, seed=3)
+        counts.append(int(masker.mask(table.take(np.flatnonzero(kept == is_kept)), epoch=0).selected.sum()))
+        found.append(np.flatnonzero(kept[share] == is_kept))
+        parts.append(masker.mask(table.slice(share.start, NUM_ROWS // world_size).take(found[-1]), epoch=0))
+    own = join_rows(parts, found, [False, True]) if row.keep else parts[0]
+    return Masker(tokenizers[0], objective, seed=3).collate(own, MICRO_BATCH), counts[0], counts[1]
 
 
 def train(engine: Engine, row: Row, places: Places, first: int, last: int) -> list[StepFigures]:
     """Make the steps from `first` to below `last`."""
     figures = []
     for step in range(first, last):
-        batches, num_masked = draw_batches(row, places, step, dist.get_rank(), dist.get_world_size())
-        figures.append(engine.train_step(batches, num_masked, step, NUM_ROWS if row.pairs else 0))
+        batches, num_masked, num_kept = draw_batches(row, places, step, dist.get_rank(), dist.get_world_size())
+        figures.append(engine.train_step(batches, num_masked, step, NUM_ROWS if row.pairs else 0, num_kept))
     return figures
 
 
@@ -215,7 +239,7 @@ def measure_alone(row: Row, places: Places) -> dict[str, Any]:
     """Train straight and with a cut, then without dropout in fp32 and in bf16; the run keeps its last checkpoint."""
     built = build(row, places, dropout=0.1)
     before = {name: each.detach().clone() for name, each in built.model.named_parameters()}
-    engine = make_engine(built.model)
+    engine = make_engine(row, places, built)
     figures = train(engine, row, places, 0, CUT)
     save(row, places, built, CUT, engine)
     figures += train(engine, row, places, CUT, STEPS)
@@ -251,7 +275,7 @@ def resume(row: Row, places: Places) -> tuple[list[StepFigures], TrainState | No
     checkpoint = load_checkpoint(latest)
     assert checkpoint.step == CUT
     built = build(row, places, dropout=0.1, checkpoint=checkpoint)
-    engine = make_engine(built.model, state=checkpoint.state)
+    engine = make_engine(row, places, built, state=checkpoint.state)
     figures = train(engine, row, places, CUT, STEPS)
     save(row, places, built, STEPS, engine)
     return figures, engine.gather_state()
@@ -278,12 +302,13 @@ def compute_loss(model: DomextForMaskedLM, batch: MaskedBatch) -> Tensor:
 
 def measure_precisions(row: Row, places: Places) -> dict[str, Any]:
     """Steps without dropout: in fp32, the reference for several workers, and in bf16 over a base stored in bf16."""
-    engine = make_engine(build(row, places).model)
+    engine = make_engine(row, places, build(row, places))
     reference = train(engine, row, places, 0, SHARD_STEPS), engine.gather_state()
-    model = build(row, places).model
+    built = build(row, places)
+    model = built.model
     store_base(model, torch.bfloat16)
     frozen = {name: each.clone() for name, each in model.named_parameters() if not each.requires_grad}
-    engine = make_engine(model, precision="bf16")
+    engine = make_engine(row, places, built, precision="bf16")
     figures = train(engine, row, places, 0, SHARD_STEPS)
     params = dict(model.named_parameters())
     return {
@@ -299,9 +324,9 @@ def measure_precisions(row: Row, places: Places) -> dict[str, Any]:
 
 def measure_sharded(row: Row, places: Places, stage: int) -> tuple[list[StepFigures], TrainState | None]:
     """The reference's steps on several workers."""
-    model = build(row, places).model
-    engine = make_engine(model, stage)
-    assert stage < 3 or not any(each.numel() for each in model.parameters()), "every tensor is sharded"
+    built = build(row, places)
+    engine = make_engine(row, places, built, stage)
+    assert stage < 3 or not any(each.numel() for each in built.model.parameters()), "every tensor is sharded"
     return train(engine, row, places, 0, SHARD_STEPS), engine.gather_state()
 
 

@@ -28,6 +28,7 @@ class Row:
         pairs: rows are pairs, and a fresh next-sentence head trains.
         left_to_right: every token predicts the next one (`--objective.kind`).
         after: name of the row whose run this one goes on from (`--init_from`).
+        keep: some rows are general text, and what they teach (`--objective.keep`); empty: there are none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Row:
     pairs: bool = False
     left_to_right: bool = False
     after: str = ""
+    keep: Literal["", "kl", "replay"] = ""
 
     @property
     def slug(self) -> str:
@@ -55,7 +57,7 @@ class Row:
     def make_objective(self) -> ObjectiveConfig:
         """Return what the row's run predicts."""
         kind: Literal["masked", "left_to_right"] = "left_to_right" if self.left_to_right else "masked"
-        return ObjectiveConfig(kind=kind, next_sentence=self.pairs)
+        return ObjectiveConfig(kind=kind, next_sentence=self.pairs, keep=self.keep or "none", keep_weight=2.0)
 
     def trains(self, name: str) -> bool:
         """Whether a tensor is expected to train."""
@@ -186,6 +188,35 @@ ROWS = [
         UNITS,
         pairs=True,
     ),
+    # beside general text
+    Row(
+        "AF + word shifts, keeping the base's predictions",
+        {"heads": 1, "ffn_units": 10, "word_rows": 10**6, "word_head": True},
+        r"\.domains\.domain\.",
+        UNITS,
+        keep="kl",
+    ),
+    Row("full, keeping the base's predictions", {"trains": "all"}, r"", plain_export=True, keep="kl"),
+    Row(
+        "exBERT + sentence pairs, keeping the base's predictions",
+        MODULES,
+        r"\.extension\.|^bert\.pooler\.|^cls\.seq_relationship\.",
+        SHIPPED_MODULES,
+        exact_start=False,
+        new_words=True,
+        pairs=True,
+        keep="kl",
+    ),
+    Row(
+        "LoRA, keeping the base's predictions",
+        {"lora_rank": 3},
+        r"\.attention\.self\.(query|value)\.lora_[AB]\.",
+        {"lora_rank": 16},
+        plain_export=True,
+        roberta=True,
+        keep="kl",
+    ),
+    Row("bottleneck, general text learned", BOTTLENECK, r"\.domains\.domain\.", SHIPPED_BOTTLENECK, keep="replay"),
     # beside or after an earlier run's
     Row(
         "second bottleneck beside a frozen one",

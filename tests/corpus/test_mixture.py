@@ -1,0 +1,114 @@
+"""Several corpora in one canonical order, a function of seed and batch, whatever ranks and restarts."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_stream import write_corpus
+
+from domext_ray.corpus.mixture import EPOCH, PART, MixturePart, MixturePlan, stream_mixture
+from domext_ray.errors import CorpusError
+
+DOMAIN, GENERAL = (137, 5, 901, 64), (90, 40)
+Row = tuple[int, int, int]
+"""Part, epoch, and the row's number in its part."""
+GOLDEN = [
+    [(0, 0, 6), (1, 0, 3), (0, 0, 2), (0, 0, 4), (1, 0, 2), (0, 0, 13)],
+    [(0, 0, 1), (1, 1, 0), (0, 0, 5), (0, 0, 17), (1, 1, 8), (0, 0, 7)],
+]
+
+
+def make_plan(share: str = "0.25", batch_size: int = 48, general: tuple[int, ...] = GENERAL) -> MixturePlan:
+    part = Fraction(share)
+    parts = (MixturePart("--corpus", DOMAIN, 3, 1 - part), MixturePart("--replay.corpus", general, 4, part))
+    return MixturePlan(parts, batch_size)
+
+
+def list_rows(plan: MixturePlan, batch: int) -> list[Row]:
+    parts, numbers = plan.assign(batch)
+    rows: list[Row] = [(-1, -1, -1)] * plan.global_batch_size
+    for part, corpus in enumerate(plan.parts):
+        starts = np.concatenate([[0], np.cumsum(corpus.shard_rows)])
+        own = np.flatnonzero(parts == part)
+        for chosen, epoch, shards, within in plan.locate(part, numbers[own]):
+            for place, row in zip(own[chosen], starts[shards] + within, strict=True):
+                rows[place] = (part, epoch, int(row))
+    return rows
+
+
+@pytest.mark.parametrize(("share", "batch_size"), [("0.25", 48), ("0.1", 24), ("0.33", 10), ("0.01", 16)])
+def test_a_part_has_its_share_of_the_rows_before_any_batch(share: str, batch_size: int) -> None:
+    plan = make_plan(share, batch_size)
+    counts = np.array([np.bincount(plan.assign(batch)[0], minlength=2) for batch in range(200)])
+    assert (counts.sum(axis=1) == batch_size).all()
+    taken = counts[:, 1].cumsum()
+    exact = float(Fraction(share)) * batch_size * np.arange(1, 201)
+    assert (taken <= exact + 1e-9).all() and (taken > exact - 1).all()
+    assert counts[:, 1].max() - counts[:, 1].min() <= 1
+    assert plan.rows_before(137) == counts[:137].sum(axis=0).tolist()
+
+
+def test_every_row_of_a_part_comes_once_per_epoch_but_for_the_tail() -> None:
+    plan = make_plan()
+    read = [row for batch in range(40) for row in list_rows(plan, batch)]
+    for part, corpus in enumerate(plan.parts):
+        length = plan.rows_per_epoch(part)
+        assert 0 <= sum(corpus.shard_rows) - length < plan.num_lanes
+        epochs = [[row for each, epoch, row in read if (each, epoch) == (part, number)] for number in range(2)]
+        assert len(epochs[0]) == len(set(epochs[0])) == length
+        assert epochs[0][: len(epochs[1])] != epochs[1]
+        assert len(set(epochs[1])) == len(epochs[1]) > 0
+
+
+def test_parts_alternate_within_a_batch() -> None:
+    parts, _ = make_plan("0.25", 48).assign(3)
+    for size in (4, 8, 24):  # shares of 12, 6 and 2 workers
+        counts = parts.reshape(-1, size).sum(axis=1)
+        assert (counts == size / 4).all()
+
+
+def test_an_order_does_not_depend_on_what_is_beside_it() -> None:
+    first = [row for batch in range(6) for row in list_rows(make_plan("0.25"), batch) if row[0] == 1]
+    other = [row for batch in range(3) for row in list_rows(make_plan("0.5"), batch) if row[0] == 1]
+    assert first == other
+
+
+def test_golden_mixture() -> None:
+    """The order is part of every checkpoint's meaning: these numbers must never change."""
+    parts = (MixturePart("a", (7, 11), 42, Fraction(2, 3)), MixturePart("b", (9,), 43, Fraction(1, 3)))
+    plan = MixturePlan(parts, 6)
+    assert [list_rows(plan, batch) for batch in (0, 3)] == GOLDEN
+
+
+def test_too_few_rows_are_an_error() -> None:
+    with pytest.raises(CorpusError, match=r"--replay\.corpus makes 47 rows, and a batch takes them from 48 places"):
+        make_plan(general=(40, 7))
+
+
+def test_ray_data_reads_the_mixture_in_order_and_resumes_anywhere(tmp_path: Path, local_ray: None) -> None:
+    folders = [tmp_path / "domain", tmp_path / "general"]
+    for folder in folders:
+        folder.mkdir()
+    manifests = [write_corpus(folder, rows) for folder, rows in zip(folders, (DOMAIN, GENERAL), strict=True)]
+    plan = make_plan("0.3", 24)
+    expected = [list_rows(plan, batch) for batch in range(60)]
+    for world_size in (1, 2, 4):
+        shares = []
+        for rank in range(world_size):
+            read = list(itertools.islice(stream_mixture(manifests, plan, rank=rank, world_size=world_size), 60))
+            assert [each.batch for each in read] == list(range(60))
+            for each in read:
+                ids = [row[1] for row in each.rows.column("input_ids").to_pylist()]
+                assert ids == each.rows.column("row_id").to_pylist()
+            shares.append([_describe(each.rows) for each in read])
+        assert [list(itertools.chain(*ranks)) for ranks in zip(*shares, strict=True)] == expected
+    resumed = next(stream_mixture(manifests, plan, rank=0, world_size=1, batch=47))
+    assert _describe(resumed.rows) == expected[47]
+
+
+def _describe(rows) -> list[Row]:  # type: ignore[no-untyped-def]
+    return list(zip(*(rows.column(name).to_pylist() for name in (PART, EPOCH, "row_id")), strict=True))
