@@ -53,9 +53,9 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def write_corpus(path: Path, num_lines: int) -> Path:
+def write_corpus(path: Path, num_lines: int, seed: int = 0) -> Path:
     """Write lines of random words that the tiny bases know."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     path.write_text("".join(" ".join(random.choice(WORDS, 14)) + ".\n" for _ in range(num_lines)), encoding="utf-8")
     return path
 

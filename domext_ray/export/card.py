@@ -245,7 +245,9 @@ def _describe_trained(method: MethodConfig, merged: str) -> str:
 def _describe_objective(config: PretrainConfig) -> str:
     if config.objective.is_left_to_right:
         return "predicting the next token from those before it"
-    return "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
+    text = "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
+    kept = {"kl": ", keeping to the base's predictions on it", "replay": "", "none": ""}[config.objective.keep]
+    return f"{text}, with {config.replay.frac:.0%} of general text{kept}" if config.replay.corpus else text
 
 
 def _describe_masking(config: PretrainConfig) -> str:

@@ -19,6 +19,7 @@ from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
+from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.metrics import read_metrics
 
 LISTED_FILES = 20
@@ -92,8 +93,10 @@ def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str
     bytes_per_value = 2 if config.engine.precision == "bf16" else 4
     layers = 1 if config.engine.activation_checkpointing else counts.num_hidden_layers
     moments = weights * 2 // (world if stage >= 1 else 1)
+    copy = counts.total * (4 if wide else 2) if needs_teacher(config) and not config.method.keeps_base else 0
     return {
         "frozen_weights": frozen // (world if stage == 3 else 1),
+        **({"copy_of_the_base": copy // (world if stage == 3 else 1)} if copy else {}),
         "trainable_weights": weights // (world if stage == 3 else 1),
         "gradients": weights // (world if stage >= 2 else 1),
         "optimizer_moments": 0 if config.engine.offload else moments,

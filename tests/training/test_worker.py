@@ -21,6 +21,7 @@ from domext_ray.config.pretrain import (
     ObjectiveConfig,
     OptimConfig,
     PretrainConfig,
+    ReplayConfig,
     RunConfig,
     TrainConfig,
 )
@@ -189,3 +190,33 @@ def test_a_damaged_record_of_steps_is_no_obstacle(start: Start, tmp_path: Path) 
     path.write_bytes(b"".join([*lines, b'null\n[1]\n{"no": 1}\n\0\0\0\n\xff\xfe\n{"step": 11, "train/ml']))
     worker = start()
     assert worker.step == 10 and path.read_bytes() == b"".join(lines)
+
+
+@pytest.fixture(scope="module")
+def mixed(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> PretrainTask:
+    """The task with general text beside its corpus."""
+    folder = tmp_path_factory.mktemp("mixed")
+    general = ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.3)
+    config = replace(task.config, replay=general, run=replace(task.config.run, name="mixed"))
+    inputs = provide_inputs(config)
+    assert inputs.replay is not None
+    return replace(task, config=config, replay_dirs=(inputs.replay.folder,))
+
+
+def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTask, tmp_path: Path) -> None:
+    join_alone()
+    losses = []
+    for run, cuts in (("straight", (16,)), ("cut", (5, 11, 16))):
+        (tmp_path / run).mkdir()
+        for number, cut in enumerate(cuts):
+            write_attempt(tmp_path / run, str(number))
+            task = replace(mixed, run_dir=tmp_path / run, attempt=str(number))
+            worker = PretrainWorker(task, device=torch.device("cpu"))
+            worker.run(cut)
+            worker.close()
+        records = [each for each in read_metrics(tmp_path / run / "metrics.jsonl") if "train/mlm_loss" in each]
+        names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
+        losses.append([[each[name] for name in names] for each in records])
+    assert losses[0] == losses[1] and len(losses[0]) == 16
+    assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6) and losses[0][-1][1] > 0
+    assert sum(each[2] > 0 for each in losses[0]) > 8

@@ -1,0 +1,199 @@
+"""The keeping term against a loss worked out by hand, and who is asked what the base predicts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.graft import build_model
+from domext_ray.training.engine import MaskedLoss, move_batch
+from domext_ray.training.keeping import make_loss
+from domext_ray.training.objective import MaskedBatch, MaskedRows, join_rows, pad_batch
+
+CPU = torch.device("cpu")
+AF = {"heads": 1, "ffn_units": 6}
+SHIFTS = {"heads": 0, "ffn_units": 0, "word_rows": 10**6, "word_head": True}
+NEW_WORDS = [[7, 8], [9, 10, 11]]
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base_folder: Path) -> Base:
+    return load_base(str(tiny_base_folder))
+
+
+def make_config(base: Base, *, keep: Any = "kl", **method: Any) -> PretrainConfig:
+    return PretrainConfig(
+        base=str(base.folder),
+        replay=ReplayConfig(corpus="general.txt"),
+        vocab=VocabConfig(size=2),
+        method=MethodConfig(**method),
+        objective=ObjectiveConfig(keep=keep, keep_weight=3.0),
+        engine=EngineConfig(precision="fp32"),
+    )
+
+
+def build(base: Base, config: PretrainConfig, *, dropout: float = 0.0, start: str = "moved") -> DomextForMaskedLM:
+    """A model whose trained parameters are not at their start."""
+    size = base.config.vocab_size
+    model = build_model(
+        base, config.shape, config.method, vocab_size=size, new_words=NEW_WORDS, dropout=dropout, seed=1
+    )
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for param in cast(nn.Module, model).parameters():
+            if param.requires_grad and start == "moved":
+                param.add_(torch.randn(param.shape, generator=draw) * 0.05)
+    return model
+
+
+def make_loss_of(base: Base, config: PretrainConfig, model: DomextForMaskedLM) -> MaskedLoss:
+    make: functools.partial[MaskedLoss] = make_loss(config, base, cast(nn.Module, model), (), CPU)
+    return make(cast(nn.Module, model), CPU, bf16=False)
+
+
+def make_batch(kept: list[bool], seed: int = 0) -> MaskedBatch:
+    draw = np.random.default_rng(seed)
+    rows = [draw.integers(5, 60, size) for size in (9, 14, 11, 6)]
+    chosen = [draw.random(len(row)) < 0.4 for row in rows]
+    return pad_batch(rows, [row + 1 for row in rows], chosen, pad_id=0, is_kept=np.array(kept))
+
+
+def run(loss: MaskedLoss, batch: MaskedBatch) -> tuple[Tensor, ...]:
+    return loss(**move_batch(batch, CPU))
+
+
+@torch.no_grad()
+def score(model: Any, batch: MaskedBatch) -> Tensor:
+    """Log-probabilities over the base's words at all positions, [B, N, V]."""
+    logits = model.eval()(batch.input_ids, attention_mask=batch.attention_mask)[0]
+    return logits[..., : model.config.base_vocab_size].log_softmax(-1)
+
+
+KEPT = [False, True, False, True]
+METHODS: dict[str, dict[str, Any]] = {
+    "af": AF,
+    "shifts": SHIFTS,
+    "modules": {"heads": 0, "ffn_units": 0, "module_hidden_size": 8, "module_ffn_size": 8},
+    "lora": {"heads": 0, "ffn_units": 0, "lora_rank": 2},
+    "full": {"heads": 0, "ffn_units": 0, "trains": "all"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_the_term_is_the_divergence_from_the_base_at_the_kept_positions(base: Base, method: dict[str, Any]) -> None:
+    config = make_config(base, **method)
+    model, batch = build(base, config), make_batch(KEPT)
+    loss = make_loss_of(base, config, model)
+    assert loss.loss_weights == (1.0, 1.0, 3.0)
+    words, _, kept, *_ = run(loss.train(), batch)
+    plain = build(base, make_config(base, **SHIFTS), start="zero")
+    theirs, own = score(plain, batch), score(model, batch)
+    places = [(int(p) // batch.input_ids.shape[1], int(p) % batch.input_ids.shape[1]) for p in batch.masked_positions]
+    divergences = (theirs.exp() * (theirs - own)).sum(-1)
+    expected = sum(float(divergences[place]) for place in places if KEPT[place[0]])
+    assert expected > 1e-3 and float(kept) == pytest.approx(expected, rel=1e-4)
+    logits = model(batch.input_ids, attention_mask=batch.attention_mask)[0].log_softmax(-1)
+    labels = batch.labels.tolist()
+    domain = [float(logits[place][label]) for place, label in zip(places, labels, strict=True) if not KEPT[place[0]]]
+    assert float(words) == pytest.approx(-sum(domain), rel=1e-4)
+    assert batch.num_masked == len(domain) and batch.num_kept == len(places) - len(domain)
+
+
+def test_general_text_may_be_learned_instead(base: Base) -> None:
+    config = make_config(base, keep="replay", **AF)
+    model, batch = build(base, config), make_batch(KEPT)
+    loss = make_loss_of(base, config, model)
+    assert loss.teacher is None and not loss.teaches_itself
+    words, _, kept, *_ = run(loss.train(), batch)
+    everything, _, nothing, *_ = run(loss, make_batch([False] * 4))
+    assert float(kept) > 1 and float(nothing) == 0.0
+    assert float(words + kept) == pytest.approx(float(everything), rel=1e-5)
+
+
+def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base) -> None:
+    """The base is asked without dropout, and training goes on with it."""
+    config = make_config(base, **AF)
+    without = make_loss_of(base, config, build(base, config, start="zero")).train()
+    assert abs(float(run(without, make_batch(KEPT))[2])) < 1e-6
+    model = build(base, config, dropout=0.5, start="zero")
+    loss = make_loss_of(base, config, model).train()
+    asked = [
+        loss._ask_base(batch.input_ids, batch.attention_mask, None, batch.kept)
+        for batch in (make_batch(KEPT), make_batch(KEPT))
+    ]
+    assert torch.equal(cast(Tensor, asked[0]), cast(Tensor, asked[1]))
+    assert cast(nn.Module, model).training and float(run(loss, make_batch(KEPT))[2]) > 0.01
+
+
+def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> None:
+    config = make_config(base, module_hidden_size=8, module_ffn_size=8, **AF)
+    model, batch = build(base, config), make_batch(KEPT)
+    before, active = score(model, batch), model.config.active_domains
+    loss = make_loss_of(base, config, model).train()
+    assert loss.teaches_itself
+    run(loss, batch)
+    assert torch.equal(score(model, batch), before) and model.config.active_domains == active
+    broken = replace(cast(Any, batch.kept), rows=torch.tensor([99]))
+    with pytest.raises(IndexError):
+        run(loss.train(), replace(batch, kept=broken))
+    assert torch.equal(score(model, batch), before)
+
+
+def test_only_a_base_that_stays_is_asked_in_the_model(base: Base) -> None:
+    asks_itself = {
+        name: make_loss_of(base, config, build(base, config)).teaches_itself
+        for name, config in {name: make_config(base, **method) for name, method in METHODS.items()}.items()
+    }
+    assert asks_itself == {"af": True, "shifts": True, "modules": True, "lora": False, "full": False}
+    config = make_config(base, **AF)
+    model = cast(nn.Module, build(base, config))
+    changed = ["bert.encoder.layer.0.output.dense.weight"]  # by the run that this one goes on from
+    assert make_loss(config, base, model, changed, CPU).keywords["teacher"] is not model
+
+
+def test_every_micro_batch_asks_the_base_as_often(base: Base) -> None:
+    """At ZeRO-3 a rank that asks alone would wait for the others."""
+    config = make_config(base, **AF)
+    loss = make_loss_of(base, config, build(base, config)).train()
+    calls = count_calls(loss, lambda: run(loss, make_batch([False] * 4)))
+    assert calls == count_calls(loss, lambda: run(loss, make_batch(KEPT))) == 2
+    assert float(run(loss, make_batch([False] * 4))[2]) == 0.0
+    unmasked = pad_batch(
+        [np.arange(5, 9)] * 2, [np.arange(5, 9)] * 2, [np.zeros(4, bool)] * 2, 0, is_kept=np.array([True, False])
+    )
+    assert count_calls(loss, lambda: run(loss, unmasked)) == 2 and unmasked.num_kept == unmasked.num_masked == 0
+
+
+def count_calls(loss: MaskedLoss, forward: Callable[[], object]) -> int:
+    calls: list[int] = []
+    handle = cast(Any, loss.model).bert.register_forward_hook(lambda *_: calls.append(1))
+    forward()
+    handle.remove()
+    return len(calls)
+
+
+def test_rows_of_parts_are_joined_in_the_order_of_the_batch() -> None:
+    def make(values: list[list[int]]) -> MaskedRows:
+        flat = np.array([each for row in values for each in row])
+        return MaskedRows(flat, flat + 100, flat % 2 == 0, np.array([len(row) for row in values]))
+
+    joined = join_rows(
+        [make([[1, 2], [3]]), make([[4, 5, 6], [7, 8]])], [np.array([0, 3]), np.array([1, 2])], [False, True]
+    )
+    assert joined.inputs.tolist() == [1, 2, 4, 5, 6, 7, 8, 3] and joined.lengths.tolist() == [2, 3, 2, 1]
+    assert (joined.labels - 100).tolist() == joined.inputs.tolist()
+    assert joined.selected.tolist() == [each % 2 == 0 for each in joined.inputs]
+    assert cast(np.ndarray, joined.is_kept).tolist() == [False, True, True, False]
+    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], None).is_kept is None
