@@ -170,7 +170,7 @@ def prepare(
     """
     with raise_user_error():
         config = _configure(PREPARE, {"base": base, "corpus": corpus}, config_path, options)
-        from domext_ray.pipeline import run_preparation
+        from domext_ray.inputs import run_preparation
 
         return run_preparation(config)
 

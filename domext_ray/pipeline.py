@@ -8,41 +8,23 @@ says so when there is nothing left to do.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.texts.work_folder import make_folder_anew
-from domext_ray.corpus.vocabulary.extension import (
-    ExtensionVocabulary,
-    format_statistics,
-    import_words,
-    learn_extension,
-    load_extension,
-    measure_extension,
-)
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
-from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.errors import ConfigError
 from domext_ray.export.folder import HUGGINGFACE, check_target
 from domext_ray.export.model_folder import export_run
-from domext_ray.model.base import Base
+from domext_ray.inputs import Corpora, check_texts, count_words, provide_corpora, provide_tokenizer
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.plan import (
     RunPlan,
-    count_planned_words,
     count_run,
-    describe_base_words,
     describe_run,
-    load_run_base,
     plan_run,
     settle_workers,
 )
@@ -55,20 +37,15 @@ from domext_ray.report.report import write_report
 from domext_ray.report.results import format_summary
 from domext_ray.report.summary import (
     describe_end,
-    describe_manifest,
     describe_plan,
-    describe_sources,
     is_finished,
     write_summary,
 )
 from domext_ray.runs.run_directory import (
-    RunPaths,
     check_identity,
     check_made_with,
     hold_run,
     read_config,
-    read_identity,
-    resolve_paths,
     resolve_schedule,
     write_config,
     write_identity,
@@ -95,18 +72,14 @@ class PreparedRun:
         plan: its plan; the configuration has all its steps now, and the identity its corpus.
         tokenizer_dir: the run's tokenizer.
         counts: its parameters, with the words that there really are.
-        manifests: the corpus prepared for each length phase.
-        replays: the general text, prepared likewise; empty: there is none.
-        replay_tokenizer_dir: the tokenizer that it was prepared with; None: the run's.
+        corpora: its texts, prepared.
         goes_on_from: the run's own checkpoint; None: it begins.
     """
 
     plan: RunPlan
     tokenizer_dir: Path
     counts: ParameterCounts
-    manifests: tuple[Manifest, ...]
-    replays: tuple[Manifest, ...]
-    replay_tokenizer_dir: Path | None
+    corpora: Corpora
     goes_on_from: CheckpointId | None
 
 
@@ -127,9 +100,7 @@ def run_pretraining(config: PretrainConfig) -> Path:
     if not config.dry_run and is_finished(run_dir, plan.config):
         _say_finished(plan)
         return run_dir
-    check_corpus(config.corpus, config.prepare)
-    if config.replay.corpus:
-        _check_replay(config)
+    check_texts(config)
     goes_on_from = _look_back(run_dir)
     if config.dry_run:
         print(describe_plan(plan.config, plan.paths, plan.counts, _forecast(plan)))
@@ -151,13 +122,6 @@ def run_pretraining(config: PretrainConfig) -> Path:
     return run_dir
 
 
-def _check_replay(config: PretrainConfig) -> None:
-    try:
-        check_corpus(config.replay.corpus, config.prepare)
-    except CorpusError as error:
-        raise CorpusError(f"--replay.corpus: {error}") from error
-
-
 def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun:
     """Provide a run's tokenizer and corpus, and settle what depends on them.
 
@@ -170,25 +134,20 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
             has other words, or the corpus is not the run's.
     """
     config, paths = plan.config, plan.paths
-    tokenizer_dir = _provide_tokenizer(config, plan.base, paths)
-    vocab_size, num_new_words = _count_words(tokenizer_dir)
+    tokenizer_dir = provide_tokenizer(config, plan.base, paths)
+    vocab_size, num_new_words = count_words(tokenizer_dir)
     counts = count_run(config, plan.base, vocab_size, num_new_words, plan.earlier)
     _check_budget(config, counts, num_new_words)
     if plan.start is not None and goes_on_from is None:
         check_start(plan.start, plan.identity["base_sha256"], tokenizer_dir)
-    manifests = _prepare(config, tokenizer_dir, paths)
-    replay_tokenizer_dir = _provide_replay_tokenizer(config, plan.base, paths)
-    replays = _prepare_replay(config, replay_tokenizer_dir or tokenizer_dir, paths)
+    corpora = provide_corpora(config, plan.base, tokenizer_dir, paths)
     if config.train.epochs or not config.train.max_steps:
-        config = resolve_schedule(resolve_max_steps(config, manifests), paths.run)
-    identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": manifests[0].fingerprint}
-    if replays:
-        identity["replay_fingerprint"] = replays[0].fingerprint
+        config = resolve_schedule(resolve_max_steps(config, corpora.domain), paths.run)
+    identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": corpora.domain[0].fingerprint}
+    if corpora.replay:
+        identity["replay_fingerprint"] = corpora.replay[0].fingerprint
     check_identity(paths.run, identity, PretrainConfig)
-    plan = replace(plan, config=config, identity=identity)
-    return PreparedRun(
-        plan, tokenizer_dir, counts, tuple(manifests), tuple(replays), replay_tokenizer_dir, goes_on_from
-    )
+    return PreparedRun(replace(plan, config=config, identity=identity), tokenizer_dir, counts, corpora, goes_on_from)
 
 
 def train_run(prepared: PreparedRun) -> None:
@@ -198,7 +157,7 @@ def train_run(prepared: PreparedRun) -> None:
         DomextError: see `training.pretrain.pretrain`.
     """
     plan, run_dir = prepared.plan, prepared.plan.paths.run
-    _print_corpus(plan.config, prepared.manifests, prepared.replays)
+    _print_corpus(plan.config, prepared.corpora)
     write_config(run_dir, plan.config)
     write_identity(run_dir, plan.identity)
     write_made_with(run_dir, describe_order(), prepared.goes_on_from.step if prepared.goes_on_from else 0)
@@ -207,11 +166,11 @@ def train_run(prepared: PreparedRun) -> None:
     task = PretrainTask(
         plan.config,
         run_dir,
-        tuple(manifest.folder for manifest in prepared.manifests),
+        tuple(manifest.folder for manifest in prepared.corpora.domain),
         prepared.tokenizer_dir,
         plan.identity["base_sha256"],
-        replay_dirs=tuple(manifest.folder for manifest in prepared.replays),
-        replay_tokenizer_dir=prepared.replay_tokenizer_dir,
+        replay_dirs=tuple(manifest.folder for manifest in prepared.corpora.replay),
+        replay_tokenizer_dir=prepared.corpora.replay_tokenizer_dir,
         init_from=plan.start,
         earlier=plan.earlier,
         goes_on_from=prepared.goes_on_from,
@@ -226,7 +185,7 @@ def train_run(prepared: PreparedRun) -> None:
 
 def report_run(prepared: PreparedRun) -> None:
     """Write a trained run's summary, report and line in the index, and print the table."""
-    run_dir, manifest = prepared.plan.paths.run, prepared.manifests[0]
+    run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
     summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)
@@ -235,9 +194,9 @@ def report_run(prepared: PreparedRun) -> None:
 
 def _write_origin(prepared: PreparedRun) -> None:
     """Record what the run's page says of its text and of what trains."""
-    plan, counts, manifest = prepared.plan, prepared.counts, prepared.manifests[0]
-    phases = make_phases(plan.config, prepared.manifests)
-    shape = describe_run(plan.config, plan.base, *_count_words(prepared.tokenizer_dir), plan.earlier)
+    plan, counts, corpora = prepared.plan, prepared.counts, prepared.corpora
+    manifest, phases = corpora.domain[0], make_phases(plan.config, corpora.domain, corpora.replay)
+    shape = describe_run(plan.config, plan.base, *count_words(prepared.tokenizer_dir), plan.earlier)
     write_origin(
         plan.paths.run,
         base_sha256=plan.identity["base_sha256"],
@@ -254,7 +213,7 @@ def _write_origin(prepared: PreparedRun) -> None:
             "rows": manifest.num_rows("train"),
             "tokens": manifest.num_tokens("train"),
             "held_out_rows": manifest.num_rows("held_out"),
-            "phases": [[each.first_step, each.end_step, each.plan.batches_per_epoch] for each in phases],
+            "phases": [[each.first_step, each.end_step, each.steps_per_epoch] for each in phases],
         },
     )
 
@@ -309,180 +268,9 @@ def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words
         )
 
 
-def _prepare(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
-    """Prepare the corpus for every length phase."""
-    known = (read_identity(paths.run) or {}).get("corpus_fingerprint", "")
-    prepare, manifests = config.prepare, list[Manifest]()
-    for length in (config.train.seq_length, config.train.long_seq_length):
-        if length:
-            pairs = config.objective.next_sentence
-            made = prepare_corpus(
-                config.corpus, prepare, tokenizer_dir, length, paths.corpora, pairs=pairs, known_fingerprint=known
-            )
-            manifests.append(made)
-            prepare = replace(prepare, held_out_by=made.settings.get("held_out_by", "document"))  # one for all lengths
-    return manifests
-
-
-def _prepare_replay(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
-    """Prepare the general text for every length phase; nothing where there is none."""
-    if not config.replay.corpus:
-        return []
-    lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
-    pairs = config.objective.next_sentence
-    return [
-        prepare_corpus(config.replay.corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=pairs)
-        for length in lengths
-    ]
-
-
-def _provide_replay_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path | None:
-    """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
-    if base is None or not (config.replay.corpus and config.objective.keep == "kl" and config.vocab.extends_base):
-        return None
-    return _copy_tokenizer(base, paths.run / "replay_tokenizer")
-
-
-def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
-    """Learn an extension vocabulary, or take one's own words, into RUN.DIR/RUN.NAME.
-
-    Args:
-        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
-
-    Returns:
-        The vocabulary; None after a dry run.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
-    paths = resolve_paths(config)
-    base = load_run_base(config)
-    if base is None or not config.vocab.extends_base:
-        raise ConfigError(
-            f"--vocab.size is {config.vocab.size}; give the number of new words (for example 5000), or --vocab.words, "
-            "and a --base that they stand beside."
-        )
-    count_planned_words(config, base)  # words that are given are checked
-    check_corpus(config.corpus, config.prepare)
-    if config.dry_run:
-        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
-        return None
-    vocabulary = _provide_extension(config, base, paths.run, paths.corpora)
-    if config.vocab.words:
-        start_ray()
-        measure_extension(config.corpus, config.prepare, vocabulary.folder, paths.corpora)
-    print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {vocabulary.folder}")
-    return vocabulary
-
-
-def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_dir: Path) -> ExtensionVocabulary:
-    """The tokenizer over base and new words, in `folder`."""
-    known = describe_base_words(config, base)
-    if config.vocab.words:
-        return import_words(config.vocab, folder=folder, **known)
-    start_ray()
-    return learn_extension(config.corpus, config.prepare, config.vocab, folder=folder, cache_dir=cache_dir, **known)
-
-
-def run_preparation(config: PretrainConfig) -> Manifest | None:
-    """Prepare a corpus where a run of the same options will look for it.
-
-    Args:
-        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
-
-    Returns:
-        The prepared corpus; None after a dry run.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
-    paths = resolve_paths(config)
-    base = load_run_base(config)
-    check_corpus(config.corpus, config.prepare)
-    if config.dry_run:
-        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
-        return None
-    start_ray()
-    is_own = base is not None and not config.vocab.extends_base
-    tokenizer_dir = base.tokenizer_folder if base and is_own else _provide_tokenizer(config, base, paths)
-    manifests = _prepare(config, tokenizer_dir, paths)
-    for manifest in manifests:
-        print(describe_manifest(manifest))
-    return manifests[0]
-
-
-@dataclass(frozen=True)
-class RunInputs:
-    """What a run reads.
-
-    Args:
-        tokenizer_dir: its tokenizer.
-        num_new_words: words beside the base's.
-        manifest: the prepared corpus.
-        replay: the general text, prepared; None: there is none.
-        replay_tokenizer_dir: the tokenizer of that text; None: the run's.
-    """
-
-    tokenizer_dir: Path
-    num_new_words: int
-    manifest: Manifest
-    replay: Manifest | None
-    replay_tokenizer_dir: Path | None
-
-
-def provide_inputs(config: PretrainConfig) -> RunInputs:
-    """Make what a run reads, its tokenizer in RUN.DIR/RUN.NAME, or take what was made before; Ray is initialised.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
-    paths = resolve_paths(config)
-    base = load_run_base(config)
-    tokenizer_dir = _provide_tokenizer(config, base, paths)
-    replay_tokenizer_dir = _provide_replay_tokenizer(config, base, paths)
-    replays = _prepare_replay(config, replay_tokenizer_dir or tokenizer_dir, paths)
-    return RunInputs(
-        tokenizer_dir,
-        _count_words(tokenizer_dir)[1],
-        _prepare(config, tokenizer_dir, paths)[0],
-        replays[0] if replays else None,
-        replay_tokenizer_dir,
-    )
-
-
-def _count_words(tokenizer_dir: Path) -> tuple[int, int]:
-    """Words of the base, and new ones, in a run's tokenizer."""
-    extension = load_extension(tokenizer_dir)
-    num_new = 0 if extension is None else len(extension.words)
-    return len(load_tokenizer(tokenizer_dir)) - num_new, num_new
-
-
-def _provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
-    """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one."""
-    folder = paths.run / "tokenizer"
-    if base is None:
-        return learn_wordpiece(
-            config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings
-        )
-    if config.vocab.extends_base:
-        return _provide_extension(config, base, folder, paths.corpora).folder
-    return _copy_tokenizer(base, folder)
-
-
-def _copy_tokenizer(base: Base, folder: Path) -> Path:
-    """The base's tokenizer in a folder of the run's, which all nodes see."""
-    tokenizer = load_tokenizer(base.tokenizer_folder)
-    with contextlib.suppress(CorpusError):  # one that cannot be loaded is replaced
-        if fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
-            return folder
-    with make_folder_anew(folder) as temporary:
-        tokenizer.save_pretrained(temporary)
-    return folder
-
-
-def _print_corpus(config: PretrainConfig, manifests: Sequence[Manifest], replays: Sequence[Manifest] = ()) -> None:
+def _print_corpus(config: PretrainConfig, corpora: Corpora) -> None:
     num_epochs = 0.0
-    for phase in make_phases(config, manifests, replays):
+    for phase in make_phases(config, corpora.domain, corpora.replay):
         manifest, plan = phase.manifest, phase.plan
         num_steps = max(0, min(config.train.max_steps, phase.end_step) - phase.first_step)
         num_epochs += num_steps / phase.steps_per_epoch

@@ -38,6 +38,7 @@ ROOMS = (
     "downstream.forgetting",
     "adapters",
     "plan",
+    "inputs",
     "pipeline",
     "study",
     "search",

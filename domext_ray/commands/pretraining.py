@@ -85,7 +85,7 @@ METHODS = {each.preset: each for each in (AF, BOTTLENECK, EXBERT, LORA, BERT)}
 
 
 def _prepare(config: PretrainConfig) -> None:
-    from domext_ray.pipeline import run_preparation
+    from domext_ray.inputs import run_preparation
 
     run_preparation(config)
 
@@ -111,7 +111,7 @@ training's other options may be given too, and have no effect here.""",
 
 
 def _learn_words(config: PretrainConfig) -> None:
-    from domext_ray.pipeline import run_vocabulary
+    from domext_ray.inputs import run_vocabulary
 
     run_vocabulary(config)
 

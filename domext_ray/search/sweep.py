@@ -29,9 +29,9 @@ from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.errors import ConfigError, DomextError, find_user_error
 from domext_ray.files import read_json, write_json
+from domext_ray.inputs import count_words, provide_inputs
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
-from domext_ray.pipeline import provide_inputs
 from domext_ray.plan import resolve_files, size_run
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runs.run_directory import (
@@ -278,15 +278,15 @@ def _prepare(config: SweepConfig, space: Space, root: Path, folder: Path) -> dic
             prepare=replace(pretrain.prepare, cache_dir=cache),
         )
         base = load_trial_base(pretrain)
-        inputs = provide_inputs(placed)
+        tokenizer_dir, corpora = provide_inputs(placed)
         prepared[name] = Prepared(
-            inputs.tokenizer_dir,
-            inputs.manifest.folder,
-            inputs.manifest.fingerprint,
+            tokenizer_dir,
+            corpora.domain[0].folder,
+            corpora.domain[0].fingerprint,
             base.sha256 if base else "none",
-            inputs.num_new_words,
-            inputs.replay.folder if inputs.replay else None,
-            inputs.replay_tokenizer_dir,
+            count_words(tokenizer_dir)[1],
+            corpora.replay[0].folder if corpora.replay else None,
+            corpora.replay_tokenizer_dir,
         )
     return prepared
 

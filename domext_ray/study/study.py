@@ -28,12 +28,13 @@ from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.extensions.table import SIZES
 from domext_ray.files import read_json, write_json, write_text
+from domext_ray.inputs import run_preparation, run_vocabulary
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.fields import require
 from domext_ray.options.option_values import merge_options
 from domext_ray.options.places import hide_places
-from domext_ray.pipeline import run_preparation, run_pretraining, run_vocabulary
+from domext_ray.pipeline import run_pretraining
 from domext_ray.plan import size_run
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import (

@@ -18,7 +18,8 @@ from domext_ray.config.presets import FOLDER, describe_preset, find_options, fin
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.pipeline import run_pretraining, run_vocabulary
+from domext_ray.inputs import run_vocabulary
+from domext_ray.pipeline import run_pretraining
 from domext_ray.search.space import read_space
 from domext_ray.search.sweep import choose_points
 

@@ -26,8 +26,8 @@ from domext_ray.config.pretrain import (
     TrainConfig,
 )
 from domext_ray.errors import RunError, TrainingError
+from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
-from domext_ray.pipeline import provide_inputs
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
@@ -57,8 +57,8 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         optim=OptimConfig(decay_steps=16, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    inputs = provide_inputs(config)
-    return PretrainTask(config, folder, (inputs.manifest.folder,), inputs.tokenizer_dir, load_base(config.base).sha256)
+    tokenizer_dir, corpora = provide_inputs(config)
+    return PretrainTask(config, folder, (corpora.domain[0].folder,), tokenizer_dir, load_base(config.base).sha256)
 
 
 @pytest.fixture
@@ -198,9 +198,8 @@ def mixed(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> Pretr
     folder = tmp_path_factory.mktemp("mixed")
     general = ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.3)
     config = replace(task.config, replay=general, run=replace(task.config.run, name="mixed"))
-    inputs = provide_inputs(config)
-    assert inputs.replay is not None
-    return replace(task, config=config, replay_dirs=(inputs.replay.folder,))
+    _, corpora = provide_inputs(config)
+    return replace(task, config=config, replay_dirs=(corpora.replay[0].folder,))
 
 
 def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTask, tmp_path: Path) -> None:

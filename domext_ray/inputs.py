@@ -1,0 +1,221 @@
+"""A run's tokenizer and its prepared corpora: made where they are not there yet, found where they are.
+
+Enters: a configuration and its base. Leaves: RUN.DIR/RUN.NAME/tokenizer, and prepared corpora in the folder that all
+runs share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.shards import prepare_corpus
+from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.texts.work_folder import make_folder_anew
+from domext_ray.corpus.vocabulary.extension import (
+    ExtensionVocabulary,
+    format_statistics,
+    import_words,
+    learn_extension,
+    load_extension,
+    measure_extension,
+)
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.model.base import Base
+from domext_ray.plan import count_planned_words, describe_base_words, load_run_base
+from domext_ray.report.summary import describe_manifest, describe_sources
+from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
+from domext_ray.runtime.ray_cluster import start_ray
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """What a run reads, prepared.
+
+    Args:
+        domain: the domain's text, for each length phase.
+        replay: the general text beside it, likewise; empty: there is none.
+        replay_tokenizer_dir: the tokenizer that the general text was prepared with; None: the run's.
+    """
+
+    domain: tuple[Manifest, ...]
+    replay: tuple[Manifest, ...]
+    replay_tokenizer_dir: Path | None
+
+
+def check_texts(config: PretrainConfig) -> None:
+    """Read the beginnings of a run's texts, before Ray starts.
+
+    Raises:
+        CorpusError: see `check_corpus`.
+    """
+    check_corpus(config.corpus, config.prepare)
+    if not config.replay.corpus:
+        return
+    try:
+        check_corpus(config.replay.corpus, config.prepare)
+    except CorpusError as error:
+        raise CorpusError(f"--replay.corpus: {error}") from error
+
+
+def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Corpora:
+    """Prepare a run's texts, or find them prepared; Ray is initialised.
+
+    Args:
+        config: the run.
+        base: its base; None for random weights.
+        tokenizer_dir: the run's tokenizer.
+        paths: where the run lives.
+    """
+    domain = _prepare_domain(config, tokenizer_dir, paths)
+    replay_tokenizer_dir = _provide_replay_tokenizer(config, base, paths)
+    replay = _prepare_replay(config, replay_tokenizer_dir or tokenizer_dir, paths)
+    return Corpora(tuple(domain), tuple(replay), replay_tokenizer_dir)
+
+
+def _prepare_domain(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
+    """Prepare the domain's text for every length phase."""
+    known = (read_identity(paths.run) or {}).get("corpus_fingerprint", "")
+    prepare, manifests = config.prepare, list[Manifest]()
+    for length in (config.train.seq_length, config.train.long_seq_length):
+        if length:
+            pairs = config.objective.next_sentence
+            made = prepare_corpus(
+                config.corpus, prepare, tokenizer_dir, length, paths.corpora, pairs=pairs, known_fingerprint=known
+            )
+            manifests.append(made)
+            prepare = replace(prepare, held_out_by=made.settings.get("held_out_by", "document"))  # one for all lengths
+    return manifests
+
+
+def _prepare_replay(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
+    """Prepare the general text for every length phase; nothing where there is none."""
+    if not config.replay.corpus:
+        return []
+    lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
+    pairs = config.objective.next_sentence
+    return [
+        prepare_corpus(config.replay.corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=pairs)
+        for length in lengths
+    ]
+
+
+def _provide_replay_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path | None:
+    """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
+    if base is None or not (config.replay.corpus and config.objective.keep == "kl" and config.vocab.extends_base):
+        return None
+    return _copy_tokenizer(base, paths.run / "replay_tokenizer")
+
+
+def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
+    """Learn an extension vocabulary, or take one's own words, into RUN.DIR/RUN.NAME.
+
+    Args:
+        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
+
+    Returns:
+        The vocabulary; None after a dry run.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    paths = resolve_paths(config)
+    base = load_run_base(config)
+    if base is None or not config.vocab.extends_base:
+        raise ConfigError(
+            f"--vocab.size is {config.vocab.size}; give the number of new words (for example 5000), or --vocab.words, "
+            "and a --base that they stand beside."
+        )
+    count_planned_words(config, base)  # words that are given are checked
+    check_corpus(config.corpus, config.prepare)
+    if config.dry_run:
+        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        return None
+    vocabulary = _provide_extension(config, base, paths.run, paths.corpora)
+    if config.vocab.words:
+        start_ray()
+        measure_extension(config.corpus, config.prepare, vocabulary.folder, paths.corpora)
+    print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {vocabulary.folder}")
+    return vocabulary
+
+
+def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_dir: Path) -> ExtensionVocabulary:
+    """The tokenizer over base and new words, in `folder`."""
+    known = describe_base_words(config, base)
+    if config.vocab.words:
+        return import_words(config.vocab, folder=folder, **known)
+    start_ray()
+    return learn_extension(config.corpus, config.prepare, config.vocab, folder=folder, cache_dir=cache_dir, **known)
+
+
+def run_preparation(config: PretrainConfig) -> Manifest | None:
+    """Prepare a corpus where a run of the same options will look for it.
+
+    Args:
+        config: the run; with `dry_run` what would be read is printed and nothing is started or written.
+
+    Returns:
+        The prepared corpus; None after a dry run.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    paths = resolve_paths(config)
+    base = load_run_base(config)
+    check_corpus(config.corpus, config.prepare)
+    if config.dry_run:
+        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        return None
+    start_ray()
+    is_own = base is not None and not config.vocab.extends_base
+    tokenizer_dir = base.tokenizer_folder if base and is_own else provide_tokenizer(config, base, paths)
+    corpora = provide_corpora(config, base, tokenizer_dir, paths)
+    for manifest in (*corpora.domain, *corpora.replay):
+        print(describe_manifest(manifest))
+    return corpora.domain[0]
+
+
+def provide_inputs(config: PretrainConfig) -> tuple[Path, Corpora]:
+    """Make a run's tokenizer, in RUN.DIR/RUN.NAME, and its corpora, or take what was made before; Ray is initialised.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    paths, base = resolve_paths(config), load_run_base(config)
+    tokenizer_dir = provide_tokenizer(config, base, paths)
+    return tokenizer_dir, provide_corpora(config, base, tokenizer_dir, paths)
+
+
+def count_words(tokenizer_dir: Path) -> tuple[int, int]:
+    """Words of the base, and new ones, in a run's tokenizer."""
+    extension = load_extension(tokenizer_dir)
+    num_new = 0 if extension is None else len(extension.words)
+    return len(load_tokenizer(tokenizer_dir)) - num_new, num_new
+
+
+def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
+    """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one."""
+    folder = paths.run / "tokenizer"
+    if base is None:
+        return learn_wordpiece(
+            config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings
+        )
+    if config.vocab.extends_base:
+        return _provide_extension(config, base, folder, paths.corpora).folder
+    return _copy_tokenizer(base, folder)
+
+
+def _copy_tokenizer(base: Base, folder: Path) -> Path:
+    """The base's tokenizer in a folder of the run's, which all nodes see."""
+    tokenizer = load_tokenizer(base.tokenizer_folder)
+    with contextlib.suppress(CorpusError):  # one that cannot be loaded is replaced
+        if fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
+            return folder
+    with make_folder_anew(folder) as temporary:
+        tokenizer.save_pretrained(temporary)
+    return folder
