@@ -243,10 +243,17 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with linear warm-up and linear decay to zero."""
+    """AdamW with linear warm-up and a decay to zero.
+
+    schedule: linear: from the peak to 0 (BERT appendix A.2); cosine: half a cosine; wsd: the rate stays at its peak and
+    falls linearly to 0 in the last share of the budget, whichever limit that is, so that a run limited by seconds or
+    tokens ends at rate 0, too (warm-up, stable, decay; Hu et al. 2024, "MiniCPM", section 4).
+    """
 
     lr: float = 4e-4  # peak learning rate
-    warmup_steps: int = 0  # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most
+    schedule: Literal["linear", "cosine", "wsd"] = added("linear")  # after the warm-up; wsd: stable, then decay
+    decay_frac: float = added(0.2)  # with --optim.schedule wsd: share of the budget in which the rate falls
+    warmup_steps: int = 0  # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most (wsd: 100 at most)
     decay_steps: int = 0  # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
     beta1: float = 0.9  # decay of the first moment
     beta2: float = 0.999  # decay of the second moment
@@ -259,6 +266,8 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
+        require_one_of(self.schedule, "optim.schedule", ("linear", "cosine", "wsd"))
+        require(0.0 < self.decay_frac <= 1.0, "optim.decay_frac", self.decay_frac, "above 0, at most 1")
         require_at_most(self, "optim.", weight_decay=10, eps=1)
         for name in ("warmup_steps", "decay_steps", "weight_decay", "max_grad_norm"):
             require(getattr(self, name) >= 0, f"optim.{name}", getattr(self, name), "0 or more")
@@ -449,4 +458,5 @@ def resolve_first_long_step(config: PretrainConfig) -> int:
 
 def resolve_warmup_steps(config: PretrainConfig) -> int:
     """Return the warm-up's length, given a configuration whose `optim.decay_steps` is resolved."""
-    return config.optim.warmup_steps or min(1000, config.optim.decay_steps // 10)
+    most = 100 if config.optim.schedule == "wsd" else 1000  # a budget of seconds has no horizon in steps to go by
+    return config.optim.warmup_steps or min(most, config.optim.decay_steps // 10)

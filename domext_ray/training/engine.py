@@ -291,7 +291,13 @@ class Engine:
             self._load_moments(state)
 
     def train_step(
-        self, micro_batches: Sequence[Any], num_targets: int, step: int, num_pairs: int = 0, num_kept: int = 0
+        self,
+        micro_batches: Sequence[Any],
+        num_targets: int,
+        step: int,
+        num_pairs: int = 0,
+        num_kept: int = 0,
+        progress: float = 0.0,
     ) -> StepFigures:
         """Make one optimiser step on the objective's mean loss, or the weighted sum of its mean losses.
 
@@ -301,11 +307,12 @@ class Engine:
             step: 0-based; sets the learning rate and the dropout.
             num_pairs: pairs of the global batch, over all ranks.
             num_kept: predicted tokens of the keeping term, likewise.
+            progress: see `compute_learning_rate`.
 
         Returns:
             The step's figures. If they are not finite, nothing was changed on any rank.
         """
-        rate = compute_learning_rate(step, self._optim.lr, self._warmup_steps, self._optim.decay_steps)
+        rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
         self._set_learning_rate(rate)
         seed_step(self._seed, step, self.rank)
         counts = torch.tensor([num_targets, num_pairs, num_kept], dtype=torch.float64, device=self.device)

@@ -1,7 +1,8 @@
-"""AdamW as the papers use it, and its learning rate: linear warm-up, linear decay (BERT appendix A.2)."""
+"""AdamW as the papers use it, and its learning rate: linear warm-up, then one of three ways to fall to 0."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,21 +13,28 @@ from domext_ray.config.pretrain import OptimConfig
 MOMENTS = ("exp_avg", "exp_avg_sq")  # names of AdamW's state in torch
 
 
-def compute_learning_rate(step: int, peak: float, warmup_steps: int, decay_steps: int) -> float:
-    """Return the rate of a step: linear from 0 to the peak, then linear to 0.
+def compute_learning_rate(step: int, optim: OptimConfig, warmup_steps: int, progress: float = 0.0) -> float:
+    """Return the rate of a step.
 
     Args:
         step: 0-based. Steps below `warmup_steps` have peak · (step + 1) / warmup_steps, the peak at the last of them;
-            later ones peak · (decay_steps - step) / (decay_steps - warmup_steps), and 0 from `decay_steps` on.
-        peak: highest rate.
+            later ones a share of the peak that falls to 0 at `optim.decay_steps` and stays there: with x from 0 to 1
+            between the two, 1 - x (linear) or (1 + cos πx) / 2 (cosine).
+        optim: schedule, peak, and the horizon, which is above `warmup_steps`.
         warmup_steps: length of the warm-up, 0 or more.
-        decay_steps: the schedule's horizon, above `warmup_steps`.
+        progress: share of the run's budget that is spent, 0 to 1; of it alone depends what follows the warm-up of the
+            schedule wsd: the peak, then (1 - progress) / `optim.decay_frac` of it.
 
     Source: AF Adapter section 4.1.2; BERT appendix A.2.
     """
     if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    return peak * max(0, decay_steps - step) / (decay_steps - warmup_steps)
+        return optim.lr * (step + 1) / warmup_steps
+    if optim.schedule == "wsd":
+        return optim.lr * min(1.0, max(0.0, 1.0 - progress) / optim.decay_frac)
+    left, length = max(0, optim.decay_steps - step), optim.decay_steps - warmup_steps
+    if optim.schedule == "cosine":
+        return optim.lr * (1 - math.cos(math.pi * left / length)) / 2
+    return optim.lr * left / length
 
 
 def build_optimizer(

@@ -227,6 +227,12 @@ class PretrainWorker:
         limit = min(train.max_steps, last_step or train.max_steps)
         return self.step >= limit or 0 < train.max_tokens <= self.tokens or 0 < train.max_seconds <= self.seconds
 
+    def _measure_progress(self) -> float:
+        """Share of the budget that is spent, by the limit that is nearest; rank 0's clock has told all."""
+        train, horizon = self.config.train, self.config.optim.decay_steps
+        spent = [(self.step, horizon), (self.tokens, train.max_tokens), (self.seconds, train.max_seconds)]
+        return min(1.0, max(done / limit for done, limit in spent if limit))
+
     def _is_save_due(self) -> bool:
         """Whether a checkpoint is due; it waits for a step that is not skipped, which shows that the weights work."""
         self._save_waits |= self.step % self.config.train.checkpoint_every == 0
@@ -244,7 +250,9 @@ class PretrainWorker:
         counts = torch.tensor(figures_here, dtype=torch.int64, device=self.engine.device)
         dist.all_reduce(counts)
         num_masked, num_tokens, num_pairs, num_kept, self.is_stopping = counts.tolist()
-        figures = self.engine.train_step(micro_batches, num_masked, self.step, num_pairs, num_kept)
+        figures = self.engine.train_step(
+            micro_batches, num_masked, self.step, num_pairs, num_kept, self._measure_progress()
+        )
         self.num_skipped = 0 if figures.finite else self.num_skipped + 1
         self._check_finite(figures)
         self.num_unmasked = 0 if num_masked else self.num_unmasked + 1

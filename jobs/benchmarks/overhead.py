@@ -67,9 +67,7 @@ def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[flo
     for step in range(options.steps):
         started = time.perf_counter()
         for group in optimizer.param_groups:
-            group["lr"] = compute_learning_rate(
-                step, config.optim.lr, config.optim.warmup_steps, config.optim.decay_steps
-            )
+            group["lr"] = compute_learning_rate(step, config.optim, config.optim.warmup_steps)
         shards, rows = plan.locate(0, plan.positions(np.array([step]), 0, 1).reshape(-1))
         table = take_rows(paths, shards, rows).append_column("row_id", pa.array(starts[shards] + rows))
         (batch,) = masker.collate(masker.mask(table, 0), config.train.global_batch_size)

@@ -541,9 +541,16 @@ def test_a_deepspeed_without_the_switch_is_named() -> None:
 
 
 def test_learning_rate() -> None:
-    rates = [compute_learning_rate(step, 1.0, 4, 10) for step in range(12)]
+    linear = OptimConfig(lr=1.0, decay_steps=10, warmup_steps=4)
+    rates = [compute_learning_rate(step, linear, 4) for step in range(12)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0, 0.0])
-    assert compute_learning_rate(0, 1.0, 0, 2) == 1.0
+    assert compute_learning_rate(0, OptimConfig(lr=1.0, decay_steps=2), 0) == 1.0
+    cosine = [compute_learning_rate(step, replace(linear, schedule="cosine"), 4) for step in (3, 4, 7, 10, 11)]
+    assert cosine == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0])
+    stable = replace(linear, schedule="wsd", decay_frac=0.25)
+    rates = [compute_learning_rate(5, stable, 4, progress) for progress in (0.0, 0.5, 0.75, 0.875, 1.0)]
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])
+    assert compute_learning_rate(1, stable, 4, 0.9) == 0.5, "a warm-up comes first"
 
 
 def test_seeds_differ_by_seed_step_and_rank() -> None:

@@ -219,3 +219,15 @@ def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTas
     assert losses[0] == losses[1] and len(losses[0]) == 16
     assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6) and losses[0][-1][1] > 0
     assert sum(each[2] > 0 for each in losses[0]) > 8
+
+
+def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:
+    """Its horizon in steps is far away; the schedule sees which limit is near."""
+    optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10_000, warmup_steps=1)
+    train = TrainConfig(max_steps=10_000, global_batch_size=4, seq_length=32, eval_rows=4, eval_every=10_000)
+    start(optim=optim, train=replace(train, max_tokens=2000)).run()
+    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
+    rates, spent = [each["train/lr"] for each in records], [each["train/tokens"] / 2000 for each in records]
+    assert spent[-1] >= 1 > spent[-2] and len(rates) < 40
+    assert rates[1:] == pytest.approx([1e-3 * min(1.0, (1 - done) / 0.5) for done in spent[:-1]])
+    assert rates[-1] < 2e-4 < rates[1] == 1e-3
