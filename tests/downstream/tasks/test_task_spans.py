@@ -120,6 +120,16 @@ def test_entities_inside_tokens_are_counted_and_cost_recall(bert: PreTrainedToke
     assert score.get("entity_precision.micro") == 1.0
 
 
+@pytest.mark.parametrize("scores", [(2.0, 0.5), (0.5, 2.0)])
+def test_of_two_windows_the_higher_score_counts(bert: PreTrainedTokenizerBase, scores: tuple[float, float]) -> None:
+    text = make_text("the dog and a cat", ("dog", "thing"))
+    task = SpanTask(make_set(text), bert, TaskOptions())
+    (row,) = task.encode([text], is_training=True)
+    outputs = [(np.array([[*row.targets["spans"][0], score]], dtype=np.float32),) for score in scores]
+    (prediction,) = task.decode([text], [row, row], outputs)
+    assert prediction.candidates == ((text.entities[0], 2.0),)
+
+
 def test_characters_of_several_pieces_are_whole(roberta: PreTrainedTokenizerBase) -> None:
     text = make_text("病人发热 and pain", ("病人", "person"), ("发热", "thing"), ("热", "place"))
     task = SpanTask(make_set(text), roberta, TaskOptions())
