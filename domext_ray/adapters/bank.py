@@ -22,7 +22,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +74,8 @@ _ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
 }
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 HEAD_PREFIX = "head."
+WORD_HEAD = "cls."
+"""Tensors of a domain in the MLM head begin so: what its shifts of words add to the scores."""
 _ADD_AGAIN = "remove the adapter and add it again"
 
 
@@ -243,8 +245,8 @@ class AdapterBank:
         target = self._claim(name)
         architecture = _find_architecture(model)
         _check_model(model, domain, self.base)
-        own = _list_domain(cast(Any, model).bert, domain) | _list_head(model, self.base)
-        tensors = {key: param.detach().cpu().contiguous() for key, param in own.items()}
+        own = _list_domain(model, domain) | _list_head(model, self.base)
+        tensors = {key: each.detach().cpu().contiguous() for key, each in own.items()}
         config = cast(DomextConfig, model.config)
         is_masked_lm = architecture == MASKED_LM
         with _place_folder(target) as temporary:
@@ -257,7 +259,7 @@ class AdapterBank:
                 id2label=None if is_masked_lm else _read_labels(config),
                 problem_type=None if is_masked_lm else config.problem_type,
                 origin=origin or {},
-                num_parameters=sum(each.numel() for each in tensors.values()),
+                num_parameters=_count_parameters(tensors),
                 num_bytes=path.stat().st_size,
                 sha256=hash_file(path),
             )
@@ -347,7 +349,7 @@ class AdapterBank:
         with torch.random.fork_rng(devices=[]):  # every parameter is overwritten; the caller's draws stay as they were
             model = ARCHITECTURES[entry.architecture](config)
         model.load_state_dict(self.base.tensors, strict=False)
-        own = _list_domain(cast(nn.Module, model.bert), name) | _list_head(model, self.base)
+        own = _list_domain(model, name) | _list_head(model, self.base)
         fill_parameters(own, tensors, self.find_folder(name))
         return model.eval()
 
@@ -366,7 +368,8 @@ class AdapterBank:
         entry, tensors = self.read_adapter(name)
         encoder = cast(DomextModel, getattr(model, "bert", model))
         _check_encoder(encoder, self.base)
-        put_domain(encoder, name, entry, tensors, self.find_folder(name))
+        scores_words = entry.architecture == MASKED_LM and hasattr(model, "cls")
+        put_domain(model if scores_words else encoder, name, entry, tensors, self.find_folder(name))
 
     def find_folder(self, name: str) -> Path:
         names = self.names()
@@ -424,7 +427,7 @@ class AdapterBank:
             tensors = load(content)
         except SafetensorError as error:
             raise RunError(f"{path} is damaged ({error}); {_ADD_AGAIN}.") from error
-        num_parameters = sum(each.numel() for each in tensors.values())
+        num_parameters = _count_parameters(tensors)
         if (num_parameters, len(content)) != (entry.num_parameters, entry.num_bytes):
             raise RunError(
                 f"{path} has {num_parameters:,} parameters in {len(content):,} bytes, and {DESCRIPTION} says "
@@ -537,7 +540,7 @@ def _describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> 
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"{folder / DESCRIPTION} describes no model ({reason}); {_ADD_AGAIN}.") from error
-    own = _list_domain(cast(nn.Module, model.bert), name) | _list_head(model, base)
+    own = _list_domain(model, name) | _list_head(model, base)
     return {key: tuple(each.shape) for key, each in own.items()}
 
 
@@ -564,10 +567,18 @@ def _find_architecture(model: nn.Module) -> str:
     raise RunError(f"a bank does not hold a {type(model).__name__}; give a {known}.")
 
 
-def _list_domain(encoder: nn.Module, name: str) -> dict[str, nn.Parameter]:
-    """Return a domain's parameters under the names that they have in a file."""
+def _list_domain(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Return a domain's tensors in an encoder, or a model that has one, under the names that they have in a file."""
     part = f".domains.{name}."
-    return {key.replace(part, ".domains.", 1): param for key, param in encoder.named_parameters() if part in key}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # which words it shifts is a buffer
+    return {
+        key.removeprefix("bert.").replace(part, ".domains.", 1): each for key, each in tensors.items() if part in key
+    }
+
+
+def _count_parameters(tensors: Mapping[str, Tensor]) -> int:
+    """Count the elements of tensors that are parameters; those that say which words are shifted are none."""
+    return sum(each.numel() for each in tensors.values() if each.is_floating_point())
 
 
 def _list_head(model: nn.Module, base: Base) -> dict[str, nn.Parameter]:
@@ -634,22 +645,24 @@ def _check_tensors(params: dict[str, nn.Parameter], base: Base, *, rounded: bool
         )
 
 
-def put_domain(encoder: DomextModel, name: str, entry: BankEntry, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Add a domain to an encoder and give it its tensors; or leave the encoder as it was."""
-    if name in encoder.config.domains:
+def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Add a domain to a model and give it its tensors, or leave the model as it was; an encoder scores no words."""
+    changed = cast(DomextModel, model)
+    if name in changed.config.domains:
         raise RunError(f"the model has a domain {name!r} already; drop it first.")
+    left_out = (HEAD_PREFIX,) if hasattr(model, "cls") else (HEAD_PREFIX, WORD_HEAD)
     try:
-        encoder.add_domain(name, **asdict(entry.domain))
-        own = {key: each for key, each in tensors.items() if not key.startswith(HEAD_PREFIX)}
-        fill_parameters(_list_domain(encoder, name), own, folder)
+        changed.add_domain(name, **asdict(entry.domain))
+        own = {key: each for key, each in tensors.items() if not key.startswith(left_out)}
+        fill_parameters(_list_domain(model, name), own, folder)
     except BaseException:
-        if name in encoder.config.domains:
-            encoder.drop_domain(name)
+        if name in changed.config.domains:
+            changed.drop_domain(name)
         raise
 
 
-def fill_parameters(params: dict[str, nn.Parameter], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into parameters of the same names."""
+def fill_parameters(params: Mapping[str, Tensor], tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy tensors into parameters and buffers of the same names."""
     wrong = sorted(
         name
         for name in params.keys() | tensors.keys()

@@ -18,6 +18,7 @@ from domext_ray.adapters.bank import (
     HEAD_PREFIX,
     MASKED_LM,
     SEQUENCES,
+    WORD_HEAD,
     AdapterBank,
     configure_adapter,
     fill_parameters,
@@ -42,6 +43,8 @@ class _Head(nn.Module):
     def __init__(self, config: DomextConfig, architecture: str, encoder: DomextModel) -> None:
         super().__init__()
         self.architecture = architecture
+        # In a list, for they are the encoder's modules and not this one's.
+        self.word_shifts = [encoder.embeddings.domains if config.domains else None]
         self.pooler = Pooler(config) if architecture == SEQUENCES and not config.has_pooler else None
         if architecture == MASKED_LM:
             self.cls = PreTrainingHeads(config, next_sentence=False)
@@ -57,7 +60,7 @@ class _Head(nn.Module):
     def forward(self, hidden_states: Tensor, pooled: Tensor | None) -> Tensor:
         """Score rows: [R, N, d] and the base's pooled [R, d] -> [R, N, V], [R, N, classes] or [R, classes]."""
         if self.architecture == MASKED_LM:
-            return self.cls(hidden_states)
+            return self.cls(hidden_states, self.word_shifts[0])
         if self.architecture == SEQUENCES:
             hidden_states = cast(Tensor, pooled) if self.pooler is None else self.pooler(hidden_states)
         return self.classifier(hidden_states)
@@ -103,10 +106,16 @@ class AdapterServer(nn.Module):
         entry, tensors = self.bank.read_adapter(name)
         folder = self.bank.find_folder(name)
         own = {key.removeprefix(HEAD_PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(HEAD_PREFIX)}
-        head = self.base_head if entry.architecture == MASKED_LM and not own else None
+        shifts = {key: tensors.pop(key) for key in list(tensors) if key.startswith(WORD_HEAD)}
+        head = self.base_head if entry.architecture == MASKED_LM and not own and not shifts else None
         if head is None:
+            config = configure_adapter(self.bank.base, entry)
+            if shifts:
+                config.domains = {name: entry.domain}
+                own |= {key.replace(".domains.", f".domains.{name}."): each for key, each in shifts.items()}
+                own = {key: each for key, each in self.bank.base.tensors.items() if key.startswith(MLM_HEAD)} | own
             with torch.random.fork_rng(devices=[]):
-                head = _Head(configure_adapter(self.bank.base, entry), entry.architecture, self.encoder)
+                head = _Head(config, entry.architecture, self.encoder)
             fill_parameters(head.list_own(), own, folder)
             head.to(self.encoder.device, self.encoder.dtype).eval().requires_grad_(False)
         with self._lock:

@@ -26,6 +26,7 @@ class WordShifts(DomainPart[WordShiftOptions]):
     """Shifts of the base's words; see `layers_domext.WordShift`."""
 
     sizes = ("word_rows",)
+    formats = ("bank",)
     label = "word rows"
     in_layers = False
     citation = ""

@@ -39,6 +39,7 @@ from domext_ray.training.engine import TensorState, TrainState
 BOTTLENECK = {"bottleneck_size": 5}
 EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}
 VARIANT = {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"}
+SHIFTS = {**BOTTLENECK, "word_rows": 30, "word_head": True}
 BASES = ("tiny_base_folder", "tiny_roberta_folder", "headless_folder")
 
 
@@ -87,6 +88,9 @@ def make_model(
         for name, param in model.named_parameters():
             if name not in base.tensors:
                 param.add_(0.3 * torch.randn(param.shape, generator=generator))
+        for name, rows in model.named_buffers():
+            if name.endswith(".rows"):
+                rows.copy_(5 * torch.arange(len(rows)) + seed)  # the words that it shifts
     return model.eval()
 
 
@@ -155,7 +159,7 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
     assert bank.names() == ["art", "zoo"] and not bank.verify()
 
 
-@pytest.mark.parametrize("sizes", [BOTTLENECK, EVERYTHING, VARIANT])
+@pytest.mark.parametrize("sizes", [BOTTLENECK, EVERYTHING, VARIANT, SHIFTS])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("base_name", BASES)
 @pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
@@ -233,6 +237,28 @@ def test_adapters_come_switch_and_go_at_run_time(bank: AdapterBank, base: Base) 
     assert served.state_dict().keys() == make_plain(base).state_dict().keys()
 
 
+def test_shifts_of_words_come_and_go_with_their_scores(bank: AdapterBank, base: Base) -> None:
+    whole = {"word_rows": base.config.vocab_size}
+    models = {"some": make_model(base, sizes=SHIFTS), "all": make_model(base, seed=2, sizes=whole)}
+    for name, model in models.items():
+        bank.add(name, model, "own")
+    served, batch = make_plain(base), make_batch(base, 3)
+    expected = score(served, batch)
+    for name, model in models.items():
+        bank.attach(served, name)
+        assert torch.equal(score(served, batch), score(model, batch))
+        assert not torch.allclose(score(model, batch), expected)
+        served.drop_domain(name)
+        assert torch.equal(score(served, batch), expected)
+    assert served.state_dict().keys() == make_plain(base).state_dict().keys()
+    tokens = make_model(base, TOKENS, sizes=SHIFTS)
+    tokens.bert.drop_domain("own")
+    bank.attach(tokens, "some")  # a head for tokens has no scores of words
+    with torch.no_grad():
+        found = tokens.bert(**batch).last_hidden_state
+        assert torch.equal(found, models["some"].bert(**batch).last_hidden_state)
+
+
 def make_plain(base: Base) -> PreTrainedModel:
     model = make_model(base)
     model.bert.drop_domain("own")
@@ -263,7 +289,7 @@ def test_a_mixed_batch_is_each_row_through_its_own_model(
     kinds = {"law": MASKED_LM, "art": TOKENS, "zoo": SEQUENCES, "sea": SEQUENCES, "sky": MASKED_LM}
     models = {}
     for seed, (name, kind) in enumerate(kinds.items()):
-        models[name] = make_model(base, kind, seed, sizes=EVERYTHING if name in ("zoo", "sky") else BOTTLENECK)
+        models[name] = make_model(base, kind, seed, sizes={"zoo": EVERYTHING, "sky": SHIFTS}.get(name, BOTTLENECK))
         bank.add(name, models[name], "own")
     names = ["zoo", "law", "sea", "art", "zoo", "sky", "law", "art"]
     if base.has_mlm_head:
