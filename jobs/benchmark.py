@@ -14,6 +14,9 @@ medians and their ratio are printed and written as JSON. `--method` says which:
 `python jobs/benchmark.py methods` times a step of every method of this library in turn, as shares of continued
 pre-training, in which all weights train.
 
+`python jobs/benchmark.py keep` times a step in which a quarter of the rows ask the base what it predicts
+(--objective.keep kl) against the same step without.
+
 `python jobs/benchmark.py finetune` times fine-tuning against transformers' Trainer on the same rows.
 
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
@@ -27,6 +30,7 @@ from collections.abc import Sequence
 
 import torch
 from benchmarks.finetune import add_finetune_options, run_finetune
+from benchmarks.keeping import run_keeping
 from benchmarks.overhead import run_overhead
 from benchmarks.steps import PAIRINGS, run_methods, run_step
 
@@ -50,7 +54,9 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     step.add_argument("--steps", type=int, default=5, help="lora: timed steps of a run")
     methods = verbs.add_parser("methods", help="a training step of every method, as shares of continued pre-training")
     methods.set_defaults(run=run_methods)
-    for each in (step, methods):
+    keep = verbs.add_parser("keep", help="a training step that keeps to the base's predictions against one without")
+    keep.set_defaults(run=run_keeping)
+    for each in (step, methods, keep):
         add_sizes(each)
     finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
     finetune.set_defaults(run=run_finetune)

@@ -44,6 +44,7 @@ def list_facts(
         "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
         "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
         "epochs read": f"{count_epochs(corpus['phases'], records[-1]['step']):.2f}",
+        "general text": _describe_replay(config, records),
         "seed": f"{config.seed}",
         "started": f"{about['started'][:16].replace('T', ' ')} UTC",
         "machine": str(about["machine"]),
@@ -54,6 +55,21 @@ def list_facts(
         "command": about["command"] or "called from Python",
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _describe_replay(config: PretrainConfig, records: Sequence[Mapping[str, Any]]) -> str:
+    """Say which general text a run reads, what it is for, and how often it was read; empty: there is none."""
+    if not config.replay.corpus:
+        return ""
+    epochs = [each["train/replay_epochs"] for each in records if "train/replay_epochs" in each]
+    read = f", {epochs[-1]:.2f} epochs read" if epochs else ""
+    keep = {
+        "kl": "keeps to the base's predictions",
+        "replay": "its masked words are learned",
+        "none": "like the domain's",
+    }
+    source, share = hide_places(config.replay.corpus), f"{config.replay.frac:.0%} of all rows"
+    return f"{source}: {share}, {keep[config.objective.keep]}{read}"
 
 
 def count_epochs(phases: Sequence[Sequence[int]], step: int) -> float:

@@ -110,7 +110,8 @@ def describe_machine() -> str:
 
 def _name(extension: Extension[Any]) -> str:
     """A kind of extension in words: NewWords is "new words"."""
-    return re.sub("(?<=[a-z])(?=[A-Z])", " ", type(extension).__name__).lower()
+    words = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(extension).__name__).lower()
+    return words.replace("lora", "LoRA")
 
 
 def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int) -> dict[str, int]:

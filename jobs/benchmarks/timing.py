@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,9 +123,7 @@ def check_figures(model: Figures, rival: Figures) -> float:
     return difference
 
 
-def make_step(
-    module: nn.Module, compute: Callable[[Batch], Tensor], batch: Batch, *, bf16: bool
-) -> Callable[[], Seconds]:
+def make_step(module: nn.Module, compute: Callable[[Any], Tensor], batch: Any, *, bf16: bool) -> Callable[[], Seconds]:
     """Return a function that makes one training step (forward, backward, AdamW) and returns how long it took."""
     params = [each for each in module.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.01)

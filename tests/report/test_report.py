@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from report_records import SUMMARY, make_records, make_run
+from report_records import ABOUT, SUMMARY, make_records, make_run
 
+from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.errors import RunError
 from domext_ray.options.places import hide_places
+from domext_ray.report.details import list_facts
 from domext_ray.report.examples import Example, Guess, Masked
 from domext_ray.report.report import write_report
 from domext_ray.report.results import describe_result
@@ -223,3 +225,11 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="about.json is missing"):
         write_report(run_dir)
     assert not (run_dir / "report.html").exists()
+
+
+def test_general_text_and_what_it_is_for_are_said() -> None:
+    records = [{**each, "train/replay_epochs": each["step"] / 100} for each in make_records()]
+    config = PretrainConfig(replay=ReplayConfig(corpus="/data/general.txt", frac=0.1))
+    facts = dict(list_facts(config, ABOUT, records))
+    assert facts["general text"] == "general.txt: 10% of all rows, keeps to the base's predictions, 0.60 epochs read"
+    assert "general text" not in dict(list_facts(PretrainConfig(), ABOUT, records))

@@ -1,0 +1,73 @@
+"""What keeping to the base's predictions costs: a training step with general rows that ask the base, and without.
+
+The rows, the model and the predicted tokens are the same on both sides; on one of them a quarter of the rows ask the
+base what it predicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.output import describe_machine, write_json
+from benchmarks.steps import VOCAB_SIZE, make_model
+from benchmarks.timing import MASK_PROB, Seconds, make_step
+from torch import Tensor, nn
+
+from domext_ray.training.engine import MaskedLoss, move_batch
+from domext_ray.training.objective import MaskedBatch, pad_batch
+
+KEPT_FRAC = 0.25
+
+
+def run_keeping(options: argparse.Namespace) -> None:
+    """Time both sides in turn at every length; print and write the medians and their ratio."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device, bf16 = torch.device(options.device), options.precision == "bf16"
+    content = []
+    print(f"{'length':>6} {'rows':>5} {'without s':>10} {'keeping s':>10} {'ratio':>6}")
+    for length in options.lengths:
+        rows = max(4, options.tokens // length)
+        sides = {keeps: _make_side(options, rows, length, device, keeps=keeps, bf16=bf16) for keeps in (False, True)}
+        for _ in range(options.warmup):
+            for step in sides.values():
+                step()
+        times = [{keeps: step().wall for keeps, step in sides.items()} for _ in range(options.repeats)]
+        without, keeping = (statistics.median(each[keeps] for each in times) for keeps in (False, True))
+        ratio = statistics.median(each[True] / each[False] for each in times)
+        print(f"{length:>6} {rows:>5} {without:>10.4f} {keeping:>10.4f} {ratio:>6.2f}")
+        seconds = {name: [each[keeps] for each in times] for name, keeps in (("without", False), ("keeping", True))}
+        content.append({"length": length, "rows": rows, "seconds": seconds, "ratio": ratio})
+    path = Path(options.output or f"runs/benchmark/keep-{options.device}-{options.precision}.json")
+    write_json(path, {"machine": describe_machine(device), "kept_frac": KEPT_FRAC, "results": content})
+    print(f"written to {path}")
+
+
+def _make_side(
+    options: argparse.Namespace, rows: int, length: int, device: torch.device, *, keeps: bool, bf16: bool
+) -> Callable[[], Seconds]:
+    """Return a function that times one step of an AF Adapter of BERT-base width."""
+    model: nn.Module = make_model(options, "af")
+    loss = MaskedLoss(model, device, bf16=bf16, teacher=model, num_words=VOCAB_SIZE).train()
+    batch = _make_batch(rows, length, keeps=keeps)
+    tensors = move_batch(batch, device)
+
+    def compute(_: object) -> Tensor:
+        words, _, kept, *_ = loss(**tensors)
+        return words / batch.num_masked + kept / max(batch.num_kept, 1)
+
+    return make_step(model, compute, batch, bf16=False)  # the loss has autocast of its own
+
+
+def _make_batch(rows: int, length: int, *, keeps: bool) -> MaskedBatch:
+    """Full rows of random tokens; with `keeps` every fourth is general."""
+    draw = np.random.default_rng(length)
+    ids = draw.integers(1000, VOCAB_SIZE, (rows, length))
+    chosen = draw.random((rows, length)) < MASK_PROB
+    is_kept = np.arange(rows) % round(1 / KEPT_FRAC) == 0 if keeps else None
+    return pad_batch(list(ids), list(ids), list(chosen), pad_id=0, pad_to=length, is_kept=is_kept)
