@@ -179,7 +179,8 @@ def predict(model: Any, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[
     with torch.no_grad():
         for each in sentences:
             ids = torch.tensor([each.ids])
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, each.place]
+            outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+            logits = outputs[0][0, each.place]  # by place: with a next-sentence head they have another name
             shares, tokens = logits.float().softmax(-1).topk(NUM_GUESSES)
             found.append(
                 tuple(

@@ -28,9 +28,9 @@ from pretrain_jobs import (
     wait_for_step,
 )
 
-from domext_ray import pipeline
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.inputs import provide_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.report.summary import is_finished
 from domext_ray.runs.events import EVENTS
@@ -278,10 +278,10 @@ def test_half_a_copy_of_the_bases_tokenizer_is_replaced(tiny_base_folder: Path, 
     """A job that was killed while it copied it would find it again."""
     config = PretrainConfig(base=str(tiny_base_folder), run=RunConfig(dir=str(tmp_path), name="run"))
     base, paths = load_base(config.base), resolve_paths(config)
-    folder = pipeline._provide_tokenizer(config, base, paths)
+    folder = provide_tokenizer(config, base, paths)
     whole = (folder / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
-    assert pipeline._provide_tokenizer(config, base, paths) == folder
+    assert provide_tokenizer(config, base, paths) == folder
     assert (folder / "tokenizer.json").read_bytes() == whole
     assert [each.name for each in paths.run.iterdir()] == ["tokenizer"]
 

@@ -28,6 +28,7 @@ from domext_ray.config.pretrain import (
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
+from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
@@ -163,10 +164,11 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
 def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: PretrainTask) -> None:
     """And it goes on anywhere: the same corpus in both phases, of 12 steps and of 4."""
     worker = start(train=replace(task.config.train, long_seq_length=64, long_frac=0.25))
-    worker.phases = make_phases(worker.config, [worker.manifest] * 2)
+    phases = make_phases(worker.config, [worker.manifest] * 2)
+    maker = BatchMaker(worker.config, phases, worker.tokenizer, worker.tokenizer)
 
     def read(first: int, end: int) -> list[torch.Tensor]:
-        batches = worker._masked_batches(first)
+        batches = maker.make(first, rank=0, world_size=1)
         return [torch.cat([part.input_ids for part in parts]) for parts, _ in islice(batches, end - first)]
 
     undisturbed = read(0, 15)
