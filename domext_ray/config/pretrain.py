@@ -168,7 +168,7 @@ class ObjectiveConfig:
     keep: Literal["kl", "replay", "none"] = added(
         "kl"
     )  # what rows of --replay.corpus teach; kl: the base's predictions
-    keep_weight: float = added(1.0)  # weight of that term's mean beside the domain's
+    keep_weight: float = added(3.0)  # weight of that term's mean beside the domain's
 
     def __post_init__(self) -> None:
         require_one_of(self.kind, "objective.kind", ("masked", "left_to_right"))
