@@ -48,6 +48,13 @@ SHAPE = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole jobs and trainings first: the files that two processes end with are short ones."""
+    long = ("jobs", "methods", "search", "training", "corpus", "study")
+    rank = {name: i for i, name in enumerate(long)}
+    items.sort(key=lambda item: rank.get(item.path.relative_to(REPOSITORY / "tests").parts[0], len(long)))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _use_one_thread() -> None:
     torch.set_num_threads(1)

@@ -28,6 +28,8 @@ _TASKS = {
     "AutoModelForMultipleChoice": ("multiple-choice", "Multiple choice"),
 }
 """Class of transformers -> the hub's name of the task, and its name for people."""
+_PIPELINES = ("token-classification", "text-classification", "question-answering")
+"""Tasks that are pipelines of the hub, too."""
 _USE = """## Use and limits
 
 Meant for: the task above, on text like that of its labelled set. Whoever uses it checks it on examples of their own
@@ -76,8 +78,10 @@ def build_card(
     task = fitted.task
     auto_class = HEAD_AUTO_CLASSES[task.head]
     name = f"{start.name} fine-tuned on {set_name}"
+    pipeline = _TASKS[auto_class][0]
     header: dict[str, Any] = {
         "library_name": "transformers",
+        **({"pipeline_tag": pipeline} if pipeline in _PIPELINES else {}),
         **start.terms.header,
         **describe_base_model(start.id),
         "tags": ["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],

@@ -183,6 +183,7 @@ def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel
             "metrics": [{"type": "micro.f1", "name": "micro.f1", "value": 0.7124}],
         }
     ]
+    assert header["pipeline_tag"] == "token-classification"
     assert "base_model" not in header, "a folder is no hub id"
     assert "| dev | 0.712 | 0.690 to 0.740 | 1,200 |" in card
     assert "Not meant for: decisions about people" in card
