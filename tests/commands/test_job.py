@@ -33,6 +33,12 @@ PRESETS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _use_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help is wrapped to the terminal's width, and its length is held to a screen of 120 columns."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def read(*args: str, job: str = "pretrain af") -> Any:
     found = JOBS[job]
     preset = find_preset(found.preset) if found.preset else None
