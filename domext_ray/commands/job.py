@@ -15,10 +15,10 @@ from typing import Any, Generic
 
 from domext_ray.config.identity import ConfigT
 from domext_ray.config.parsing import build_config
-from domext_ray.config.presets import find_preset
+from domext_ray.config.presets import find_options, find_preset
 from domext_ray.errors import ConfigError
 from domext_ray.options.option_list import list_options
-from domext_ray.options.option_values import FILE_OPTION, GivenOptions
+from domext_ray.options.option_values import FILE_OPTION, GivenOptions, read_file
 
 WITHOUT_BASE = ("shape.", "vocab.lowercase")
 """Options, or beginnings of their names, that count with `--base none` only."""
@@ -49,6 +49,7 @@ class Job(Generic[ConfigT]):
         config_class: its options.
         run: carries it out; imports what it needs.
         preset: the preset that a file of the user's and flags stand on.
+        keeping_preset: the one instead, where general text is given (--replay.corpus); empty: the same.
         main: options of the first screen of help.
         used: options that it reads, where they are few: names, or beginnings that end in a dot or an underscore.
         unused: options that it does not read or that it decides itself; help leaves them out.
@@ -61,6 +62,7 @@ class Job(Generic[ConfigT]):
     config_class: type[ConfigT]
     run: Callable[[ConfigT], object]
     preset: str = ""
+    keeping_preset: str = ""
     main: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -92,12 +94,22 @@ def configure(job: Job[ConfigT], given: GivenOptions) -> ConfigT:
         ConfigError: an option outside its rule, or a place that is not there.
         CorpusError: a task or a labelled set that there is not.
     """
-    config = build_config(job.config_class, find_preset(job.preset) if job.preset else None, given)
+    preset = _choose_preset(job, given)
+    config = build_config(job.config_class, find_preset(preset) if preset else None, given)
     _check_found(job, config)
     if job.check is not None:
         job.check(config)
     _warn(job, given, config)
     return config
+
+
+def _choose_preset(job: Job[Any], given: GivenOptions) -> str:
+    """Return the name of a job's preset, which general text changes."""
+    if not job.keeping_preset:
+        return job.preset
+    file = read_file(job.config_class, find_options(given.file)) if given.file else {}
+    corpus = {**file, **given.settings}.get("replay.corpus")
+    return job.keeping_preset if corpus is not None and corpus.value else job.preset
 
 
 def _check_found(job: Job[Any], config: Any) -> None:

@@ -13,16 +13,23 @@ def _pretrain(config: PretrainConfig) -> None:
 
 
 def _make_method(
-    name: str, about: str, main: tuple[str, ...], unused: tuple[str, ...] = WITHOUT_BASE
+    name: str,
+    about: str,
+    main: tuple[str, ...],
+    unused: tuple[str, ...] = WITHOUT_BASE,
+    keeping_preset: str = "",
 ) -> Job[PretrainConfig]:
     """The verb of a method, whose preset has its name."""
     layers = f"Options come from the preset {name} (domext presets show {name}), then --config_path, then flags."
+    if keeping_preset:
+        layers += f"\nWith --replay.corpus the preset is {keeping_preset}."
     return Job(
         f"pretrain {name}",
         f"{about}\n\n{layers}",
         PretrainConfig,
         _pretrain,
         name,
+        keeping_preset,
         main=(*TRAINING, *main, *LENGTH, *PLACE),
         unused=unused,
     )
@@ -33,8 +40,10 @@ AF = _make_method(
     """AF Adapter: freeze a BERT, train extra attention heads and FFN units on your text, get a Hugging Face model.
 
     domext pretrain af                                  # the small base and corpus that every machine has
-    domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic""",
-    ("method.heads", "method.ffn_units"),
+    domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
+    domext pretrain af … --replay.corpus general.txt    # learns more, forgets less""",
+    ("replay.corpus", "method.heads", "method.ffn_units"),
+    keeping_preset="af_words",
 )
 
 BERT = _make_method(

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from domext_ray.commands.help import format_help
+from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, run_job
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.parsing import build_config
 from domext_ray.config.presets import find_preset
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
 from domext_ray.options.option_list import list_options, list_sections
@@ -89,6 +91,21 @@ def test_help_shows_the_values_of_a_run_without_flags(name: str) -> None:
             value = getattr(value, part)
         if isinstance(value, int) and not job.is_unused(option) and f"--{option}" not in NEEDED.get(name, ()):
             assert shown[option].endswith(f"[{str(value).lower()}]"), option
+
+
+def test_general_text_changes_the_preset_of_af_wherever_it_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("replay: {corpus: general.txt}\nmethod: {ffn_units: 64}\n")
+
+    def ask(*args: str, verb: str = "pretrain af") -> PretrainConfig:
+        return configure(JOBS[verb], read_flags(PretrainConfig, args))
+
+    plain, flag, written = ask(), ask("--replay.corpus", "general.txt"), ask("--config_path", str(file))
+    assert (plain.method.word_rows, plain.run.name, plain.method.ffn_units) == (0, "", 512)
+    assert (flag.method.word_rows, flag.run.name, flag.method.ffn_units) == (32000, "af-words", 400)
+    assert (written.method.word_rows, written.run.name, written.method.ffn_units) == (32000, "af-words", 64)
+    assert ask("--config_path", str(file), "--replay.corpus", "").method.word_rows == 0
+    assert ask("--replay.corpus", "general.txt", verb="pretrain exbert").method.word_rows == 0
 
 
 def test_help_is_the_presets() -> None:
