@@ -264,6 +264,7 @@ def _describe_figures(summary: dict[str, Any]) -> str:
         "Held-out domain text, masked-LM loss (nats per token)": (summary["domain"]["mlm_loss"], "{:.3f}"),
         "Held-out domain text, masked tokens predicted": (summary["domain"]["mlm_accuracy"], "{:.1%}"),
         "Held-out domain text, masked words (bits per character)": (summary["domain"]["bits_per_character"], "{:.3f}"),
+        **_list_word_bits(summary),
         "General sentences, masked words predicted": (summary["general"]["mlm_accuracy"], "{:.1%}"),
     }
     rows = [
@@ -271,6 +272,13 @@ def _describe_figures(summary: dict[str, Any]) -> str:
         for name, (pair, form) in pairs.items()
     ]
     return "\n".join(["## Before and after", "", "| | before | after |", "|---|---:|---:|", *rows])
+
+
+def _list_word_bits(summary: dict[str, Any]) -> dict[str, tuple[dict[str, float | None], str]]:
+    """The row of word bits; none for runs of earlier versions, which did not measure them."""
+    bits = summary["domain"].get("word_bits_per_character")
+    name = "Held-out domain text, words one at a time (word bits per character, which compare between vocabularies)"
+    return {name: (bits, "{:.3f}")} if bits else {}
 
 
 def _format(value: float | None, form: str) -> str:

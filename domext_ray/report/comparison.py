@@ -1,7 +1,8 @@
 """Several runs on one corpus become one table and one picture: what was learned and what was forgotten, by seconds.
 
-Enters: run directories with metrics.jsonl and summary.json. Leaves: the table as Markdown, and a PNG. Bits per
-character and the general probe compare between vocabularies; token losses do not, so they are left out.
+Enters: run directories with metrics.jsonl and summary.json. Leaves: the table as Markdown, and a PNG. Word bits per
+character and the general probe compare between vocabularies. Bits per character do with one vocabulary; of another one
+they know into how many pieces it cuts a word. Token losses do not compare, so they are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.files import split_paths
 from domext_ray.report.plots import COLORS, new_picture, write_axis
+from domext_ray.report.results import get_word_bits
 from domext_ray.report.summary import read_summary
 from domext_ray.report.tables import NONE, format_markdown
 from domext_ray.training.metrics import read_metrics
@@ -68,8 +70,9 @@ def read_run(run_dir: Path) -> ComparedRun:
 
 
 def format_comparison(runs: Sequence[ComparedRun]) -> str:
-    """Return the runs as a Markdown table; a last line says so if their bits per character do not compare."""
-    header = ("run", "trained", "tokens read", "training seconds", "bits per character", "general accuracy")
+    """Return the runs as a Markdown table, and which bits decide; a last line says so if they do not compare."""
+    bits = ("bits per character", "word bits per character")
+    header = ("run", "trained", "tokens read", "training seconds", *bits, "general accuracy")
     rows = [
         (
             run.name,
@@ -77,12 +80,14 @@ def format_comparison(runs: Sequence[ComparedRun]) -> str:
             f"{run.summary['train']['tokens']:,}",
             f"{run.summary['train']['wall_seconds']:.0f}",
             _format_pair(run.summary["domain"]["bits_per_character"], ".3f"),
+            _format_pair(get_word_bits(run.summary), ".3f"),
             _format_pair(run.summary["general"]["mlm_accuracy"], ".1%"),
         )
         for run in runs
     ]
     warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
-    return "\n\n".join([format_markdown(header, rows), *warnings])
+    decides = "Between different vocabularies the word bits per character decide; with one vocabulary both figures do."
+    return "\n\n".join([format_markdown(header, rows), decides, *warnings])
 
 
 def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:

@@ -56,13 +56,32 @@ def describe_result(summary: dict[str, Any]) -> str:
 def _compare(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """The rows figure, before, after, change."""
     loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
-    bits, general = summary["domain"]["bits_per_character"], summary["general"]["mlm_accuracy"]
+    general, words = summary["general"]["mlm_accuracy"], get_word_bits(summary)
     return [
         ("held-out domain loss", _show(loss["before"], ".3f"), _show(loss["after"], ".3f"), _relative_change(loss)),
         ("held-out domain accuracy", *_show_accuracy(accuracy)),
-        ("bits per character", _show(bits["before"], ".3f"), _show(bits["after"], ".3f"), _relative_change(bits)),
+        _compare_bits("bits per character", summary["domain"]["bits_per_character"]),
+        *([_compare_bits("word bits per character", words)] if _is_measured(words) else []),
         ("general-probe accuracy", *_show_accuracy(general)),
     ]
+
+
+def _is_measured(pair: dict[str, float | None]) -> bool:
+    return pair["before"] is not None or pair["after"] is not None
+
+
+def _compare_bits(name: str, bits: dict[str, float | None]) -> tuple[str, str, str, str]:
+    return name, _show(bits["before"], ".3f"), _show(bits["after"], ".3f"), _relative_change(bits)
+
+
+def get_word_bits(summary: dict[str, Any]) -> dict[str, float | None]:
+    """Return a run's word bits per character, before and after; None where they were not measured.
+
+    Args:
+        summary: content of summary.json; those of earlier versions have none.
+    """
+    bits: dict[str, float | None] = summary["domain"].get("word_bits_per_character", {"before": None, "after": None})
+    return bits
 
 
 def _show(value: float | None, form: str) -> str:
@@ -76,11 +95,11 @@ def list_intervals(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         summary: content of summary.json.
     """
     sizes = summary["evaluation"]
-    loss, accuracy, bits, general = _compare(summary)
+    loss, accuracy, *bits, general = _compare(summary)
     return [
         loss,
         (accuracy[0], *_show_bounds(summary["domain"]["mlm_accuracy"], sizes["domain_tokens"])),
-        bits,
+        *bits,
         (general[0], *_show_bounds(summary["general"]["mlm_accuracy"], sizes["general_words"])),
     ]
 
@@ -101,7 +120,8 @@ def describe_sizes(summary: dict[str, Any]) -> str:
     )
     if not measured:
         return ""
-    return (
+    decides = "Between models of different vocabularies the word bits decide, which the cuts of words do not change. "
+    return (decides if _is_measured(get_word_bits(summary)) else "") + (
         f"Measured on {measured}, the same ones before and after. In brackets: 95 % intervals in points, as if every "
         "token were drawn on its own; those of a change are on the wide side. Losses have no interval. One seed: how "
         "far another seed lands is not in them."

@@ -122,9 +122,10 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def pair(name: str) -> dict[str, float | None]:
         return {"before": before.get(f"eval/{name}"), "after": after.get(f"eval/{name}")}
 
+    figures = ("mlm_loss", "mlm_accuracy", "bits_per_character", "word_bits_per_character")
     sizes = ("domain_tokens", "domain_characters", "general_words")
     measured: dict[str, Any] = {
-        "domain": {name: pair(f"domain_{name}") for name in ("mlm_loss", "mlm_accuracy", "bits_per_character")},
+        "domain": {name: pair(f"domain_{name}") for name in figures},
         "general": {"mlm_accuracy": pair("general_mlm_accuracy")},
         "evaluation": {name: (after or before).get(f"eval/{name}", 0) for name in sizes},
     }

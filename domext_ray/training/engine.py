@@ -166,6 +166,7 @@ class MaskedLoss(Objective):
         weights: Tensor,
         next_sentence_labels: Tensor | None,
         kept: KeptRows | None = None,
+        kinds: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return sums of losses (fp32): masked words', pairs', keeping; in eval mode also the exact predictions."""
         asked = self._ask_base(input_ids, attention_mask, token_type_ids, kept) if self.training else None
@@ -176,7 +177,7 @@ class MaskedLoss(Objective):
                 token_type_ids=token_type_ids,
                 masked_positions=masked_positions,
             )
-        logits = outputs[0]
+        logits = outputs[0] if kinds is None else _keep_kinds(outputs[0], labels, kinds)
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         loss_sum = (losses * weights).sum()
         nothing = torch.zeros_like(labels[0])
@@ -216,6 +217,12 @@ class MaskedLoss(Objective):
         """KL(base || model) over the base's words, [P']."""
         own = logits.index_select(0, kept.places)[:, : self.num_words].float().log_softmax(-1)
         return F.kl_div(own, base, reduction="none", log_target=True).sum(-1)
+
+
+def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
+    """Leave out the entries [P, V] that are of another kind than the label; rows without an entry are of kind 0."""
+    kinds = F.pad(kinds, (0, logits.shape[-1] - len(kinds)))
+    return logits.masked_fill(kinds != kinds[labels][:, None], -torch.inf)
 
 
 class Engine:

@@ -5,21 +5,18 @@ different runs on one corpus compare. In the domain, held-out tokens are masked 
 and rates included). In the general probe every word of some plain sentences is masked once, over seven passes, and
 accuracy counts the words that are one token of the base.
 
-Token losses of different vocabularies do not compare. For bits per character, passages of held-out text and words in
-them are chosen by their characters alone, so they are the same for every model whose tokenizer splits text at the same
-places; all pieces of a chosen word are masked at once, and the sum of -log2 p over the pieces is divided by the
-characters of the words. The number of masks shows a model into how many pieces its own vocabulary cuts a word.
+Token losses of different vocabularies do not compare. Bits per character and word bits per character, of held-out words
+that are chosen by their characters, are the same words for every vocabulary (passages.py). Between models of different
+vocabularies the word bits decide; with one vocabulary both do.
 
-Both the probe and bits per character ask for masked words, which a model that reads from left to right was never shown:
+Both the probe and the bits ask for masked words, which a model that reads from left to right was never shown:
 for such a run they are not measured, and its loss on held-out rows is that of the next token.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,23 +27,25 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer
-from domext_ray.corpus.rows import split_sentences
-from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
+from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
 from domext_ray.training.engine import Engine
-from domext_ray.training.objective import NO_LABEL, MaskedBatch, Masker, pad_batch
+from domext_ray.training.objective import NO_LABEL, MaskedBatch, Masker
+from domext_ray.training.passages import (
+    EVALUATION_SEED,
+    CharacterSet,
+    WordSet,
+    build_character_batches,
+    build_word_batches,
+    pad_rows,
+    read_passages,
+)
 
 GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
 PROBE_PASSES = 7
-CHOSEN_WORDS_FRAC = 0.15
-READ_PASSAGES = 4
-"""Passages that are looked at for every one that is used; the texts of a large corpus need not be read to the end."""
-
-_EVALUATION_SEED = 0x0DD_BA11
-_WORDS = 31  # purpose of a hash: no two draws share their counters
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,12 @@ def build_domain_batches(
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
     """
-    order = np.argsort(hash_counters(_EVALUATION_SEED, np.arange(manifest.num_rows("held_out"))), kind="stable")
+    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows("held_out"))), kind="stable")
     shard_rows = [each.num_rows for each in manifest.records("held_out")]
     table = take_numbered(manifest.paths("held_out"), shard_rows, np.sort(order[:num_rows]))
     if manifest.pairs:
-        table = make_pair_drawer(manifest, "held_out", _EVALUATION_SEED).draw(table, epoch=0)
-    masker = Masker(tokenizer, objective, _EVALUATION_SEED)
+        table = make_pair_drawer(manifest, "held_out", EVALUATION_SEED).draw(table, epoch=0)
+    masker = Masker(tokenizer, objective, EVALUATION_SEED)
     return masker.collate(masker.mask(table, epoch=0), batch_size, pad_to)
 
 
@@ -123,19 +122,7 @@ def build_probe_batches(
                 is_counted[span] = len(span) == 1 and labels[span[0]] != tokenizer.unk_token_id
             if is_counted.any():
                 rows.append((masked, labels, is_counted))
-    return _pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to)
-
-
-def _pad_rows(
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], pad_id: int, batch_size: int, pad_to: int
-) -> list[MaskedBatch]:
-    """Batch rows of inputs, labels and what counts, those of a length side by side."""
-    rows.sort(key=lambda row: len(row[0]))
-    batches = []
-    for first in range(0, len(rows), batch_size):
-        inputs, labels, is_counted = zip(*rows[first : first + batch_size], strict=True)
-        batches.append(pad_batch(inputs, labels, is_counted, pad_id, pad_to))
-    return batches
+    return pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to)
 
 
 def _find_words(sentence: str, encoding: Encoding) -> list[list[int]]:
@@ -168,124 +155,18 @@ def read_probe(path: str | Path = "") -> list[str]:
     return sentences
 
 
-@dataclass(frozen=True)
-class CharacterSet:
-    """What bits per character are measured on.
-
-    Args:
-        batches: masked passages; all pieces of the scored words are predicted.
-        num_chars: characters of the scored words.
-        num_words: scored words.
-    """
-
-    batches: list[MaskedBatch]
-    num_chars: int
-    num_words: int
-
-
-def build_character_batches(
-    manifest: Manifest,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    num_passages: int,
-    max_length: int,
-    batch_size: int,
-    pad_to: int = 0,
-) -> CharacterSet:
-    """Mask words of held-out text that are chosen by their characters, the same for every tokenizer.
-
-    A chosen word that does not fit into the row as a whole, or that the tokenizer has no pieces for ([UNK]), is masked
-    but not scored; `num_chars` is then smaller than that of other models.
-
-    Args:
-        manifest: the prepared corpus.
-        tokenizer: the run's tokenizer.
-        num_passages: passages at most.
-        max_length: tokens of a row, at most, [CLS] and [SEP] included; the passages depend on it.
-        batch_size: rows of a forward pass.
-        pad_to: length of every batch; 0: its longest row.
-    """
-    backend = make_backend(tokenizer)
-    passages = _choose_passages(manifest, num_passages, 2 * (max_length - 2))
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    num_chars = num_words = 0
-    for passage, encoding in zip(passages, backend.encode_batch(passages, add_special_tokens=False), strict=True):
-        size = min(len(encoding.ids), max_length - 2)
-        ids = [tokenizer.cls_token_id, *encoding.ids[:size], tokenizer.sep_token_id]
-        labels = np.array(ids, dtype=np.int64)
-        masked, is_scored = labels.copy(), np.zeros(len(labels), dtype=bool)
-        for chars, pieces in _choose_words(passage, encoding):
-            masked[[1 + place for place in pieces if place < size]] = tokenizer.mask_token_id
-            if pieces[-1] < size and all(encoding.ids[place] != tokenizer.unk_token_id for place in pieces):
-                is_scored[[1 + place for place in pieces]] = True
-                num_chars, num_words = num_chars + chars, num_words + 1
-        if is_scored.any():
-            rows.append((masked, labels, is_scored))
-    return CharacterSet(_pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to), num_chars, num_words)
-
-
-def _choose_passages(manifest: Manifest, num_passages: int, width: int) -> list[str]:
-    """Return passages of the held-out text in the order of their hashes; texts are read in the order of theirs."""
-    found: dict[bytes, str] = {}
-    for record in sorted(manifest.texts, key=lambda each: each.sha256):
-        for line in Path(manifest.folder, record.path).read_text(encoding="utf-8").split("\n"):
-            if line:
-                found.update((_hash_text(each), each) for each in _split_passages(json.loads(line)["text"], width))
-        if len(found) >= READ_PASSAGES * num_passages:
-            break
-    return [found[each] for each in sorted(found)[:num_passages]]
-
-
-def _hash_text(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
-def _split_passages(document: str, width: int) -> Iterator[str]:
-    """Cut a document into runs of whole sentences; a sentence that is too wide is cut at a space where it has one."""
-    first = end = 0
-    for sentence in split_sentences(document):
-        start = document.index(sentence, end)
-        if end > first and _measure_width(document[first : start + len(sentence)]) > width:
-            yield from _cut_passage(document[first:end], width)
-            first = start
-        end = start + len(sentence)
-    yield from _cut_passage(document[first:end], width)
-
-
-def _cut_passage(passage: str, width: int) -> Iterator[str]:
-    while _measure_width(passage) > width:
-        widths = np.cumsum([1 if each.isascii() else 2 for each in passage])
-        fits = int(np.searchsorted(widths, width, side="right"))
-        cut = passage.rfind(" ", 1, fits + 1)
-        yield passage[: cut if cut > 0 else fits]
-        passage = passage[cut if cut > 0 else fits :].lstrip()
-    if passage:
-        yield passage
-
-
-def _measure_width(text: str) -> int:
-    """Characters, those beyond ASCII counted twice: many tokenizers give a Han character or a symbol a token each."""
-    return len(text) if text.isascii() else 2 * len(text) - sum(map(str.isascii, text))
-
-
-def _choose_words(passage: str, encoding: Encoding) -> list[tuple[int, list[int]]]:
-    """Return characters and piece places of the chosen words: drawn by (passage, offset), with a letter or digit."""
-    pieces = group_pieces(encoding.word_ids)
-    spans = [(encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]) for places in pieces]
-    seed = int.from_bytes(_hash_text(passage), "big") >> 1
-    firsts = np.array([first for first, _ in spans], dtype=np.int64)
-    drawn = to_uniform(hash_counters(_EVALUATION_SEED, _WORDS, seed, firsts)) < CHOSEN_WORDS_FRAC
-    return [
-        (end - first, places)
-        for (first, end), places, is_drawn in zip(spans, pieces, drawn, strict=True)
-        if is_drawn and any(each.isalnum() for each in passage[first:end])
-    ]
-
-
 def evaluate_characters(engine: Engine, characters: CharacterSet) -> float:
     """Return the bits per character of a fixed set, nan without any; collective, as `evaluate` is."""
     scores = evaluate(engine, characters.batches)
     return scores.loss * scores.num_tokens / math.log(2) / characters.num_chars if characters.num_chars else math.nan
+
+
+def evaluate_words(engine: Engine, words: WordSet) -> float:
+    """Return the word bits per character of a fixed set, nan without any; collective, as `evaluate` is."""
+    if not words.num_chars:
+        return math.nan
+    scores = evaluate(engine, words.batches)
+    return (scores.loss * scores.num_tokens / math.log(2) + words.price_bits) / words.num_chars
 
 
 def evaluate(engine: Engine, batches: Sequence[MaskedBatch]) -> Scores:
@@ -327,11 +208,13 @@ class Evaluations:
         domain: held-out rows, masked by the run's objective.
         general: the general probe; empty if no word of it is one token, or the run reads from left to right.
         characters: held-out text, the same words masked for every vocabulary; empty from left to right, too.
+        words: the same words, each one masked alone.
     """
 
     domain: list[MaskedBatch]
     general: list[MaskedBatch]
     characters: CharacterSet
+    words: WordSet
 
 
 def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase) -> Evaluations:
@@ -347,7 +230,7 @@ def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: Pre
         pad_to=pad_to,
     )
     if config.objective.is_left_to_right:
-        return Evaluations(domain, [], CharacterSet([], num_chars=0, num_words=0))
+        return Evaluations(domain, [], CharacterSet([], num_chars=0, num_words=0), WordSet([], 0.0, num_chars=0))
     probe = build_probe_batches(
         read_probe(config.train.general_probe),
         tokenizer,
@@ -355,12 +238,9 @@ def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: Pre
         max_length=config.train.seq_length,
         pad_to=pad_to,
     )
-    characters = build_character_batches(
-        manifest,
-        tokenizer,
-        num_passages=config.train.eval_rows,
-        max_length=config.train.seq_length,
-        batch_size=batch_size,
-        pad_to=pad_to,
+    passages = read_passages(
+        manifest, tokenizer, num_passages=config.train.eval_rows, max_length=config.train.seq_length
     )
-    return Evaluations(domain, probe, characters)
+    characters = build_character_batches(passages, tokenizer, batch_size=batch_size, pad_to=pad_to)
+    words = build_word_batches(passages, tokenizer, batch_size=batch_size, pad_to=pad_to)
+    return Evaluations(domain, probe, characters, words)

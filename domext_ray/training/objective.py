@@ -61,6 +61,7 @@ class MaskedBatch:
         next_sentence_labels: int64 [B], 0: the second text follows the first, 1: it is from another document,
             NO_LABEL: the row does not count; None for rows that are no pairs.
         kept: the rows of general text, whose predicted tokens have weight 0 above; None: there is no keeping term.
+        kinds: uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all.
     """
 
     input_ids: torch.Tensor
@@ -71,6 +72,7 @@ class MaskedBatch:
     weights: torch.Tensor
     next_sentence_labels: torch.Tensor | None = None
     kept: KeptRows | None = None
+    kinds: torch.Tensor | None = None
 
     @property
     def num_masked(self) -> int:

@@ -38,7 +38,7 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.engine import Engine, StepFigures, TrainState
-from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters
+from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.phases import make_phases
@@ -186,7 +186,7 @@ class PretrainWorker:
         """
         train = self.config.train
         if self.step == 0 and evaluate_start:
-            self._record({"step": 0, **self._evaluate()})
+            self._record({"step": 0, **self._evaluate(), **self._evaluate_words()})
         done, first = self._is_done(last_step), self.step + 1
         self._enter_phase("reading the first rows")
         while not done and not self.is_stopping:
@@ -196,6 +196,8 @@ class PretrainWorker:
             saves = done or self.is_stopping or self._is_save_due()
             if evaluates:
                 record |= self._evaluate()
+            if done and self._is_done():
+                record |= self._evaluate_words()
             self._record(record)
             if saves and evaluates:
                 self._check_evaluation(record)
@@ -217,7 +219,7 @@ class PretrainWorker:
         if self.log is not None:
             self.log.close()
 
-    def _is_done(self, last_step: int) -> bool:
+    def _is_done(self, last_step: int = 0) -> bool:
         """Whether a limit is reached; rank 0's clock decides for all."""
         train = self.config.train
         if train.max_seconds:
@@ -324,6 +326,10 @@ class PretrainWorker:
         if domain.num_pairs:
             record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
         return record
+
+    def _evaluate_words(self) -> dict[str, Any]:
+        """At the run's start and end only: it takes as long as the rest of an evaluation."""
+        return {"eval/domain_word_bits_per_character": evaluate_words(self.engine, self.evaluations.words)}
 
     def _enter_phase(self, phase: str) -> None:
         if self.rank == 0:

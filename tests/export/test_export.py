@@ -417,6 +417,7 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(
             "mlm_loss": {"before": 4.8, "after": 3.4},
             "mlm_accuracy": {"before": 0.29, "after": 0.42},
             "bits_per_character": {"before": 3.21, "after": 2.5},
+            "word_bits_per_character": {"before": 3.01, "after": 2.25},
         },
         "general": {"mlm_accuracy": {"before": None, "after": None}},
         "train": {"steps": 3, "tokens": 12_288},
@@ -425,6 +426,7 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(
     card = (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
     assert "| 4.800 | 3.400 |" in card
     assert "| 29.0% | 42.0% |" in card
+    assert "word bits per character, which compare between vocabularies) | 3.010 | 2.250 |" in card
     assert "| not measured | not measured |" in card
     summary["train"]["steps"] = 2
     (run_dir / "summary.json").write_text(json.dumps(summary))

@@ -48,6 +48,19 @@ def test_a_summary_without_figures_says_so() -> None:
     assert all(row[1:] == ("–", "–", "–") for row in list_intervals(summary))
 
 
+def test_word_bits_stand_below_the_bits_where_they_were_measured() -> None:
+    bits = {"before": 2.0, "after": 1.5}
+    summary = {**SUMMARY, "domain": {**SUMMARY["domain"], "word_bits_per_character": bits}}
+    row = ("word bits per character", "2.000", "1.500", "-25.0%")
+    assert [each[0] for each in list_intervals(summary)][2:4] == ["bits per character", "word bits per character"]
+    assert row in list_intervals(summary)
+    assert "word bits per character    2.000    1.500         -25.0%" in format_summary(summary)
+    assert "the word bits decide" in describe_sizes(summary)
+    assert "word bits" not in describe_sizes(SUMMARY) + format_summary(SUMMARY)
+    running = {**summary["domain"], "word_bits_per_character": {"before": 2.0, "after": None}}
+    assert ("word bits per character", "2.000", "–", "–") in list_intervals({**summary, "domain": running})
+
+
 def test_accuracies_have_intervals_and_losses_none() -> None:
     assert [tuple(each.replace(NO_BREAK, "~") for each in row) for row in list_intervals(SUMMARY)] == [
         ("held-out domain loss", "4.800", "3.600", "-25.0%"),

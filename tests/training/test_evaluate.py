@@ -30,9 +30,6 @@ from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     PROBE_PASSES,
-    CharacterSet,
-    _split_passages,
-    build_character_batches,
     build_domain_batches,
     build_evaluations,
     build_probe_batches,
@@ -40,6 +37,7 @@ from domext_ray.training.evaluate import (
     evaluate_characters,
     read_probe,
 )
+from domext_ray.training.passages import CharacterSet, _split_passages, build_character_batches, read_passages
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +108,7 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
     manifest = write_held_out(tmp_path, tokenizer, (30,))
     config = PretrainConfig(objective=ObjectiveConfig(kind="left_to_right"))
     found = build_evaluations(config, manifest, tokenizer)
-    assert found.general == [] and found.characters == CharacterSet([], 0, 0)
+    assert found.general == [] and found.characters == CharacterSet([], 0, 0) and found.words.num_chars == 0
     assert sum(each.num_masked for each in found.domain) == 30 * 21
     assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain)
 
@@ -213,14 +211,18 @@ def read_words(characters: CharacterSet, tokenizer: PreTrainedTokenizerBase) -> 
     return found
 
 
+def build_characters(
+    manifest: Manifest, tokenizer: PreTrainedTokenizerBase, num_passages: int, max_length: int, batch_size: int
+) -> CharacterSet:
+    passages = read_passages(manifest, tokenizer, num_passages=num_passages, max_length=max_length)
+    return build_character_batches(passages, tokenizer, batch_size=batch_size)
+
+
 def test_characters_are_chosen_whatever_the_vocabulary(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, extended: BertTokenizer
 ) -> None:
     manifest = write_texts(tmp_path)
-    sets = [
-        build_character_batches(manifest, each, num_passages=150, max_length=64, batch_size=7)
-        for each in (tokenizer, extended)
-    ]
+    sets = [build_characters(manifest, each, 150, 64, batch_size=7) for each in (tokenizer, extended)]
     rows = [read_words(each, used) for each, used in zip(sets, (tokenizer, extended), strict=True)]
     assert rows[0] == rows[1]
     assert 120 < sum(rows[0].values()) <= 150
@@ -240,7 +242,7 @@ def test_characters_are_chosen_whatever_the_vocabulary(
 def test_passages_are_the_same_every_time_and_nested(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = write_texts(tmp_path)
     rows = [
-        read_words(build_character_batches(manifest, tokenizer, num_passages=n, max_length=64, batch_size=b), tokenizer)
+        read_words(build_characters(manifest, tokenizer, n, 64, batch_size=b), tokenizer)
         for n, b in ((40, 3), (40, 40), (100, 8))
     ]
     assert rows[0] == rows[1] and rows[0] <= rows[2] and rows[0] != rows[2]
@@ -264,8 +266,7 @@ def test_words_that_fall_off_or_are_unknown_are_not_scored(tmp_path: Path, exten
     blind = BertTokenizer(vocab={each: i for i, each in enumerate(kept)})
     manifest = write_texts(tmp_path)
     whole, cut, unknown = (
-        build_character_batches(manifest, each, num_passages=100, max_length=40, batch_size=8)
-        for each in (extended, letters, blind)
+        build_characters(manifest, each, 100, 40, batch_size=8) for each in (extended, letters, blind)
     )
     assert all(each.input_ids.shape[1] <= 40 for each in cut.batches)
     assert 0.4 * whole.num_chars < cut.num_chars < 0.75 * whole.num_chars
@@ -294,7 +295,7 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
     tiny_base_folder: Path,
     make_engine: Callable[[nn.Module], Engine],
 ) -> None:
-    characters = build_character_batches(write_texts(tmp_path), tokenizer, num_passages=20, max_length=64, batch_size=4)
+    characters = build_characters(write_texts(tmp_path), tokenizer, 20, 64, batch_size=4)
     model = make_model(tiny_base_folder, len(tokenizer))
     with torch.no_grad():
         for name, each in model.named_parameters():

@@ -28,6 +28,7 @@ from domext_ray.config.pretrain import (
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
+from domext_ray.report.summary import measure_run
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
@@ -221,6 +222,19 @@ def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTas
     assert losses[0] == losses[1] and len(losses[0]) == 16
     assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6) and losses[0][-1][1] > 0
     assert sum(each[2] > 0 for each in losses[0]) > 8
+
+
+def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: PretrainTask, tmp_path: Path) -> None:
+    worker = start(train=replace(task.config.train, max_steps=6, eval_every=2))
+    worker.run(4)
+    name, records = "eval/domain_word_bits_per_character", read_metrics(tmp_path / "metrics.jsonl")
+    assert [each["step"] for each in records if name in each] == [0]
+    worker.run()
+    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "eval/domain_mlm_loss" in each]
+    assert [each["step"] for each in records] == [0, 2, 4, 6]
+    assert [each["step"] for each in records if each.get(name, 0) > 0] == [0, 6]
+    bits = measure_run(records)["domain"]["word_bits_per_character"]
+    assert bits == {"before": records[0][name], "after": records[-1][name]}
 
 
 def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:
