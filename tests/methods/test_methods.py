@@ -35,6 +35,7 @@ from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run, rebuild_run
 from domext_ray.model.base import Base, hash_tensors, load_base
+from domext_ray.model.budget import solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -356,6 +357,15 @@ def test_a_budget_is_met_within_a_hundredth(name: str, shape: str, budget: float
             solve(make_base(shape), SIZED[name], budget)
         return
     assert solve(make_base(shape), SIZED[name], budget) == pytest.approx(budget, rel=0.01)
+
+
+def test_a_budget_is_settled_by_the_part_of_the_smallest_steps() -> None:
+    def count_share(method: MethodConfig) -> float:
+        return (1000 * method.lora_rank + 7 * method.ffn_units) / 100_000  # a unit is 7 parameters, a rank 1,000
+
+    method = MethodConfig(heads=0, ffn_units=100, lora_rank=4, trainable_budget=0.0873)
+    solved = solve_budget(method, count_share, num_heads=4, hidden_size=64)
+    assert abs(count_share(solved) - 0.0873) < 7 / 100_000
 
 
 @pytest.mark.parametrize("budget", [0.17, 0.4])
