@@ -213,6 +213,19 @@ def test_other_kinds_of_tokenizers_are_compared_by_words(tiny_base_folder: Path,
     assert scored == [[each.removeprefix("Ġ") for each in row] for row in other_scored]
 
 
+def test_the_drawn_words_do_not_depend_on_which_model_is_named_first(
+    tiny_base_folder: Path, tiny_roberta_folder: Path
+) -> None:
+    """WordPiece reads cat2dog as one word, byte-level BPE as three: the words behind it have other numbers."""
+    words = load_tokenizer(tiny_roberta_folder).get_vocab()
+    common = [each for each in WORDS if f"Ġ{each}" in words]
+    rng = np.random.default_rng(2)
+    texts = [GeneralText(" ".join(["cat2dog", *rng.choice(common, size=12)]), "a", i) for i in range(20)]
+    both = (tiny_base_folder, tiny_roberta_folder)
+    scored, swapped = (unmask(build(texts, *order), tiny_base_folder)[1] for order in (both, both[::-1]))
+    assert scored == swapped
+
+
 def test_predictions_are_those_of_transformers(corpus: str, tiny_base_folder: Path) -> None:
     masks = build(choose_texts(corpus, PREPARE, num_texts=30, seed=0), tiny_base_folder)
     rows = masks.rows[next(iter(masks.rows))]
