@@ -57,6 +57,7 @@ from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import FIRST_ORDER, describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
 from domext_ray.training.rate import measure_rate
+from domext_ray.training.router import provide_routers
 from domext_ray.training.start import check_start
 from domext_ray.training.worker import PretrainTask
 
@@ -184,8 +185,10 @@ def train_run(prepared: PreparedRun) -> None:
 
 
 def report_run(prepared: PreparedRun) -> None:
-    """Write a trained run's summary, report and line in the index, and print the table."""
-    run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
+    """Fit a trained run's router, write its summary, report and line in the index, and print the table."""
+    plan, run_dir, manifest = prepared.plan, prepared.plan.paths.run, prepared.corpora.domain[0]
+    general = prepared.corpora.replay[0] if prepared.corpora.replay else None
+    provide_routers(plan.config, run_dir, (manifest, general), prepared.tokenizer_dir, plan.base, plan.start)
     summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)

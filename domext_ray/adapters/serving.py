@@ -28,7 +28,7 @@ from domext_ray.errors import RunError
 from domext_ray.model.base import MLM_HEAD
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import Pooler, PreTrainingHeads
-from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextModel
+from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN, DomextModel
 
 
 class _Head(nn.Module):
@@ -143,22 +143,27 @@ class AdapterServer(nn.Module):
         *,
         adapter_names: Sequence[str],
         token_type_ids: Tensor | None = None,
+        threshold: float | None = None,
     ) -> list[Tensor]:
         """Score a batch whose rows use different adapters, with one pass through the encoder.
 
         Args:
             input_ids: int64 [B, N], on the encoder's device, as the others.
             attention_mask: [B, N], 1 for tokens and 0 for padding; None: nothing is padded.
-            adapter_names: B names, one a row; "__base__" is the base itself with its masked-LM head.
+            adapter_names: B names, one a row; "__base__" is the base itself with its masked-LM head. "auto": the
+                adapters' routers choose (`DomextModel.route`).
             token_type_ids: int64 [B, N]; None: all 0.
+            threshold: of the routers, with "auto"; None: each adapter's own.
 
         Returns:
             For each row the logits of its own head: [N, V] of a masked LM, [N, classes] or [classes].
 
         Raises:
-            RunError: a name is not served, or there are more or fewer names than rows.
+            RunError: a name is not served, there are more or fewer names than rows, or no adapter has a router.
         """
         with self._lock:
+            if adapter_names == AUTO:
+                adapter_names = self._route(input_ids, threshold)
             rows_by_head = self._find_heads(adapter_names, len(input_ids))
             encoded = self.encoder(
                 input_ids,
@@ -172,6 +177,12 @@ class AdapterServer(nn.Module):
             pooled = None if encoded.pooler_output is None else encoded.pooler_output[index]
             logits.update(zip(rows, head(encoded.last_hidden_state[index], pooled), strict=True))
         return [logits[row] for row in range(len(adapter_names))]
+
+    def _route(self, input_ids: Tensor, threshold: float | None) -> list[str]:
+        try:
+            return self.encoder.route(input_ids, threshold)
+        except ValueError as error:
+            raise RunError(f"adapter_names is {AUTO!r}, and {error}") from error
 
     def _find_heads(self, adapter_names: Sequence[str], num_rows: int) -> dict[_Head, list[int]]:
         """Return each head's rows: adapters that have the base's head share a call."""

@@ -22,6 +22,7 @@ from domext_ray.model.base import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
+from domext_ray.training.router import describe_router
 
 _STANDING = "The terms of the base and of the text hold; the code is Apache-2.0."
 _OWN_SENTENCES = re.compile(
@@ -297,10 +298,11 @@ def _describe_making(facts: CardFacts) -> str:
         "Tokens read": f"{facts.summary['train']['tokens']:,}" if facts.summary else "not recorded",
         "Longest row": f"{max(config.train.seq_length, config.train.long_seq_length)} tokens",
         "Masking": _describe_masking(config),
+        "Router": describe_router(config, facts.summary.get("router")),
         "Peak learning rate": f"{config.optim.lr:g}",
         "Seed": f"{config.seed}",
     }
-    table = [f"| {name} | {value} |" for name, value in rows.items()]
+    table = [f"| {name} | {value} |" for name, value in rows.items() if value]
     return "\n".join(["## How it was made", "", "| | |", "|---|---|", *table])
 
 

@@ -34,6 +34,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, describe_plain, detach, merge_extensions, name_plain
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, read_tensors_sha256
+from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
 
 CODE_FILES = ("configuration_domext.py", "layers_domext.py", "modeling_domext.py", "heads_domext.py")
@@ -191,6 +192,7 @@ def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
     earlier = Extensions(**checkpoint.record.get("extensions", {}))
     model = build_run_model(config, base, run_dir / "tokenizer", dropout, earlier)
     _load_tensors(model, checkpoint, latest)
+    attach_routers(model, run_dir)
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     return RebuiltRun(config, base, model, tokenizer, checkpoint, read_tensors_sha256(latest))
 

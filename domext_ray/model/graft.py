@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -126,7 +126,9 @@ def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions)
             own = complete_domain(method.domain, {**values, "first_layer": first, "last_layer": end}, num_layers)
         except ValueError as error:
             raise ConfigError(f"--method.domain: {error}") from error
-        if domains.get(method.domain, own) != own:
+        known = domains.get(method.domain, own)
+        own = replace(own, router_words=known.router_words, router_threshold=known.router_threshold)
+        if known != own:
             raise ConfigError(
                 f"--method.domain {method.domain!r} is the name of a domain of --init_from that has other parts "
                 f"({_list_values(domains[method.domain])}); give another name, or these parts to train it further."

@@ -18,10 +18,14 @@ from domext_ray.files import read_json
 from domext_ray.options.option_values import list_values, read_file
 from domext_ray.options.places import hide_places
 from domext_ray.progress import format_seconds
+from domext_ray.training.router import describe_router
 
 
 def list_facts(
-    config: PretrainConfig, about: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+    config: PretrainConfig,
+    about: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    router: Mapping[str, float] | None = None,
 ) -> list[tuple[str, str]]:
     """Return where a run comes from.
 
@@ -29,6 +33,7 @@ def list_facts(
         config: the run.
         about: content of about.json.
         records: lines of metrics.jsonl.
+        router: values of its domain's `RouterRecord`; None: it has none.
     """
     corpus, counts = about["corpus"], about["parameters"]
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(corpus["dropped"].items()))
@@ -45,6 +50,7 @@ def list_facts(
         "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
         "epochs read": f"{count_epochs(corpus['phases'], records[-1]['step']):.2f}",
         "general text": _describe_replay(config, records),
+        "router": describe_router(config, router),
         "seed": f"{config.seed}",
         "started": f"{about['started'][:16].replace('T', ' ')} UTC",
         "machine": str(about["machine"]),

@@ -7,6 +7,7 @@ which needs no network, and curves.png in the same directory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from domext_ray.report.results import describe_result, describe_sizes, list_inte
 from domext_ray.report.summary import measure_run
 from domext_ray.runs.run_directory import read_config
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.router import read_records
 
 State = Literal["running", "stopped", "finished"]
 MAX_WORDS = 30
@@ -59,6 +61,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
     about, config = read_origin(run_dir), read_config(run_dir, PretrainConfig)
     summary = {**measure_run(records), "parameters": about["parameters"]}
+    router = read_records(run_dir).get(config.method.domain)
     write_curves(run_dir / "curves.png", records)
     page = fill_page(
         run_dir.resolve().name,
@@ -72,7 +75,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
             format_section("New words", _format_words(run_dir)),
             format_section(
                 "How it was made",
-                format_html(("", ""), list_facts(config, about, records), "pairs"),
+                format_html(("", ""), list_facts(config, about, records, asdict(router) if router else None), "pairs"),
                 format_section("What it took", format_html(("", ""), list_cost(summary), "pairs")),
             ),
             format_section("Options", _format_changed(config), format_settings(dump_yaml(config))),

@@ -21,6 +21,7 @@ from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continua
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.router import read_records
 
 LISTED_FILES = 20
 _MEASURED: Kind = (int, float, type(None))
@@ -148,6 +149,7 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
     measured = measure_run(records)
     if "train" not in measured or find_latest(run_dir / "checkpoints") is None:
         raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
+    router = read_records(run_dir).get(config.method.domain)
     summary = {
         "parameters": {
             "total": counts.total,
@@ -160,6 +162,7 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
             "tokens": manifest.num_tokens("train"),
             "dropped": manifest.dropped,
         },
+        **({"router": asdict(router)} if router else {}),
         "method": asdict(config.method),
         "base": hide_places(config.base),
     }

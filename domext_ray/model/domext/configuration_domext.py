@@ -40,6 +40,8 @@ class Domain:
         bottleneck_parallel: a bottleneck reads its sublayer's input instead of its output.
         word_rows: rows of the base's word table, and of the output tied to it, that the domain shifts.
         word_head: it shifts the MLM head's transform, too.
+        router_words: words of the base, the first ones, that its router knows; 0: it has no router.
+        router_threshold: log-odds from which its router gives it a row.
         first_layer: first layer that has the parts of layers, from 0.
         last_layer: last such layer.
 
@@ -56,6 +58,8 @@ class Domain:
     bottleneck_parallel: bool = False
     word_rows: int = 0
     word_head: bool = False
+    router_words: int = 0
+    router_threshold: float = 0.0
     first_layer: int = 0
     last_layer: int = 0
 
@@ -210,6 +214,11 @@ class DomextConfig(PreTrainedConfig):
             if domain.word_rows > self.base_vocab_size:
                 raise ValueError(
                     f"the domain {name!r} has word_rows {domain.word_rows}; the base has {self.base_vocab_size} words."
+                )
+            if not 0 <= domain.router_words <= self.base_vocab_size:
+                raise ValueError(
+                    f"the domain {name!r} has router_words {domain.router_words}; the base has {self.base_vocab_size} "
+                    "words."
                 )
         check_active(self.active_domains, self.domains)
 

@@ -17,6 +17,9 @@ transformer layer of the same kind, w a d -> 1 layer. New words have embeddings 
 
 Word shifts: a domain adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so
 that input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's transform can be shifted, too.
+
+Routers: a domain has a table of log-odds, of the base's words and of hashed pairs of neighbours, by which a row of
+pieces is taken for the domain's text or not.
 """
 
 from __future__ import annotations
@@ -32,6 +35,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_domext import Domain, DomextConfig
+
+ROUTER_PAIRS = 65_521
+"""Places of a router's table that pairs of words share, a prime number."""
+ROUTER_UNIT = 1e-4
+"""What 1 in a router's table is in log-odds."""
+ROUTER_SKIPS = -(2**31)
+"""In a router's table: the word does not count, as [CLS], [PAD] or [MASK]."""
 
 
 def attend_eagerly(
@@ -532,6 +542,63 @@ class WordShift(nn.Module):
             places = torch.searchsorted(self.rows, input_ids).clamp_max(last)
             is_shifted = self.rows[places] == input_ids
         return nn.functional.embedding(places, self.weight) * is_shifted[..., None]
+
+
+class Router(nn.Module):
+    """Says how much a row looks like a domain's text, from its words and pairs of neighbouring words alone.
+
+    The table has integers, so a sum does not depend on the order, the device, the dtype of the model or other rows.
+
+    Args:
+        domain: its domain; the table has `router_words` words and then `ROUTER_PAIRS` places of pairs.
+    """
+
+    weight: Tensor
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(domain.router_words + ROUTER_PAIRS, dtype=torch.int32))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Score rows.
+
+        Args:
+            input_ids: int64 [B, N]; special words, and words that the table does not have, do not count.
+
+        Returns:
+            float64 [B] on the CPU: log-odds per word for the domain; minus infinity for a row without words.
+        """
+        num_words = len(self.weight) - ROUTER_PAIRS
+        words = self.weight[input_ids.clamp_max(num_words - 1)].long()
+        counts = (input_ids < num_words) & (words != ROUTER_SKIPS)
+        both = counts[:, :-1] & counts[:, 1:]
+        pairs = self.weight[num_words + hash_pairs(input_ids[:, :-1], input_ids[:, 1:])].long()
+        total, number = ((words * counts).sum(1) + (pairs * both).sum(1)).cpu(), counts.sum(1).cpu()
+        return (total.double() * ROUTER_UNIT / number).masked_fill(number == 0, -torch.inf)
+
+
+def hash_pairs(first: Any, second: Any) -> Any:
+    """Return the places of pairs of words, 0 to below `ROUTER_PAIRS`, from int64 tensors or arrays of one shape."""
+    return (first * 48_271 + second) % ROUTER_PAIRS
+
+
+class Routers(nn.Module):
+    """The routers of the domains that have one."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.domains = nn.ModuleDict()
+        for name in config.domains:
+            self.add_domain(name)
+
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make the router of a domain that the configuration describes, if it has one, and return it."""
+        domain = self.config.domains[name]
+        if not domain.router_words:
+            return []
+        self.domains[name] = Router(domain)
+        return [self.domains[name]]
 
 
 class Embeddings(nn.Module):

@@ -8,6 +8,7 @@ masked-LM training the vocabulary projection runs on the predicted positions onl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig, check_active, complete_domain
 from .layers_domext import (
+    ROUTER_PAIRS,
     BottleneckInput,
     BottleneckOutput,
     Embeddings,
@@ -33,11 +35,16 @@ from .layers_domext import (
     Pooler,
     PredictionHead,
     PreTrainingHeads,
+    Router,
+    Routers,
     WordShift,
 )
 
 NO_DOMAIN = "__base__"
 """The name in `adapter_names` of a row that uses no domain of its own."""
+AUTO = "auto"
+"""`adapter_names` of a batch whose rows the domains' routers send."""
+_NO_ROUTER = "a run with general text (--replay.corpus) fits one."
 
 
 class DomextPreTrainedModel(PreTrainedModel):
@@ -127,6 +134,7 @@ class DomextModel(DomextPreTrainedModel):
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
+        self.router = Routers(config)
         self.pooler = Pooler(config) if config.has_pooler else None
         self.post_init()
 
@@ -158,6 +166,7 @@ class DomextModel(DomextPreTrainedModel):
         if config.active_domains is not None:
             config.active_domains = [*config.active_domains, name]
         self._start(self.embeddings.add_domain(name))
+        self._start(self.router.add_domain(name))
         for layer in cast(list[Layer], self.encoder.layer):
             self._start(layer.add_domain(name))
 
@@ -171,8 +180,9 @@ class DomextModel(DomextPreTrainedModel):
         self.config.domains = {other: domain for other, domain in self.config.domains.items() if other != name}
         if self.config.active_domains is not None:
             self.config.active_domains = [other for other in self.config.active_domains if other != name]
-        if name in self.embeddings.domains:
-            del self.embeddings.domains[name]
+        for part in (self.embeddings, self.router):
+            if name in part.domains:
+                del part.domains[name]
         for layer in cast(list[Layer], self.encoder.layer):
             layer.drop_domain(name)
 
@@ -187,6 +197,93 @@ class DomextModel(DomextPreTrainedModel):
         """
         check_active(list(names or ()), self.config.domains)
         self.config.active_domains = None if names is None else list(names)
+
+    def set_router(self, name: str, table: Tensor, threshold: float) -> None:
+        """Give a domain a router, or another one.
+
+        Args:
+            name: the domain.
+            table: int32 [W + ROUTER_PAIRS], see `Router`; W words of the base.
+            threshold: log-odds from which a row is the domain's.
+
+        Raises:
+            ValueError: there is no such domain, or the table has another size.
+        """
+        check_active([name], self.config.domains)
+        num_words = len(table) - ROUTER_PAIRS
+        if not 0 < num_words <= self.config.base_vocab_size:
+            raise ValueError(
+                f"a router's table has {len(table)} numbers; it must have one for each of up to "
+                f"{self.config.base_vocab_size} words and {ROUTER_PAIRS} more."
+            )
+        self._describe_router(name, router_words=num_words, router_threshold=float(threshold))
+        self._start(self.router.add_domain(name))
+        cast(Router, self.router.domains[name]).weight.copy_(table)
+
+    def set_router_threshold(self, threshold: float, name: str | None = None) -> None:
+        """Say from which log-odds on a row is a domain's: higher leaves more rows to the base.
+
+        Args:
+            threshold: see `route`; it is saved with the model.
+            name: the domain; None: every domain that has a router.
+
+        Raises:
+            ValueError: no router is there.
+        """
+        names = self._list_routers() if name is None else [name]
+        check_active(names, self.config.domains)
+        for each in names:
+            if each not in self.router.domains:
+                raise ValueError(f"the domain {each!r} has no router; {_NO_ROUTER}")
+            self._describe_router(each, router_threshold=float(threshold))
+
+    def _describe_router(self, name: str, **values: Any) -> None:
+        domains = self.config.domains
+        self.config.domains = {**domains, name: replace(domains[name], **values)}
+
+    def _list_routers(self) -> list[str]:
+        names = sorted(self.router.domains)
+        if not names:
+            raise ValueError(f"no domain of the model has a router; {_NO_ROUTER}")
+        return names
+
+    @torch.no_grad()
+    def route(self, input_ids: Tensor, threshold: float | None = None) -> list[str]:
+        """Find the domain that each row belongs to, by the domains' routers; it costs next to nothing.
+
+        Args:
+            input_ids: int64 [B, N]; padding, [MASK] and the like do not count.
+            threshold: log-odds per word, from minus to plus infinity, from which a row is a domain's; None: the
+                domains' own, `router_threshold` in their description.
+
+        Returns:
+            B names: of the domains whose threshold a row reaches, the one that it exceeds most; "__base__" for a row
+            that reaches none. Domains without a router get no row.
+
+        Raises:
+            ValueError: no domain has a router.
+        """
+        names = self._list_routers()
+        limits = [self.config.domains[each].router_threshold if threshold is None else threshold for each in names]
+        scores = [self.router.domains[each](input_ids) for each in names]
+        margins = torch.stack([score - limit for score, limit in zip(scores, limits, strict=True)])
+        best, places = margins.max(0)
+        return [
+            names[place] if margin >= 0 else NO_DOMAIN
+            for margin, place in zip(best.tolist(), places.tolist(), strict=True)
+        ]
+
+    def name_rows(self, adapter_names: Sequence[str] | None, input_ids: Tensor | None) -> Sequence[str] | None:
+        """Put the names that the routers find in the place of "auto"; other names stay as they are.
+
+        Raises:
+            ValueError: there is no router, or a batch without `input_ids`, which routers read.
+        """
+        if adapter_names != AUTO:
+            return adapter_names
+        if input_ids is None:
+            raise ValueError('adapter_names is "auto", and routers read input_ids; inputs_embeds are given.')
+        return self.route(input_ids)
 
     def find_rows(self, adapter_names: Sequence[str] | None, num_rows: int) -> dict[str, Tensor] | None:
         """Return the rows that name a domain, by domain; None without names."""
@@ -235,8 +332,8 @@ class DomextModel(DomextPreTrainedModel):
             output_attentions: also return the base heads' weights (attn_implementation="eager" only).
             pool: run the pooler, if the model has one.
             adapter_names: for each row the domain that it uses, besides those in `config.active_domains` if these are
-                set, or "__base__" for none, as in peft: one batch serves many domains. None: all rows use the active
-                domains.
+                set, or "__base__" for none, as in peft: one batch serves many domains. "auto": the domains' routers
+                choose (`route`). None: all rows use the active domains.
             **kwargs: for the attention implementation.
 
         Returns:
@@ -252,6 +349,7 @@ class DomextModel(DomextPreTrainedModel):
         if keep_weights and self.config._attn_implementation != "eager":
             raise ValueError('output_attentions needs attn_implementation="eager": fused attention keeps no weights.')
         given = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
+        adapter_names = self.name_rows(adapter_names, input_ids)
         domain_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
         last, states, weights = self.encoder(
@@ -346,12 +444,13 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             inputs_embeds: as in `DomextModel`.
             labels: int64 [B, N], or [P] with `masked_positions`; -100 is ignored. Gives the mean loss.
             masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V + E] for these only.
-            adapter_names: B names, as in `DomextModel`.
+            adapter_names: B names or "auto", as in `DomextModel`.
             **kwargs: as in `DomextModel`.
 
         Returns:
             Logits [B, N, V + E] or [P, V + E], the loss with `labels`, and what was asked of the encoder.
         """
+        adapter_names = self.bert.name_rows(adapter_names, input_ids)
         encoded = self.bert(
             input_ids,
             attention_mask=attention_mask,
@@ -401,6 +500,7 @@ class DomextForPreTraining(DomextForMaskedLM):
             adapter_names: B names, as in `DomextModel`.
             **kwargs: as in `DomextModel`.
         """
+        adapter_names = self.bert.name_rows(adapter_names, input_ids)
         encoded = self.bert(input_ids, adapter_names=adapter_names, **kwargs)
         logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
         assert self.cls.seq_relationship is not None

@@ -1,0 +1,263 @@
+"""A domain's router: which rows are its text and which are left to the base, learned from a run's own texts.
+
+Enters: the prepared domain text and general text (--replay.corpus) of a run. Leaves: RUN/router with
+
+    tables.safetensors   a table of log-odds per domain, see `layers_domext.Router`
+    routers.json         the threshold of each domain, and what it keeps and takes of held-out text
+
+A logistic regression on the words of a row and on pairs of neighbours, hashed, each row's counts divided by its length.
+Rows of any length are learned from: beside each row there are pieces of it. The threshold is the score that
+`KEPT_FRAC` of one half of the held-out domain text reaches; shares are measured on the other half, and on held-out
+general text.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from scipy.sparse import csr_matrix
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import RunError
+from domext_ray.files import NUMBER, new_folder, read_json, write_json
+from domext_ray.model.base import Base
+from domext_ray.model.domext.configuration_domext import Domain
+from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+
+ROUTER, TABLES, DESCRIPTION = "router", "tables.safetensors", "routers.json"
+KEPT_FRAC = 0.97
+"""Share of held-out domain text that reaches the threshold."""
+TRAIN_ROWS, HELD_OUT_ROWS = 24_000, 4_000
+"""Most rows of each text that a router is fitted on, and measured on."""
+LONGEST, SHORTEST_LEARNED, SHORTEST_MEASURED = 128, 6, 16
+"""Words of a row that count at most; fewest words of a piece of it to learn from, and to measure on."""
+PIECES = 2
+"""Pieces of each row to learn from; one to measure on."""
+_SCALE, _MAX_ITERATIONS = 10.0, 300  # of the features, at scikit-learn's own regularisation
+_REMEDY = "delete its folder and run the training job again, which fits the router anew"
+Rows = list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class RouterRecord:
+    """What routers.json says of a domain's router.
+
+    Args:
+        threshold: log-odds per word from which a row is the domain's.
+        kept: share of held-out domain text that it gives the domain, 0 to 1.
+        taken: share of held-out general text that it gives the domain, 0 to 1.
+    """
+
+    threshold: float
+    kept: float
+    taken: float
+
+
+def fit_router(
+    domain: Manifest, general: Manifest, tokenizer: PreTrainedTokenizerBase, num_words: int, seed: int
+) -> tuple[Tensor, RouterRecord]:
+    """Learn to tell a domain's text from general text.
+
+    Args:
+        domain: the prepared domain text.
+        general: the prepared general text.
+        tokenizer: its special words do not count.
+        num_words: words of the base; new words do not count, for the general text may not have them.
+        seed: of the pieces.
+
+    Returns:
+        The table, int32 [num_words + ROUTER_PAIRS], and what it reaches on held-out text.
+    """
+    draw = np.random.default_rng(seed)
+    own, others = (
+        _add_pieces(_read_rows(each, "train", TRAIN_ROWS), draw, PIECES, SHORTEST_LEARNED) for each in (domain, general)
+    )
+    counts = np.ones(num_words, dtype=bool)
+    counts[[each for each in tokenizer.all_special_ids if each < num_words]] = False
+    router = Router(Domain(router_words=num_words))
+    router.weight.copy_(_fit_table(own, others, counts))
+
+    held_out = _read_rows(domain, "held_out", HELD_OUT_ROWS)
+    tests = (held_out[::2], held_out[1::2] or held_out, _read_rows(general, "held_out", HELD_OUT_ROWS))
+    first, second, other = (
+        _score(router, _add_pieces(rows, draw, 1, SHORTEST_MEASURED), tokenizer.pad_token_id) for rows in tests
+    )
+    threshold = _floor(np.quantile(first, 1 - KEPT_FRAC, method="lower"))
+    return router.weight, RouterRecord(
+        threshold, float((second >= threshold).mean()), float((other >= threshold).mean())
+    )
+
+
+def _read_rows(manifest: Manifest, split: Split, most: int) -> Rows:
+    """Rows of a split, evenly spread over it, each of `LONGEST` words at most."""
+    total = manifest.num_rows(split)
+    numbers = np.arange(min(total, most), dtype=np.int64) * total // min(total, most)
+    sizes = [each.num_rows for each in manifest.records(split)]
+    values, lengths = flatten_lists(take_numbered(manifest.paths(split), sizes, numbers), "input_ids")
+    return [row[:LONGEST].astype(np.int64) for row in np.split(values, np.cumsum(lengths)[:-1])]
+
+
+def _add_pieces(rows: Rows, draw: np.random.Generator, number: int, shortest: int) -> Rows:
+    """Rows, and pieces of them whose lengths are even on a logarithmic scale."""
+    pieces = []
+    for row in rows * number:
+        size = min(len(row), int(np.exp(draw.uniform(np.log(shortest), np.log(max(shortest, len(row)) + 1)))))
+        first = draw.integers(0, len(row) - size + 1)
+        pieces.append(row[first : first + size])
+    return [*rows, *pieces]
+
+
+def _count_words(rows: Rows, counts: np.ndarray) -> csr_matrix:
+    """How often each row has each word and each hashed pair, by the number of its words: [R, V + ROUTER_PAIRS]."""
+    columns, numbers = [], []
+    for row in rows:
+        known = row < len(counts)
+        known[known] = counts[row[known]]
+        both = known[:-1] & known[1:]
+        columns.append(np.concatenate([row[known], len(counts) + hash_pairs(row[:-1], row[1:])[both]]))
+        numbers.append(max(1, known.sum()))
+    sizes = [len(each) for each in columns]
+    values = np.repeat(_SCALE / np.array(numbers), sizes)
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    return csr_matrix((values, np.concatenate(columns), ends), shape=(len(rows), len(counts) + ROUTER_PAIRS))
+
+
+def _fit_table(domain: Rows, general: Rows, counts: np.ndarray) -> Tensor:
+    """Fit the log-odds; each word has the constant in it, for they are averaged."""
+    labels = np.repeat([1, 0], [len(domain), len(general)])
+    model = LogisticRegression(class_weight="balanced", max_iter=_MAX_ITERATIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the last digits decide no row
+        model.fit(_count_words([*domain, *general], counts), labels)
+    table = model.coef_[0] * _SCALE
+    table[: len(counts)] += model.intercept_[0]
+    table = np.round(table / ROUTER_UNIT).astype(np.int32)
+    table[: len(counts)][~counts] = ROUTER_SKIPS
+    return torch.from_numpy(table)
+
+
+def _score(router: Router, rows: Rows, pad_id: int) -> np.ndarray:
+    padded = torch.full((len(rows), max(map(len, rows))), pad_id)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = torch.from_numpy(row)
+    return torch.cat([router(batch) for batch in padded.split(256)]).numpy()
+
+
+def _floor(score: float) -> float:
+    """A score, rounded down to digits that one can read; a finite one, where rows have no words."""
+    return float(np.floor(np.nan_to_num(score, neginf=0.0) * 1e4) / 1e4)
+
+
+def provide_routers(
+    config: PretrainConfig,
+    run_dir: Path,
+    texts: tuple[Manifest, Manifest | None],
+    tokenizer_dir: Path,
+    base: Base | None,
+    start: Path | None,
+) -> None:
+    """Fit the router of a run's domain, where it has one and general text, beside those of the run it starts from.
+
+    Args:
+        config: the run.
+        run_dir: its directory.
+        texts: its prepared domain text and general text.
+        tokenizer_dir: its tokenizer.
+        base: its base; None for random weights, beside which no row is left.
+        start: the run that it starts from.
+
+    Raises:
+        RunError: routers of the earlier run are damaged.
+    """
+    routers = {**(read_routers(start) if start else {}), **read_routers(run_dir)}
+    domain, general = texts
+    if config.method.has_domain and general is not None and base is not None:
+        tokenizer = load_tokenizer(tokenizer_dir)
+        fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed)
+        routers[config.method.domain] = fitted
+        print(f"router: {describe_router(config, asdict(fitted[1]))}", flush=True)
+    if routers:
+        save_routers(run_dir, routers)
+
+
+def save_routers(run_dir: Path, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
+    """Write a run's routers, tables and records by domain, into RUN/router."""
+    with new_folder(run_dir / ROUTER, replaces=True) as folder:
+        save_file({name: table for name, (table, _) in routers.items()}, folder / TABLES)
+        write_json(folder / DESCRIPTION, {name: asdict(record) for name, (_, record) in routers.items()})
+
+
+def read_records(run_dir: Path) -> dict[str, RouterRecord]:
+    """Return what is known of a run's routers, by domain; empty where it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = run_dir / ROUTER / DESCRIPTION
+    if not path.exists():
+        return {}
+    values = read_json(path, _REMEDY)
+    names = [each.name for each in fields(RouterRecord)]
+    read_json(path, _REMEDY, {f"{domain}.{name}": NUMBER for domain in values for name in names})
+    return {domain: RouterRecord(**{name: record[name] for name in names}) for domain, record in values.items()}
+
+
+def read_routers(run_dir: Path) -> dict[str, tuple[Tensor, RouterRecord]]:
+    """Return the tables and records of a run's routers, by domain; empty where it has none.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    records = read_records(run_dir)
+    path = run_dir / ROUTER / TABLES
+    try:
+        tables = load_file(path) if records else {}
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} is damaged or missing ({error}); {_REMEDY}.") from error
+    if tables.keys() != records.keys():
+        raise RunError(f"{path} has the routers of other domains than {DESCRIPTION}; {_REMEDY}.")
+    return {name: (tables[name], record) for name, record in records.items()}
+
+
+def attach_routers(model: DomextForMaskedLM, run_dir: Path) -> None:
+    """Give the domains of a run's model their routers, where the run has some.
+
+    Raises:
+        RunError: a file is damaged, or of another model.
+    """
+    for name, (table, record) in read_routers(run_dir).items():
+        try:
+            model.bert.set_router(name, table, record.threshold)
+        except ValueError as error:
+            raise RunError(f"{run_dir / ROUTER} does not fit the run's model ({error}); {_REMEDY}.") from error
+
+
+def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) -> str:
+    """Return the sentence of a page or a card about a run's router; empty for a method without a domain.
+
+    Args:
+        config: the run.
+        record: values of its `RouterRecord`; None: it has none, or none yet.
+    """
+    if not config.method.has_domain:
+        return ""
+    if record is None:
+        return "" if config.replay.corpus else "none, as no general text was given (--replay.corpus)"
+    return (
+        f"gives the domain {record['kept']:.1%} of held-out domain text and {record['taken']:.1%} of held-out general "
+        f"text, at the threshold {record['threshold']:.2f}"
+    )

@@ -1,0 +1,202 @@
+"""Routers learned from made text: what they keep and take, where they are stored, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from conftest import make_tiny_base
+from test_bank import make_run
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
+from domext_ray.corpus.manifest import Manifest, ShardRecord
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.downstream.start.model import read_model
+from domext_ray.errors import RunError
+from domext_ray.export.model_folder import export_run, rebuild_run
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.domext.configuration_domext import Domain
+from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.training import router as router_room
+from domext_ray.training.router import (
+    RouterRecord,
+    attach_routers,
+    describe_router,
+    fit_router,
+    provide_routers,
+    read_records,
+    read_routers,
+    save_routers,
+)
+
+OWN, COMMON, OTHER = range(60, 100), range(100, 180), range(180, 220)
+METHOD = MethodConfig(domain="clinic", heads=1, ffn_units=6)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return load_base(str(make_tiny_base(tmp_path_factory.mktemp("bases") / "tiny")))
+
+
+def write_text(folder: Path, words: range, seed: int = 0, sizes: tuple[int, int] = (300, 80)) -> Manifest:
+    """A prepared corpus, a third of whose words are its own, the others anybody's."""
+    draw = np.random.default_rng(seed)
+    folder.mkdir()
+    shards = []
+    for split, number in zip(("train", "held_out"), sizes, strict=True):
+        rows = []
+        for _ in range(number):
+            size = draw.integers(12, 60)
+            is_own = draw.random(size) < 0.33
+            rows.append([2, *np.where(is_own, draw.choice(words, size), draw.choice(COMMON, size)).tolist(), 3])
+        path = folder / f"{split}-000000.arrow"
+        table = pa.table({"input_ids": pa.array(rows, type=pa.list_(pa.int32()))})
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+        shards.append((ShardRecord(path.name, number, sum(map(len, rows)), ""),))
+    return Manifest(folder, "f", 64, "t", {}, *shards, 1, {})
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Manifest]:
+    folder = tmp_path_factory.mktemp("texts")
+    return write_text(folder / "domain", OWN), write_text(folder / "general", OTHER, seed=1)
+
+
+def fit(base: Base, texts: tuple[Manifest, Manifest], seed: int = 0) -> tuple[torch.Tensor, RouterRecord]:
+    return fit_router(*texts, load_tokenizer(base.tokenizer_folder), base.config.vocab_size, seed)
+
+
+def test_domain_text_is_kept_and_general_text_is_left(base: Base, texts: tuple[Manifest, Manifest]) -> None:
+    table, record = fit(base, texts)
+    assert table.dtype == torch.int32 and len(table) == base.config.vocab_size + ROUTER_PAIRS
+    assert record.kept >= 0.9 and record.taken <= 0.05
+    assert (table[list(OWN)] > table[list(COMMON)].max()).float().mean() > 0.9
+    assert (table[list(OTHER)] < table[list(COMMON)].min()).float().mean() > 0.9
+    again, same = fit(base, texts)
+    assert torch.equal(table, again) and record == same
+
+
+def test_the_threshold_keeps_its_share_of_the_other_half(
+    base: Base, texts: tuple[Manifest, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thresholds = []
+    for share in (0.5, 0.97):
+        monkeypatch.setattr(router_room, "KEPT_FRAC", share)
+        record = fit(base, texts)[1]
+        assert abs(record.kept - share) < 0.15
+        thresholds.append(record.threshold)
+    assert thresholds[0] > thresholds[1]
+
+
+def test_shares_are_those_of_texts_that_cannot_be_told_apart(base: Base, texts: tuple[Manifest, Manifest]) -> None:
+    record = fit(base, (texts[0], replace(texts[0], train=texts[0].held_out)))[1]
+    assert record.taken > 0.8, "nothing is hidden where the general text is the domain's"
+
+
+def test_special_and_unknown_words_do_not_count(base: Base, texts: tuple[Manifest, Manifest]) -> None:
+    table, _ = fit(base, texts)
+    num_words = base.config.vocab_size
+    specials = load_tokenizer(base.tokenizer_folder).all_special_ids
+    assert (table[:num_words] == ROUTER_SKIPS).nonzero().flatten().tolist() == sorted(specials)
+    router = Router(Domain(router_words=num_words))
+    router.weight.copy_(table)
+    row = torch.tensor([[70, 71, 110, 75]])
+    around = torch.tensor([[2, 70, 71, 110, 75, 3, 0, 0], [num_words + 3, 70, 71, 110, 75, num_words, 4, 1]])
+    assert router(row).expand(2).equal(router(around))
+    assert router(torch.tensor([[2, 3, 0], [num_words, 4, 0]])).tolist() == [-torch.inf, -torch.inf]
+    parts = [table[place].item() for place in (70, 71, 110, 75)]
+    pairs = [(first * 48_271 + second) % 65_521 for first, second in ((70, 71), (71, 110), (110, 75))]
+    parts += [table[num_words + place].item() for place in pairs]
+    assert router(row).item() == pytest.approx(sum(parts) * 1e-4 / 4, abs=1e-12)
+
+
+def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], start: Path | None = None) -> None:
+    config = PretrainConfig(base=str(base.folder), method=METHOD)
+    provide_routers(config, run_dir, texts, run_dir / "tokenizer", base, start)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_export_has_the_run_s_router(
+    dtype: torch.dtype, base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    make_run(base, run_dir, METHOD)
+    provide(base, run_dir, texts)
+    table, record = read_routers(run_dir)["clinic"]
+    assert f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}\n" == capsys.readouterr().out
+    export_run(run_dir, tmp_path / "export", dtype)
+    loaded: Any = DomextForMaskedLM.from_pretrained(tmp_path / "export").eval()
+    assert torch.equal(loaded.bert.router.domains["clinic"].weight, table)
+    assert loaded.config.domains["clinic"].router_threshold == record.threshold
+    ids = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]])
+    names = ["clinic", "__base__"]
+    assert loaded.bert.route(ids) == names == rebuild_run(run_dir).model.bert.route(ids)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids, adapter_names="auto").logits, loaded(ids, adapter_names=names).logits)
+    for source in (run_dir, tmp_path / "export"):  # as fine-tuning and measuring read them
+        assert torch.equal(read_model(str(source), "--model").tensors["bert.router.domains.clinic.weight"].int(), table)
+
+
+def test_without_general_text_there_is_none_and_it_is_said(
+    base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    make_run(base, run_dir, METHOD)
+    provide(base, run_dir, (texts[0], None))
+    assert not (run_dir / "router").exists() and read_records(run_dir) == {} == read_routers(run_dir)
+    export_run(run_dir, tmp_path / "export")
+    sentence = "none, as no general text was given (--replay.corpus)"
+    assert f"| Router | {sentence} |" in (tmp_path / "export" / "README.md").read_text()
+    loaded: Any = DomextForMaskedLM.from_pretrained(tmp_path / "export")
+    with pytest.raises(ValueError, match="no domain of the model has a router; a run with general text"):
+        loaded(torch.tensor([[2, 70, 3]]), adapter_names="auto")
+
+
+def test_routers_of_the_run_before_come_along(base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run_dir in (first, second):
+        make_run(base, run_dir, METHOD)
+    own = fit(base, texts)
+    save_routers(first, {"law": own})
+    provide(base, second, texts, first)
+    assert read_records(second).keys() == {"law", "clinic"}
+    assert torch.equal(read_routers(second)["law"][0], own[0])
+    with pytest.raises(RunError, match="does not fit the run's model"):
+        attach_routers(rebuild_run(tmp_path / "first").model, second)
+
+
+def test_what_is_said_follows_the_run() -> None:
+    record = {"threshold": 1.234, "kept": 0.9712, "taken": 0.0049}
+    config = PretrainConfig(method=METHOD, replay=ReplayConfig(corpus="general.txt"))
+    assert describe_router(config, None) == "", "it is fitted at the end"
+    assert describe_router(config, record) == (
+        "gives the domain 97.1% of held-out domain text and 0.5% of held-out general text, at the threshold 1.23"
+    )
+    full = replace(config, method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0))
+    assert describe_router(replace(full, replay=ReplayConfig()), None) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("routers.json", "{"),
+        ("routers.json", '{"clinic": {"threshold": "high", "kept": 1, "taken": 0}}'),
+        ("routers.json", '{"law": {"threshold": 1, "kept": 1, "taken": 0}}'),
+        ("tables.safetensors", "x"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(
+    file: str, content: str, base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path
+) -> None:
+    save_routers(tmp_path, {"clinic": fit(base, texts)})
+    (tmp_path / "router" / file).write_text(content)
+    with pytest.raises(RunError, match=r"delete its folder and run the training job again"):
+        read_routers(tmp_path)
