@@ -357,6 +357,7 @@ class PretrainConfig:
             self.objective.keep,
             "none when --base is none, for there is no base to keep",
         )
+        self._check_distillation()
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
@@ -397,6 +398,14 @@ class PretrainConfig:
             f"below --optim.decay_steps ({self.optim.decay_steps})",
         )
         check_batch(self.train, self.scale)
+
+    def _check_distillation(self) -> None:
+        """Refuse new words that are fitted to a base where there are none, or no base that reads as the model does."""
+        option, value = "method.word_init", self.method.word_init
+        if value == "distill":
+            has_words = self.vocab.extends_base and self.base != "none"
+            require(has_words, option, value, "random without new words beside a base (--vocab.size, --vocab.words)")
+            require(not self.objective.is_left_to_right, option, value, "random or subword_mean with left_to_right")
 
 
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -307,6 +307,21 @@ def flatten_lists(rows: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:
     return lists.flatten().to_numpy(zero_copy_only=False), lengths.astype(np.int64)
 
 
+def read_train_batches(manifest: Manifest) -> Iterator[pa.RecordBatch]:
+    """Yield the training rows of a corpus in the manifest's order, memory-mapped."""
+    for path in manifest.paths("train"):
+        yield from _open_shard(path)[0]
+
+
+def count_tokens(manifest: Manifest, num_words: int) -> np.ndarray:
+    """Count the tokens of a corpus's training rows by their id, int64 [num_words]; ids from there on do not count."""
+    counts = np.zeros(num_words, dtype=np.int64)
+    for batch in read_train_batches(manifest):
+        ids = batch.column("input_ids").flatten().to_numpy()
+        counts += np.bincount(ids[ids < num_words], minlength=num_words)
+    return counts
+
+
 def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.ndarray:
     """Return the words that occur most often in a corpus's training rows; of equally frequent ones the lowest ids.
 
@@ -318,9 +333,5 @@ def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.n
     Returns:
         int64 [number], ids in ascending order.
     """
-    counts = np.zeros(num_words, dtype=np.int64)
-    for path in manifest.paths("train"):
-        for batch in _open_shard(path)[0]:
-            ids = batch.column("input_ids").flatten().to_numpy()
-            counts += np.bincount(ids[ids < num_words], minlength=num_words)
+    counts = count_tokens(manifest, num_words)
     return np.sort(np.argsort(-counts, kind="stable")[:number])

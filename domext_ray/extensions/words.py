@@ -15,7 +15,9 @@ from domext_ray.extensions.modules import EXBERT
 class WordOptions(TrainedPart):
     """Options of new words; which ones there are is an option of the vocabulary."""
 
-    word_init: Literal["random", "subword_mean"] = "random"  # new words' embeddings; or the mean of the base's pieces
+    word_init: Literal["random", "subword_mean", "distill"] = (
+        "random"  # new words' start; or the mean of the base's pieces; or fitted to what the base makes of these
+    )
 
 
 class NewWords(Extension[WordOptions]):
@@ -31,7 +33,7 @@ class NewWords(Extension[WordOptions]):
 
     def check(self, method: WordOptions) -> None:
         """See `Extension.check`."""
-        check_choice(method, "word_init", ("random", "subword_mean"))
+        check_choice(method, "word_init", ("random", "subword_mean", "distill"))
 
     def count(self, shape: Shape, method: WordOptions) -> int:
         """Count d parameters per word."""

@@ -191,7 +191,8 @@ def build_model(
         shape: encoder to make when there is no base.
         method: extensions, and the rule that says what trains.
         vocab_size: words that the tokenizer has, the new ones not counted.
-        new_words: the base's pieces of every extension word, for `method.word_init`.
+        new_words: the base's pieces of every extension word, for `method.word_init` (`training.distillation` goes on
+            from their mean).
         next_sentence: make a `DomextForPreTraining`.
         causal: tokens attend to those before them only.
         pad_token_id: id of [PAD].
@@ -226,7 +227,7 @@ def build_model(
         missing, unexpected = model.load_state_dict(base.tensors, strict=False)
         assert not unexpected, unexpected
         assert all(is_extension(name) or name.startswith(HEADS) for name in missing), missing
-        if method.word_init == "subword_mean" and new_words:
+        if method.word_init in ("subword_mean", "distill") and new_words:
             _start_from_pieces(model, new_words)
     elif shape.position_init == "sinusoidal":
         _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, config.initializer_range)

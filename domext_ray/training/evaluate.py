@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.draws import hash_counters
-from domext_ray.corpus.manifest import Manifest, take_numbered
+from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer
 from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
@@ -75,8 +75,9 @@ def build_domain_batches(
     num_rows: int,
     batch_size: int,
     pad_to: int = 0,
+    split: Split = "held_out",
 ) -> list[MaskedBatch]:
-    """Mask a fixed choice of held-out rows.
+    """Mask a fixed choice of rows, those that are held out unless told otherwise.
 
     Args:
         manifest: the prepared corpus.
@@ -85,12 +86,13 @@ def build_domain_batches(
         num_rows: rows at most; which ones depends on the corpus only.
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
+        split: where the rows are from.
     """
-    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows("held_out"))), kind="stable")
-    shard_rows = [each.num_rows for each in manifest.records("held_out")]
-    table = take_numbered(manifest.paths("held_out"), shard_rows, np.sort(order[:num_rows]))
+    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")
+    shard_rows = [each.num_rows for each in manifest.records(split)]
+    table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[:num_rows]))
     if manifest.pairs:
-        table = make_pair_drawer(manifest, "held_out", EVALUATION_SEED).draw(table, epoch=0)
+        table = make_pair_drawer(manifest, split, EVALUATION_SEED).draw(table, epoch=0)
     masker = Masker(tokenizer, objective, EVALUATION_SEED)
     return masker.collate(masker.mask(table, epoch=0), batch_size, pad_to)
 

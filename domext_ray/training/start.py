@@ -33,7 +33,7 @@ from domext_ray.training.checkpoint import (
     wait_for_checkpoint,
 )
 
-_NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
+NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 
 def read_run_config(run_dir: Path) -> PretrainConfig:
@@ -158,7 +158,7 @@ def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> N
     with torch.no_grad():
         for name, value in changed_tensors(start).items():
             param = own.get(name)
-            if param is not None and name in _NEW_WORD_TENSORS and param.shape[0] > value.shape[0]:
+            if param is not None and name in NEW_WORD_TENSORS and param.shape[0] > value.shape[0]:
                 param[: value.shape[0]].copy_(value)
             elif param is None or param.shape != value.shape:
                 raise RunError(
@@ -180,6 +180,19 @@ def pick_fixed(model: DomextForMaskedLM, start: Checkpoint) -> dict[str, Tensor]
     own = _name_tensors(model)
     names = [name for name in changed_tensors(start) if not own[name].requires_grad]
     return {name: own[name].detach().cpu().clone() for name in names}
+
+
+def has_own_words(model: DomextForMaskedLM, start: Checkpoint | None) -> bool:
+    """Whether a model has new words that are not from the run that it goes on from."""
+    earlier = {} if start is None else changed_tensors(start)
+    name = NEW_WORD_TENSORS[0]
+    return name not in earlier or len(earlier[name]) < len(_name_tensors(model)[name])
+
+
+def copy_new_words(model: DomextForMaskedLM) -> dict[str, Tensor]:
+    """Return the new words' vectors and biases by name, for checkpoints to carry."""
+    own = _name_tensors(model)
+    return {name: own[name].detach().cpu().clone() for name in NEW_WORD_TENSORS}
 
 
 def choose_shifted_words(model: DomextForMaskedLM, domain: str, manifest: Manifest) -> dict[str, Tensor]:

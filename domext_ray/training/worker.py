@@ -25,6 +25,7 @@ from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.runs.events import enter_phase, tell_driver
 from domext_ray.training.batches import BatchMaker
@@ -37,15 +38,19 @@ from domext_ray.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.phases import make_phases
 from domext_ray.training.start import (
+    NEW_WORD_TENSORS,
     apply_start,
     build_run_model,
     choose_shifted_words,
+    copy_new_words,
+    has_own_words,
     load_start,
     pick_fixed,
 )
@@ -153,10 +158,16 @@ class PretrainWorker:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
         else:
-            if self.task.init_from is not None:
-                start = load_start(self.task.init_from, self.task.starts_from)
-                apply_start(model, start, self.task.init_from)
+            init_from = self.task.init_from
+            start = None if init_from is None else load_start(init_from, self.task.starts_from)
+            distills = config.method.word_init == "distill" and has_own_words(model, start)
+            if distills:
+                self._distill_words(model)
+            if init_from is not None and start is not None:
+                apply_start(model, start, init_from)
                 self.fixed = pick_fixed(model, start)
+            if distills and config.method.trains == "domain":  # the words stay as they are now
+                self.fixed |= copy_new_words(model)
             if config.method.domain not in (self.task.earlier or Extensions()).domains:
                 self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
         dtype = config.engine.base_dtype
@@ -176,6 +187,25 @@ class PretrainWorker:
             objective=make_loss(config, self.base, network, self.fixed, self.device),
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
+
+    def _distill_words(self, model: DomextForMaskedLM) -> None:
+        """Fit the new words on every rank; the first one's result counts."""
+        assert self.base is not None, "new words stand beside a base"
+        self._enter_phase("fitting the new words")
+        distill_new_words(
+            model,
+            self.manifest,
+            self.tokenizer,
+            load_tokenizer(self.base.tokenizer_folder),
+            self.config.objective,
+            seed=self.config.seed,
+            device=self.device,
+            tell=lambda text: tell_driver(self.task.run_dir, text) if self.rank == 0 else None,
+        )
+        for param in (model.get_parameter(name) for name in NEW_WORD_TENSORS):
+            values = param.detach().to(self.device)
+            dist.broadcast(values, src=0)
+            param.data.copy_(values)
 
     def run(self, last_step: int = 0, *, evaluate_start: bool = True) -> None:
         """Train from the current step to a limit, or to the first step at which the driver asks to end; then save.

@@ -1,0 +1,83 @@
+"""Prepared training rows -> short snippets around new words, some for each word, chosen by hashes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.manifest import Manifest, count_tokens, read_train_batches
+
+_SPARE = 4
+"""Occurrences of a word that are looked at for every one that is wanted."""
+_OCCURRENCE = 41  # purpose of a hash: no two draws share their counters
+
+
+@dataclass(frozen=True)
+class Snippets:
+    """Snippets of a corpus around its new words.
+
+    Args:
+        ids: tokens of each snippet, without [CLS] and [SEP], int64.
+        counts: occurrences of each new word in the corpus' training rows, int64 [E].
+        num_tokens: tokens of these rows.
+    """
+
+    ids: list[np.ndarray]
+    counts: np.ndarray
+    num_tokens: int
+
+
+def find_snippets(
+    manifest: Manifest, is_inside: np.ndarray, first_id: int, *, per_word: int, length: int, seed: int
+) -> Snippets:
+    """Choose snippets so that each new word occurs `per_word` times in them, where the corpus has it that often.
+
+    The rarest words come first, and of a word the occurrences with the lowest hashes. A snippet counts for every new
+    word in it, so that frequent words need hardly one of their own.
+
+    Args:
+        manifest: the prepared corpus.
+        is_inside: whether a token is the inside of a word (`##…`), bool [V + E].
+        first_id: the first new word's id, V; the others follow.
+        per_word: occurrences of a word that are wanted.
+        length: tokens of a snippet, at most.
+        seed: of the hashes.
+    """
+    tokens = count_tokens(manifest, len(is_inside))
+    counts = tokens[first_id:]
+    share = np.minimum(1.0, _SPARE * per_word / np.maximum(counts, 1))
+    batches = list(read_train_batches(manifest))
+    found = []
+    for number, batch in enumerate(batches):
+        ids = batch.column("input_ids").flatten().to_numpy()
+        places = np.flatnonzero(ids >= first_id)
+        words, draws = ids[places] - first_id, hash_counters(seed, _OCCURRENCE, number, places)
+        kept = to_uniform(draws) < share[words]
+        found.append((words[kept], draws[kept], np.full(int(kept.sum()), number), places[kept]))
+    words, draws, numbers, places = (np.concatenate(each) for each in zip(*found, strict=True))
+    num_found = np.zeros(len(counts), dtype=np.int64)
+    snippets = []
+    for i in np.lexsort((draws, words, counts[words])):
+        if num_found[words[i]] < per_word:
+            lists = batches[numbers[i]].column("input_ids")
+            ids = _cut(lists, int(places[i]), is_inside, length)
+            ids = ids[(ids != manifest.cls_id) & (ids != manifest.sep_id)]
+            np.add.at(num_found, ids[ids >= first_id] - first_id, 1)
+            snippets.append(ids)
+    return Snippets(snippets, counts, int(tokens.sum()))
+
+
+def _cut(lists: pa.ListArray, place: int, is_inside: np.ndarray, length: int) -> np.ndarray:
+    """Return the tokens around a place of a list column's values, of one row, from the start of a word on."""
+    ends = lists.offsets.to_numpy() - lists.offsets[0].as_py()
+    row = int(np.searchsorted(ends, place, side="right"))
+    first, end = int(ends[row - 1]), int(ends[row])
+    ids = lists.flatten().to_numpy()
+    start = max(first, min(place - length // 2, end - length))
+    end = min(end, start + length)
+    while start < place and is_inside[ids[start]]:
+        start += 1
+    return ids[start:end].astype(np.int64)

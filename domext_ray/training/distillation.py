@@ -1,0 +1,258 @@
+"""New words that start where the base's pieces of them lead: their vectors are fitted before the first step.
+
+Enters: a model at its start, the new words, and the prepared corpus. Leaves: new rows of the word table, and biases.
+
+Source: Dobler, Elliott and de Melo, "Token Distillation: Attention-Aware Input Embeddings for New Tokens", 2025
+(arXiv 2505.20133). A new word's vector is fitted so that the frozen model's hidden states with that one token are those
+with the pieces. The paper has decoders and their last layer. Deviations: an encoder's states on both sides of the word
+count, and those of a word in several tokens are averaged; all new words of a snippet are replaced at once; the states
+are those of the lower half of the layers, which costs half and brought as much. The rows are tied to the output, where
+the paper has no answer: here each word's bias is such that the model predicts it as often as the text has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.snippets import find_snippets
+from domext_ray.corpus.vocabulary.extension import decompose
+from domext_ray.corpus.vocabulary.word_counts import PREFIX
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.graft import bypass_extensions
+from domext_ray.progress import format_seconds
+from domext_ray.training.evaluate import build_domain_batches
+
+NUM_SNIPPETS = 4_000
+"""Snippets that few words share between them; a word has at least and at most as many as `SNIPPETS_PER_WORD` says."""
+SNIPPETS_PER_WORD = 6, 100
+SNIPPET_TOKENS = 24
+SNIPPETS_PER_STEP = 32
+MIN_STEPS = 100
+"""Of few snippets fewer are read per step."""
+RELATIVE_LR = 0.03
+"""Adam's rate at the start, as a share of the standard deviation of the base's word table; it falls to 0."""
+BIAS_TOKENS = 16_384
+"""Tokens of the text, in their natural mixture, of which some are masked to fit the biases."""
+BIAS_ROUNDS = 20
+TELL_SECONDS = 30.0
+
+_ORDER = 42  # purpose of a hash: no two draws share their counters
+
+Word = tuple[tuple[int, ...], tuple[int, ...]]
+"""A word of a snippet: its tokens with the new words, and the base's."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Snippets as one of the two models reads them, B rows padded to N tokens.
+
+    Args:
+        ids: int64 [B, N].
+        words: the word of each token, counted over the batch, int64 [B, N]; -1 for padding.
+    """
+
+    ids: Tensor
+    words: Tensor
+
+
+def distill_new_words(
+    model: DomextForMaskedLM,
+    manifest: Manifest,
+    tokenizer: PreTrainedTokenizerBase,
+    base_tokenizer: PreTrainedTokenizerBase,
+    objective: ObjectiveConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Fit the new words' vectors and biases; nothing else of the model changes.
+
+    A word that the training rows do not have keeps its vector. The result depends on the arguments alone, on a CPU to
+    the last digit.
+
+    Args:
+        model: at its start, the new words at the mean of their pieces; on the CPU, where it is afterwards.
+        manifest: the prepared corpus.
+        tokenizer: over base and new words.
+        base_tokenizer: the base's.
+        objective: what the run predicts.
+        seed: decides which snippets are read, and in which order.
+        device: where to compute.
+        tell: takes a sentence on how far it is, now and then.
+    """
+    started = time.monotonic()
+    first_id = cast(DomextConfig, model.config).base_vocab_size
+    entries = _list_entries(tokenizer)
+    is_inside = np.array([each.startswith(PREFIX) and each != PREFIX for each in entries])
+    least, most = SNIPPETS_PER_WORD
+    per_word = min(most, max(least, NUM_SNIPPETS // (len(entries) - first_id)))
+    snippets = find_snippets(manifest, is_inside, first_id, per_word=per_word, length=SNIPPET_TOKENS, seed=seed)
+    num_missing = int((snippets.counts == 0).sum())
+    tell(f"new words: fitting {len(snippets.counts) - num_missing:,} to the base on {len(snippets.ids):,} snippets")
+    module = cast(nn.Module, model)
+    was_training = module.training
+    module.to(device).eval()
+    with bypass_extensions(module):
+        longest = cast(DomextConfig, model.config).max_row_length - 2
+        words = _split_words(snippets.ids, entries, is_inside, base_tokenizer, first_id)
+        words = [_shorten(each, longest) for each in words]
+        order = np.argsort(hash_counters(seed, _ORDER, np.arange(len(words))), kind="stable")
+        _fit_embeddings(model, [words[i] for i in order], tokenizer, tell)
+        num_rows = max(1, BIAS_TOKENS // manifest.seq_length)
+        batches = build_domain_batches(manifest, tokenizer, objective, num_rows=num_rows, batch_size=16, split="train")
+        # A word that is nowhere counts as half an occurrence, so that it is hardly predicted.
+        frequencies = torch.from_numpy((snippets.counts + 0.5) / snippets.num_tokens)
+        fit_biases(model, *_score_known(model, batches), frequencies)
+    module.to("cpu").train(was_training)
+    missing = f"; {num_missing:,} that no row has start from the mean of their pieces" if num_missing else ""
+    tell(f"new words: fitted in {format_seconds(time.monotonic() - started)}{missing}")
+
+
+def _list_entries(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The vocabulary by id; ids without an entry are empty."""
+    vocabulary = tokenizer.get_vocab()
+    entries = [""] * (max(vocabulary.values()) + 1)
+    for entry, number in vocabulary.items():
+        entries[number] = entry
+    return entries
+
+
+def _split_words(
+    snippets: Sequence[np.ndarray],
+    entries: Sequence[str],
+    is_inside: np.ndarray,
+    base_tokenizer: PreTrainedTokenizerBase,
+    first_id: int,
+) -> list[list[Word]]:
+    """Cut snippets into words, each with its tokens of both vocabularies."""
+    split = [
+        [tuple(each.tolist()) for each in np.split(ids, np.flatnonzero(~is_inside[ids])) if len(each)]
+        for ids in snippets
+    ]
+    changed = sorted({word for words in split for word in words if max(word) >= first_id})
+    texts = [entries[word[0]] + "".join(entries[each].removeprefix(PREFIX) for each in word[1:]) for word in changed]
+    pieces = dict(zip(changed, map(tuple, decompose(base_tokenizer, texts)), strict=True))
+    return [[(word, pieces.get(word, word)) for word in words] for words in split]
+
+
+def _shorten(words: Sequence[Word], longest: int) -> Sequence[Word]:
+    """Leave words out from the end until the base's tokens fit into a row."""
+    ends = np.cumsum([len(pieces) for _, pieces in words])
+    return words[: int(np.searchsorted(ends, longest, side="right"))]
+
+
+def _lay_out(snippets: Sequence[Sequence[Word]], side: int, tokenizer: PreTrainedTokenizerBase) -> Side:
+    """Make the rows of one vocabulary (`Word`): [CLS], the words, [SEP]; the same words have the same numbers."""
+    rows, numbers, first = [], [], 0
+    for words in snippets:
+        tokens = [(tokenizer.cls_token_id,), *(word[side] for word in words), (tokenizer.sep_token_id,)]
+        rows.append(torch.tensor([each for token in tokens for each in token]))
+        numbers.append(torch.tensor([first + place for place, token in enumerate(tokens) for _ in token]))
+        first += len(tokens)
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    return Side(ids, nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=-1))
+
+
+def _fit_embeddings(
+    model: DomextForMaskedLM,
+    snippets: Sequence[Sequence[Word]],
+    tokenizer: PreTrainedTokenizerBase,
+    tell: Callable[[str], None],
+) -> None:
+    """Fit the new rows of the word table by one pass over the snippets."""
+    embeddings = model.bert.embeddings
+    known, new = embeddings.word_embeddings.weight.detach(), cast(nn.Embedding, embeddings.extension).weight
+    table = nn.Parameter(new.detach().float().clone())
+    optimizer = torch.optim.Adam([table], lr=RELATIVE_LR * float(known.float().std()), betas=(0.9, 0.99))
+    size = max(1, min(SNIPPETS_PER_STEP, len(snippets) // MIN_STEPS))
+    steps = -(-len(snippets) // size)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+    started = told = time.monotonic()
+    for step in range(steps):
+        batch = snippets[step * size : (step + 1) * size]
+        with torch.no_grad():
+            target = _encode(model, _lay_out(batch, 1, tokenizer), table)
+        loss = nn.functional.mse_loss(_encode(model, _lay_out(batch, 0, tokenizer), table), target)
+        (table.grad,) = torch.autograd.grad(loss, table)
+        optimizer.step()
+        schedule.step()
+        if time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            left = (told - started) / (step + 1) * (steps - step - 1)
+            tell(f"new words: {(step + 1) / steps:.0%} of the snippets read, {format_seconds(left)} left")
+    with torch.no_grad():
+        new.copy_(table)
+
+
+def _encode(model: DomextForMaskedLM, side: Side, table: Tensor) -> Tensor:
+    """Return the mean state of each word of a batch after the lower half of the layers, [words, d]."""
+    bert, device = model.bert, table.device
+    ids, words = side.ids.to(device), side.words.to(device)
+    new_ids = ids - cast(DomextConfig, model.config).base_vocab_size
+    known = bert.embeddings.word_embeddings(ids.masked_fill(new_ids >= 0, 0)).to(table.dtype)
+    vectors = torch.where((new_ids >= 0)[..., None], nn.functional.embedding(new_ids.clamp_min(0), table), known)
+    states = bert.embeddings(None, None, None, vectors)
+    mask = bert._build_mask(states, (words >= 0).long())
+    layers = list(cast(nn.ModuleList, bert.encoder.layer))
+    for layer in layers[: -(-len(layers) // 2)]:
+        states, _ = layer(states, mask)
+    is_token = words >= 0
+    numbers, values = words[is_token], states[is_token]
+    sums = values.new_zeros(int(numbers.max()) + 1, values.shape[-1]).index_add(0, numbers, values)
+    return sums / torch.bincount(numbers)[:, None]
+
+
+@torch.no_grad()
+def _score_known(model: DomextForMaskedLM, batches: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Return the head's states at the predicted positions, [P, d], and the base's words' log partition there, [P]."""
+    states, known = [], []
+    for batch in batches:
+        device = model.cls.predictions.bias.device
+        mask = None if batch.attention_mask is None else batch.attention_mask.to(device)
+        types = None if batch.token_type_ids is None else batch.token_type_ids.to(device)
+        encoded = model.bert(batch.input_ids.to(device), mask, types, pool=False).last_hidden_state.flatten(0, 1)
+        places = batch.masked_positions[batch.weights > 0].to(device)
+        head = model.cls.predictions
+        transformed = head.transform(encoded[places], [])
+        states.append(transformed)
+        known.append(head.decoder(transformed, []).float().logsumexp(dim=-1))
+    return torch.cat(states), torch.cat(known)
+
+
+@torch.no_grad()
+def fit_biases(model: DomextForMaskedLM, states: Tensor, known: Tensor, frequencies: Tensor) -> None:
+    """Set the new words' biases so that the model predicts each as often as the text has it.
+
+    At the best biases of a softmax, the predicted probabilities of a word sum up to its occurrences; each round scales
+    every word by what is missing (iterative scaling, Darroch and Ratcliff 1972).
+
+    Args:
+        model: its new words have their vectors.
+        states: of the head at P predicted positions, [P, d].
+        known: log of the sum of the base's words' exponentiated scores there, [P].
+        frequencies: share of each new word among all tokens, above 0, [E].
+    """
+    if not len(states):
+        return
+    weight, bias = cast(nn.Linear, model.cls.predictions.extension).weight, model.cls.predictions.extension.bias
+    scores = (states.to(weight.dtype) @ weight.T).float()
+    wanted = (frequencies.to(scores.device, torch.float32) * len(scores)).log()
+    fitted = torch.zeros_like(wanted)
+    for _ in range(BIAS_ROUNDS):
+        each = scores + fitted
+        total = torch.logaddexp(known, each.logsumexp(dim=-1))
+        fitted += wanted - (each - total[:, None]).logsumexp(dim=0)
+    bias.copy_(fitted)

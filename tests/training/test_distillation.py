@@ -1,0 +1,249 @@
+"""New words that start where the base's pieces of them lead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from conftest import FEW_SENTENCES, WORDS
+from torch import Tensor, nn
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PretrainConfig,
+    RunConfig,
+    TrainConfig,
+    VocabConfig,
+)
+from domext_ray.corpus.manifest import Manifest, read_manifest
+from domext_ray.corpus.snippets import find_snippets
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import OptionError
+from domext_ray.inputs import provide_inputs
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.training.checkpoint import load_checkpoint
+from domext_ray.training.distillation import distill_new_words, fit_biases
+from domext_ray.training.engine import join_alone
+from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.start import NEW_WORD_TENSORS, build_run_model
+from domext_ray.training.worker import PretrainTask, PretrainWorker
+
+CPU = torch.device("cpu")
+COMMON, RARE, ABSENT = ["morningbook", "greenhouse", "dogs", "##ly"], "paperbird", "zebra"
+NEW_WORDS = [*COMMON, RARE, ABSENT]
+NUM_RARE = 3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run's configuration and inputs."""
+
+    config: PretrainConfig
+    base: Base
+    tokenizer_dir: Path
+    manifest: Manifest
+
+    @property
+    def first_id(self) -> int:
+        """Id of the first new word."""
+        return self.base.config.vocab_size
+
+    def build(self, word_init: Any = "distill", **method: Any) -> DomextForMaskedLM:
+        """The run's model at its start."""
+        values = {**vars(self.config.method), **method, "word_init": word_init}
+        config = replace(self.config, method=MethodConfig(**values))
+        return build_run_model(config, self.base, self.tokenizer_dir, dropout=0.1)
+
+    def distill(self, model: DomextForMaskedLM, seed: int = 0, tell: Any = lambda text: None) -> dict[str, Tensor]:
+        """Fit a model's new words; return all of its tensors."""
+        tokenizers = load_tokenizer(self.tokenizer_dir), load_tokenizer(self.base.tokenizer_folder)
+        distill_new_words(model, self.manifest, *tokenizers, ObjectiveConfig(), seed=seed, device=CPU, tell=tell)
+        return copy_tensors(model)
+
+
+def copy_tensors(model: DomextForMaskedLM) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in cast(nn.Module, model).state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Prepared:
+    folder = tmp_path_factory.mktemp("distillation")
+    random, lines = np.random.default_rng(0), []
+    for number in range(400):
+        words = [*random.choice(WORDS, 12), *random.choice(COMMON[:3], 2), f"{random.choice(WORDS)}ly"]
+        random.shuffle(words)
+        lines.append(" ".join([*words, *[RARE] * (number < NUM_RARE)]) + ".\n")
+    (folder / "corpus.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "words.txt").write_text("\n".join(NEW_WORDS) + "\n", encoding="utf-8")
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        corpus=str(folder / "corpus.txt"),
+        vocab=VocabConfig(words=str(folder / "words.txt")),
+        method=MethodConfig(name="words", heads=0, ffn_units=8, word_init="distill"),
+        run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
+        train=TrainConfig(
+            max_steps=6,
+            global_batch_size=4,
+            seq_length=32,
+            eval_rows=4,
+            eval_every=100,
+            checkpoint_every=3,
+            general_probe=str(FEW_SENTENCES),
+        ),
+        optim=OptimConfig(decay_steps=6, warmup_steps=1),
+        engine=EngineConfig(precision="fp32"),
+    )
+    tokenizer_dir, corpora = provide_inputs(config)
+    return Prepared(config, load_base(config.base), tokenizer_dir, read_manifest(corpora.domain[0].folder))
+
+
+@torch.no_grad()
+def measure_distance(prepared: Prepared, model: DomextForMaskedLM) -> float:
+    """Mean squared difference of the new words' states from the mean of their pieces', after the first layer of two."""
+    tokenizer, base_tokenizer = load_tokenizer(prepared.tokenizer_dir), load_tokenizer(prepared.base.tokenizer_folder)
+    cast(nn.Module, model).eval()
+    total = 0.0
+    for word in (*COMMON[:3], "cityly"):
+        states = []
+        for each in (tokenizer, base_tokenizer):
+            before, after = each.encode("the man read a")[:-1], each.encode("in the old garden.")[1:]
+            inside = each.encode(word, add_special_tokens=False)
+            ids = torch.tensor([[*before, *inside, *after]])
+            found = model.bert(ids, output_hidden_states=True, pool=False).hidden_states[1][0]
+            states.append(found[len(before) : -len(after)].mean(0))
+        total += float((states[0] - states[1]).square().mean())
+    return total
+
+
+def test_fitted_words_act_as_their_pieces_do(prepared: Prepared) -> None:
+    """In a sentence that is in no snippet."""
+    model = prepared.build()
+    mean, random = measure_distance(prepared, model), measure_distance(prepared, prepared.build("random"))
+    prepared.distill(model)
+    assert measure_distance(prepared, model) < 0.5 * mean < 0.5 * random
+
+
+def test_only_the_new_words_change_and_a_seed_decides(prepared: Prepared) -> None:
+    start, model = copy_tensors(prepared.build()), prepared.build(module_hidden_size=8, module_ffn_size=8)
+    state = torch.get_rng_state()
+    first = prepared.distill(model)
+    assert torch.equal(torch.get_rng_state(), state) and cast(nn.Module, model).training
+    assert all(layer.extension is not None for layer in model.bert.encoder.layer)
+    again, other = prepared.distill(prepared.build()), prepared.distill(prepared.build(), seed=1)
+    tied = {*NEW_WORD_TENSORS, "cls.predictions.extension.weight"}
+    assert {name for name, each in again.items() if not torch.equal(each, start[name])} == tied
+    for name in NEW_WORD_TENSORS:
+        assert torch.equal(first[name], again[name]), "modules take no part"
+        assert not torch.equal(first[name], other[name])
+
+
+def test_a_word_without_a_snippet_keeps_the_mean_of_its_pieces(prepared: Prepared) -> None:
+    told: list[str] = []
+    mean, fitted = copy_tensors(prepared.build("subword_mean")), prepared.distill(prepared.build(), tell=told.append)
+    rows = zip(mean[NEW_WORD_TENSORS[0]], fitted[NEW_WORD_TENSORS[0]], strict=True)
+    assert [torch.equal(*each) for each in rows] == [word == ABSENT for word in NEW_WORDS]
+    assert told[0].startswith("new words: fitting 5 to the base on ")
+    assert told[-1].endswith("; 1 that no row has start from the mean of their pieces")
+
+
+def test_snippets_are_around_each_word_as_often_as_asked_for(prepared: Prepared) -> None:
+    tokenizer = load_tokenizer(prepared.tokenizer_dir)
+    inside = np.array([each.startswith("##") for each in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
+    settings: dict[str, Any] = {"per_word": 5, "length": 8}
+    found = find_snippets(prepared.manifest, inside, prepared.first_id, seed=0, **settings)
+    joined = np.concatenate(found.ids)
+    counts = np.bincount(joined, minlength=len(tokenizer))[prepared.first_id :]
+    assert counts[-1] == found.counts[-1] == 0
+    assert counts[-2] == found.counts[-2] <= NUM_RARE
+    assert (counts[:-2] >= 5).all() and (counts <= found.counts).all() and len(found.ids) < 25
+    assert max(map(len, found.ids)) == 8 and not any(inside[each[0]] for each in found.ids)
+    assert not {tokenizer.cls_token_id, tokenizer.sep_token_id} & set(joined.tolist())
+    other = find_snippets(prepared.manifest, inside, prepared.first_id, seed=1, **settings)
+    assert [each.tolist() for each in other.ids] != [each.tolist() for each in found.ids]
+
+
+def test_biases_let_each_word_be_predicted_as_often_as_it_occurs(prepared: Prepared) -> None:
+    model, draw = prepared.build(), torch.Generator().manual_seed(0)
+    states = torch.randn(200, prepared.base.config.hidden_size, generator=draw)
+    frequencies = torch.tensor([0.05, 0.02, 0.01, 0.001, 1e-5, 1e-7])
+    with torch.no_grad():
+        head = model.cls.predictions
+        fit_biases(model, states, head.decoder(states, []).logsumexp(-1), frequencies)
+        scores = torch.cat([head.decoder(states, []), head.extension(states)], dim=-1)
+        predicted = scores.softmax(-1).mean(0)[prepared.first_id :]
+    torch.testing.assert_close(predicted, frequencies, rtol=1e-3, atol=0.0)
+
+
+@pytest.fixture
+def start(prepared: Prepared, tmp_path: Path) -> Iterator[Callable[..., PretrainWorker]]:
+    """Gives the worker of a new attempt in a run's directory below the test's."""
+    join_alone()
+    workers: list[PretrainWorker] = []
+
+    def begin(name: str, **parts: Any) -> PretrainWorker:
+        attempt, folder = str(len(workers)), tmp_path / name
+        folder.mkdir(exist_ok=True)
+        write_attempt(folder, attempt)
+        config = replace(prepared.config, **parts)
+        folders, sha256 = (prepared.manifest.folder,), prepared.base.sha256
+        task = PretrainTask(config, folder, folders, prepared.tokenizer_dir, sha256, attempt=attempt)
+        workers.append(PretrainWorker(task, device=CPU))
+        return workers[-1]
+
+    yield begin
+    for each in workers:
+        each.close()
+
+
+def test_a_run_starts_from_the_fitted_words_and_resumes_exactly(
+    start: Callable[..., PretrainWorker], prepared: Prepared, tmp_path: Path
+) -> None:
+    worker = start("whole")
+    fitted, found = prepared.distill(prepared.build()), worker.engine.gather_state()
+    assert found is not None
+    assert all(torch.equal(found.tensors[name].param, fitted[name]) for name in NEW_WORD_TENSORS)
+    worker.run()
+    start("stopped").run(3)
+    start("stopped").run()
+    losses = [
+        [each.get("train/mlm_loss") for each in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "stopped")
+    ]
+    assert len(losses[0]) == 7 and losses[0] == losses[1]
+    notes = (tmp_path / "stopped" / "events.jsonl").read_text(encoding="utf-8")
+    assert notes.count("new words: fitted in") == 1, "words that have trained are not fitted again"
+
+
+def test_words_that_do_not_train_are_carried_by_checkpoints(
+    start: Callable[..., PretrainWorker], prepared: Prepared, tmp_path: Path
+) -> None:
+    method = replace(prepared.config.method, trains="domain")
+    start("domain", method=method).run(3)
+    fixed = load_checkpoint(tmp_path / "domain" / "checkpoints" / "step-000003").fixed
+    fitted = prepared.distill(prepared.build())
+    assert all(torch.equal(fixed[name], fitted[name]) for name in NEW_WORD_TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({}, "method.word_init is 'distill'; it must be random without new words beside a base"),
+        ({"base": "none", "vocab": VocabConfig(size=100)}, "random without new words beside a base"),
+        (
+            {"vocab": VocabConfig(size=100), "objective": ObjectiveConfig(kind="left_to_right")},
+            "random or subword_mean with left_to_right",
+        ),
+    ],
+)
+def test_words_are_fitted_where_there_are_words_and_a_base(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        PretrainConfig(method=MethodConfig(word_init="distill", trains="all"), **values)
