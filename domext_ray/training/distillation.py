@@ -148,7 +148,7 @@ def _split_words(
     return [[(word, pieces.get(word, word)) for word in words] for words in split]
 
 
-def _shorten(words: Sequence[Word], longest: int) -> Sequence[Word]:
+def _shorten(words: list[Word], longest: int) -> list[Word]:
     """Leave words out from the end until the base's tokens fit into a row."""
     ends = np.cumsum([len(pieces) for _, pieces in words])
     return words[: int(np.searchsorted(ends, longest, side="right"))]
@@ -206,7 +206,7 @@ def _encode(model: DomextForMaskedLM, side: Side, table: Tensor) -> Tensor:
     vectors = torch.where((new_ids >= 0)[..., None], nn.functional.embedding(new_ids.clamp_min(0), table), known)
     states = bert.embeddings(None, None, None, vectors)
     mask = bert._build_mask(states, (words >= 0).long())
-    layers = list(cast(nn.ModuleList, bert.encoder.layer))
+    layers = list(bert.encoder.layer)
     for layer in layers[: -(-len(layers) // 2)]:
         states, _ = layer(states, mask)
     is_token = words >= 0
@@ -247,12 +247,12 @@ def fit_biases(model: DomextForMaskedLM, states: Tensor, known: Tensor, frequenc
     """
     if not len(states):
         return
-    weight, bias = cast(nn.Linear, model.cls.predictions.extension).weight, model.cls.predictions.extension.bias
-    scores = (states.to(weight.dtype) @ weight.T).float()
+    head = cast(nn.Linear, model.cls.predictions.extension)
+    scores = (states.to(head.weight.dtype) @ head.weight.T).float()
     wanted = (frequencies.to(scores.device, torch.float32) * len(scores)).log()
     fitted = torch.zeros_like(wanted)
     for _ in range(BIAS_ROUNDS):
         each = scores + fitted
         total = torch.logaddexp(known, each.logsumexp(dim=-1))
         fitted += wanted - (each - total[:, None]).logsumexp(dim=0)
-    bias.copy_(fitted)
+    head.bias.copy_(fitted)
