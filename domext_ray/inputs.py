@@ -31,6 +31,7 @@ from domext_ray.plan import count_planned_words, describe_base_words, load_run_b
 from domext_ray.report.summary import describe_manifest, describe_sources
 from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.training.keeping import needs_teacher
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Corpora:
 
     Args:
         domain: the domain's text, for each length phase.
-        replay: the general text beside it, likewise; empty: there is none.
-        replay_tokenizer_dir: the tokenizer that the general text was prepared with; None: the run's.
+        beside: the texts of `config.parts`, each likewise.
+        general_tokenizer_dir: the tokenizer that general text was prepared with; None: the run's.
     """
 
     domain: tuple[Manifest, ...]
-    replay: tuple[Manifest, ...]
-    replay_tokenizer_dir: Path | None
+    beside: tuple[tuple[Manifest, ...], ...]
+    general_tokenizer_dir: Path | None
 
 
 def check_texts(config: PretrainConfig) -> None:
@@ -55,12 +56,11 @@ def check_texts(config: PretrainConfig) -> None:
         CorpusError: see `check_corpus`.
     """
     check_corpus(config.corpus, config.prepare)
-    if not config.replay.corpus:
-        return
-    try:
-        check_corpus(config.replay.corpus, config.prepare)
-    except CorpusError as error:
-        raise CorpusError(f"--replay.corpus: {error}") from error
+    for part in config.parts:
+        try:
+            check_corpus(part.corpus, config.prepare)
+        except CorpusError as error:
+            raise CorpusError(f"{part.option}: {error}") from error
 
 
 def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Corpora:
@@ -73,9 +73,12 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
         paths: where the run lives.
     """
     domain = _prepare_domain(config, tokenizer_dir, paths)
-    replay_tokenizer_dir = _provide_replay_tokenizer(config, base, paths)
-    replay = _prepare_replay(config, replay_tokenizer_dir or tokenizer_dir, paths)
-    return Corpora(tuple(domain), tuple(replay), replay_tokenizer_dir)
+    general_dir = _provide_general_tokenizer(config, base, paths)
+    beside = (
+        _prepare_part(config, part.corpus, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
+        for part in config.parts
+    )
+    return Corpora(tuple(domain), tuple(beside), general_dir)
 
 
 def _prepare_domain(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
@@ -93,21 +96,18 @@ def _prepare_domain(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths
     return manifests
 
 
-def _prepare_replay(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
-    """Prepare the general text for every length phase; nothing where there is none."""
-    if not config.replay.corpus:
-        return []
+def _prepare_part(config: PretrainConfig, corpus: str, tokenizer_dir: Path, paths: RunPaths) -> tuple[Manifest, ...]:
+    """Prepare a text beside the domain's for every length phase."""
     lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
     pairs = config.objective.next_sentence
-    return [
-        prepare_corpus(config.replay.corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=pairs)
-        for length in lengths
-    ]
+    return tuple(
+        prepare_corpus(corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=pairs) for length in lengths
+    )
 
 
-def _provide_replay_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path | None:
+def _provide_general_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path | None:
     """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
-    if base is None or not (config.replay.corpus and config.objective.keep == "kl" and config.vocab.extends_base):
+    if base is None or not (needs_teacher(config) and config.vocab.extends_base):
         return None
     return _copy_tokenizer(base, paths.run / "replay_tokenizer")
 
@@ -175,7 +175,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     is_own = base is not None and not config.vocab.extends_base
     tokenizer_dir = base.tokenizer_folder if base and is_own else provide_tokenizer(config, base, paths)
     corpora = provide_corpora(config, base, tokenizer_dir, paths)
-    for manifest in (*corpora.domain, *corpora.replay):
+    for manifest in (*corpora.domain, *(each for own in corpora.beside for each in own)):
         print(describe_manifest(manifest))
     return corpora.domain[0]
 

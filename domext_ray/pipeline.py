@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from domext_ray.config.identity import identity_of
+from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError
@@ -145,10 +146,15 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
     if config.train.epochs or not config.train.max_steps:
         config = resolve_schedule(resolve_max_steps(config, corpora.domain), paths.run)
     identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": corpora.domain[0].fingerprint}
-    if corpora.replay:
-        identity["replay_fingerprint"] = corpora.replay[0].fingerprint
+    for part, manifests in zip(config.parts, corpora.beside, strict=True):
+        identity |= {_name_fingerprint(part): manifests[0].fingerprint}
     check_identity(paths.run, identity, PretrainConfig)
     return PreparedRun(replace(plan, config=config, identity=identity), tokenizer_dir, counts, corpora, goes_on_from)
+
+
+def _name_fingerprint(part: TextPart) -> str:
+    """What identity.json calls the text of a part."""
+    return "replay_fingerprint" if part.name == GENERAL else f"part_fingerprint.{part.name}"
 
 
 def train_run(prepared: PreparedRun) -> None:
@@ -170,8 +176,8 @@ def train_run(prepared: PreparedRun) -> None:
         tuple(manifest.folder for manifest in prepared.corpora.domain),
         prepared.tokenizer_dir,
         plan.identity["base_sha256"],
-        replay_dirs=tuple(manifest.folder for manifest in prepared.corpora.replay),
-        replay_tokenizer_dir=prepared.corpora.replay_tokenizer_dir,
+        beside_dirs=tuple(tuple(each.folder for each in own) for own in prepared.corpora.beside),
+        general_tokenizer_dir=prepared.corpora.general_tokenizer_dir,
         init_from=plan.start,
         earlier=plan.earlier,
         goes_on_from=prepared.goes_on_from,
@@ -198,7 +204,7 @@ def report_run(prepared: PreparedRun) -> None:
 def _write_origin(prepared: PreparedRun) -> None:
     """Record what the run's page says of its text and of what trains."""
     plan, counts, corpora = prepared.plan, prepared.counts, prepared.corpora
-    manifest, phases = corpora.domain[0], make_phases(plan.config, corpora.domain, corpora.replay)
+    manifest, phases = corpora.domain[0], make_phases(plan.config, corpora.domain, corpora.beside)
     shape = describe_run(plan.config, plan.base, *count_words(prepared.tokenizer_dir), plan.earlier)
     write_origin(
         plan.paths.run,
@@ -229,7 +235,8 @@ def _forecast(plan: RunPlan) -> Forecast:
     def measure() -> float:
         return measure_rate(config, plan.base, config.vocab.size, plan.num_new_words, plan.earlier)
 
-    return make_forecast(config, plan.base, sources, plan.counts, measure)
+    beside = [resolve_sources(part.corpus, config.prepare) for part in config.parts]
+    return make_forecast(config, plan.base, sources, plan.counts, measure, beside)
 
 
 def _say_finished(plan: RunPlan) -> None:
@@ -273,24 +280,27 @@ def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words
 
 def _print_corpus(config: PretrainConfig, corpora: Corpora) -> None:
     num_epochs = 0.0
-    for phase in make_phases(config, corpora.domain, corpora.replay):
+    for phase in make_phases(config, corpora.domain, corpora.beside):
         manifest, plan = phase.manifest, phase.plan
         num_steps = max(0, min(config.train.max_steps, phase.end_step) - phase.first_step)
-        num_epochs += num_steps / phase.steps_per_epoch
+        own, *others = phase.count_epochs(num_steps)
+        num_epochs += own
         print(
             f"corpus: {manifest.num_rows('train'):,} rows of {manifest.seq_length} tokens at most, "
             f"{manifest.num_tokens('train'):,} tokens for training, {manifest.num_rows('held_out'):,} rows held out; "
-            f"{phase.steps_per_epoch:,.0f} steps an epoch"
+            f"{num_steps / own if own else phase.steps_per_epoch:,.0f} steps an epoch"
             + (f" ({plan.num_dropped_rows} rows of it fill no batch)" if phase.mixture is None else "")
-            + f", {num_steps / phase.steps_per_epoch:.2f} epochs",
+            + f", {own:.2f} epochs",
             flush=True,
         )
-        if phase.replay is not None and phase.mixture is not None:
-            print(
-                f"general text: {phase.replay.num_rows('train'):,} rows, {phase.replay.num_tokens('train'):,} tokens; "
-                f"{config.replay.frac:.0%} of all rows, {phase.mixture.count_epochs(num_steps)[1]:.2f} epochs",
-                flush=True,
-            )
+        if phase.mixture is not None:
+            num_rows = phase.mixture.rows_before(num_steps)
+            for part, beside, read, number in zip(config.parts, phase.beside, others, num_rows[1:], strict=True):
+                print(
+                    f"{part.title}: {beside.num_rows('train'):,} rows, {beside.num_tokens('train'):,} tokens; "
+                    f"{number / max(sum(num_rows), 1):.0%} of all rows, {read:.2f} epochs",
+                    flush=True,
+                )
     if num_epochs < FEW_EPOCHS:
         print(
             f"note: {config.train.max_steps:,} steps read {num_epochs:.1%} of the corpus; --train.max_steps 0 "

@@ -114,7 +114,7 @@ def load_run_base(config: PretrainConfig) -> Base | None:
         length = getattr(config.train, name)
         if length > longest:
             raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
-    if config.replay.corpus and config.objective.keep == "kl" and not base.has_mlm_head:
+    if config.has_general_text and config.objective.keep == "kl" and not base.has_mlm_head:
         raise ConfigError(
             f"--objective.keep is kl, and the base {config.base!r} has no MLM head whose predictions could be kept; "
             "give replay or none."

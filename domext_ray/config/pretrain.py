@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.mixture import GENERAL, MixtureConfig, TextPart, list_shares
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.fields import (
     MANY,
@@ -336,6 +337,7 @@ class PretrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    mixture: MixtureConfig = field(default_factory=MixtureConfig)
     vocab: VocabConfig = field(default_factory=VocabConfig)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
@@ -352,7 +354,7 @@ class PretrainConfig:
         require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         check_place("init_from", self.init_from, "a run's directory")
         require(
-            not self.replay.corpus or self.base != "none" or self.objective.keep == "none",
+            not self.has_general_text or self.base != "none" or self.objective.keep == "none",
             "objective.keep",
             self.objective.keep,
             "none when --base is none, for there is no base to keep",
@@ -406,6 +408,22 @@ class PretrainConfig:
             has_words = self.vocab.extends_base and self.base != "none"
             require(has_words, option, value, "random without new words beside a base (--vocab.size, --vocab.words)")
             require(not self.objective.is_left_to_right, option, value, "random or subword_mean with left_to_right")
+
+    @property
+    def parts(self) -> tuple[TextPart, ...]:
+        """The texts beside --corpus, in canonical order: --replay.corpus, then those of the mixture."""
+        replay = (TextPart(GENERAL, self.replay.corpus, (), keep=True),) if self.replay.corpus else ()
+        return (*replay, *self.mixture.list_parts())
+
+    @property
+    def part_shares(self) -> list[tuple[Fraction, tuple[Fraction, ...]]]:
+        """Shares of all rows that --corpus and `parts` have, from some shares of the horizon on (see `list_shares`)."""
+        return list_shares(self.mixture.weight, self.parts, self.replay.share)
+
+    @property
+    def has_general_text(self) -> bool:
+        """Whether there are rows that --objective.keep speaks of."""
+        return any(part.keep for part in self.parts)
 
 
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:

@@ -1,9 +1,10 @@
 """Several prepared corpora + (seed, batch) -> this rank's rows of a mixed global batch, whatever restarts and resizes.
 
 Every part has an order of its own: that of `stream`, an epoch after the other, its rows taken from the lanes in turn.
-How many rows a global batch takes of a part is a function of the batch's number alone, and no draw: of a part of share
-f, the first b batches have floor(f · b · size) rows together. So where a part stands before a batch follows from the
-batch's number, whatever the number of workers and wherever a run was stopped.
+How many rows a global batch takes of a part is a function of the batch's number alone, and no draw: of the rows that
+the parts after the first have left, a part takes floor(f · rows), f being its share of what is left, and the first part
+has the rest. So where a part stands before a batch follows from the batch's number, whatever the number of workers and
+wherever a run was stopped. Shares may change at some batches; from each of them on, rows are counted anew.
 
 Within a global batch the parts' rows alternate as evenly as they can, so that each worker and each micro batch has
 its part of the work.
@@ -44,7 +45,7 @@ class MixturePart:
         name: what it is called in sentences.
         shard_rows: rows of its shards, in manifest order.
         seed: of its order, pairs and masks.
-        share: of the rows of all batches together; the first part has what the others leave.
+        share: of the rows of all batches together, until the shares change.
     """
 
     name: str
@@ -54,12 +55,50 @@ class MixturePart:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Global batches that have the same shares of a mixture's parts.
+
+    Args:
+        first_batch: from 0; the stage ends where the next one begins.
+        shares: of every part; they sum to 1.
+    """
+
+    first_batch: int
+    shares: tuple[Fraction, ...]
+
+
+def count_rows(stages: Sequence[Stage], batch: int, global_batch_size: int) -> list[int]:
+    """Return the rows of every part that the global batches before one have.
+
+    No count is smaller for a later batch, and in each stage a part's rows differ from its share of all by fewer than
+    there are parts.
+
+    Args:
+        stages: in order, the first one from batch 0 on.
+        batch: from 0.
+        global_batch_size: rows of one global batch.
+    """
+    totals = [0] * len(stages[0].shares)
+    ends = [*(each.first_batch for each in stages[1:]), batch]
+    for stage, end in zip(stages, ends, strict=True):
+        num_rows = max(0, min(end, batch) - stage.first_batch) * global_batch_size
+        left = Fraction(1)
+        for part, share in enumerate(stage.shares[1:], start=1):
+            taken = int(share / left * num_rows) if share else 0
+            totals[part] += taken
+            num_rows, left = num_rows - taken, left - share
+        totals[0] += num_rows
+    return totals
+
+
+@dataclass(frozen=True)
 class MixturePlan:
     """The canonical order of a mixture under one global batch size.
 
     Args:
         parts: two or more, of shares that sum to 1.
         global_batch_size: rows of one global batch.
+        changes: later stages, in which the parts have other shares.
 
     Raises:
         CorpusError: a part has fewer rows than lanes.
@@ -67,15 +106,21 @@ class MixturePlan:
 
     parts: tuple[MixturePart, ...]
     global_batch_size: int
+    changes: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
-        assert sum(part.share for part in self.parts) == 1
+        assert all(sum(stage.shares) == 1 for stage in self.stages)
         for part in self.parts:
             if sum(part.shard_rows) < self.num_lanes:
                 raise CorpusError(
                     f"{part.name} makes {sum(part.shard_rows)} rows, and a batch takes them from {self.num_lanes} "
                     "places of it; give more text or lower --train.global_batch_size."
                 )
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages."""
+        return (Stage(0, tuple(part.share for part in self.parts)), *self.changes)
 
     @property
     def num_lanes(self) -> int:
@@ -88,8 +133,7 @@ class MixturePlan:
 
     def rows_before(self, batch: int) -> list[int]:
         """Return the rows of every part that the global batches before one have."""
-        taken = [int(part.share * batch * self.global_batch_size) for part in self.parts[1:]]
-        return [batch * self.global_batch_size - sum(taken), *taken]
+        return count_rows(self.stages, batch, self.global_batch_size)
 
     def count_epochs(self, batch: int) -> list[float]:
         """Return the epochs of every part that the global batches before one read."""

@@ -48,7 +48,7 @@ def list_facts(
         "text": str(corpus["sources"]),
         "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
         "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
-        "epochs read": f"{count_epochs(corpus['phases'], records[-1]['step']):.2f}",
+        "epochs read": f"{_find_epochs(corpus['phases'], records):.2f}",
         "general text": _describe_replay(config, records),
         "router": describe_router(config, router),
         "seed": f"{config.seed}",
@@ -61,6 +61,12 @@ def list_facts(
         "command": about["command"] or "called from Python",
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _find_epochs(phases: Sequence[Sequence[int]], records: Sequence[Mapping[str, Any]]) -> float:
+    """How often a run has read its text: as it says itself in a mixture, whose shares may change."""
+    said = [each["train/domain_epochs"] for each in records if "train/domain_epochs" in each]
+    return said[-1] if said else count_epochs(phases, records[-1]["step"])
 
 
 def _describe_replay(config: PretrainConfig, records: Sequence[Mapping[str, Any]]) -> str:

@@ -6,21 +6,39 @@ a sample of the text, hours from a rate that is given or measured here; nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.estimate import RowEstimate, estimate_rows
+from domext_ray.corpus.mixture import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import SHIPPED_BASE, Base, load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.progress import format_seconds
-from domext_ray.training.phases import count_limited_steps, count_phase_steps
+from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 
 BYTES_PER_VALUE = 4  # checkpoints and exports are fp32
 TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments
+
+
+@dataclass(frozen=True)
+class PartForecast:
+    """What a run is expected to read of one of its texts, over all length phases.
+
+    Args:
+        title: what lines of text call it.
+        num_rows: rows read.
+        num_tokens: tokens in these.
+        num_epochs: passes over its training rows.
+    """
+
+    title: str
+    num_rows: int
+    num_tokens: int
+    num_epochs: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,8 @@ class Forecast:
         is_measured: whether that rate was measured here.
         seconds: training time; 0: not known.
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
+        parts: of a mixture, what is read of each text until the first limit in steps or tokens; empty: there is one
+            text, or nothing is known.
     """
 
     estimates: tuple[RowEstimate | None, ...]
@@ -47,6 +67,7 @@ class Forecast:
     seconds: float
     checkpoint_bytes: int
     export_bytes: int
+    parts: tuple[PartForecast, ...] = ()
 
     @property
     def corpus_bytes(self) -> int:
@@ -60,6 +81,7 @@ def make_forecast(
     sources: Sources,
     counts: ParameterCounts,
     measure: Callable[[], float],
+    beside: Sequence[Sources] = (),
 ) -> Forecast:
     """Estimate what a run will take.
 
@@ -70,6 +92,7 @@ def make_forecast(
         sources: its corpus.
         counts: its parameters.
         measure: returns tokens per second of one worker, or 0; called if `train.tokens_per_second` is not given.
+        beside: the texts of `config.parts`.
 
     Raises:
         CorpusError: the sample that is read is damaged, or lacks the field.
@@ -77,22 +100,23 @@ def make_forecast(
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
     pairs = config.objective.next_sentence
     lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
-    estimates = tuple(
-        estimate_rows(sources, config.prepare, make_settings(tokenizer, config.prepare, length, pairs))
-        for length in lengths
+    estimates, *others = (
+        tuple(
+            estimate_rows(each, config.prepare, make_settings(tokenizer, config.prepare, length, pairs))
+            for length in lengths
+        )
+        for each in (sources, *beside)
     )
     rate = config.train.tokens_per_second
     is_measured = not rate
     if is_measured:
         rate = measure() * (config.scale.num_workers if config.scale.use_gpu is True else 1)
     known = [each for each in estimates if each is not None]
-    num_steps, num_epochs, num_tokens = 0, 0.0, 0
+    num_steps, num_epochs, num_tokens, parts = 0, 0.0, 0, list[PartForecast]()
     if len(known) == len(lengths):
         num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
-        for each, steps in zip(known, count_phase_steps(config, num_steps), strict=True):
-            num_rows = steps * config.train.global_batch_size
-            num_epochs += num_rows / each.num_rows
-            num_tokens += round(num_rows * each.num_tokens / each.num_rows)
+        parts = _forecast_parts(config, num_steps, (estimates, *others))
+        num_epochs, num_tokens = parts[0].num_epochs, sum(each.num_tokens for each in parts)
     seconds = num_tokens / rate if rate else 0.0
     if config.train.max_seconds and seconds > config.train.max_seconds:
         share = config.train.max_seconds / seconds
@@ -109,7 +133,28 @@ def make_forecast(
         seconds,
         trained * TENSORS_PER_PARAMETER * config.run.keep_checkpoints,
         counts.total * BYTES_PER_VALUE,
+        tuple(parts) if config.parts else (),
     )
+
+
+def _forecast_parts(
+    config: PretrainConfig, num_steps: int, estimates: Sequence[Sequence[RowEstimate | None]]
+) -> list[PartForecast]:
+    """Count what a run reads of each text, given its estimates by length phase; one without is left out."""
+    config = replace(config, optim=replace(config.optim, decay_steps=config.optim.decay_steps or num_steps))
+    rows_by_phase, first_step = [], 0
+    for steps in count_phase_steps(config, num_steps):
+        rows_by_phase.append(count_rows(make_stages(config, first_step), steps, config.train.global_batch_size))
+        first_step += steps
+    parts = []
+    titles = ["domain text", *(part.title for part in config.parts)]
+    for title, own, rows in zip(titles, estimates, zip(*rows_by_phase, strict=True), strict=True):
+        known = [(each, number) for each, number in zip(own, rows, strict=True) if each is not None]
+        if len(known) == len(own):
+            num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in known)
+            num_epochs = sum(number / each.num_rows for each, number in known)
+            parts.append(PartForecast(title, sum(rows), num_tokens, num_epochs))
+    return parts
 
 
 def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
@@ -126,6 +171,9 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
     if forecast.num_steps:
         steps = f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs, {forecast.num_tokens:,} tokens"
         lines.append(("steps", steps))
+        for part in forecast.parts:
+            read = f"{part.num_rows:,} rows, {part.num_tokens:,} tokens, {part.num_epochs:.2f} epochs"
+            lines.append((part.title, read))
         hours = "not known: no GPU is here to measure on; give --train.tokens_per_second"
         if forecast.tokens_per_second:
             origin = "measured here" if forecast.is_measured else "--train.tokens_per_second"

@@ -31,6 +31,7 @@ from domext_ray.report.page import (
     format_section,
     format_settings,
 )
+from domext_ray.report.parts import list_parts
 from domext_ray.report.results import describe_result, describe_sizes, list_intervals
 from domext_ray.report.summary import measure_run
 from domext_ray.runs.run_directory import read_config
@@ -38,6 +39,7 @@ from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
 
 State = Literal["running", "stopped", "finished"]
+_PART_HEADER = ("", "tokens", "epochs", "training loss", "held-out loss, before", "after", "change")
 MAX_WORDS = 30
 """New words that the page shows at once; the others are folded."""
 
@@ -70,6 +72,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
             format_paragraph(describe_result(summary), "result"),
             format_html(("", "before", _name_after(records, state), "change"), list_intervals(summary)),
             format_paragraph(describe_sizes(summary), "note"),
+            format_section("The parts of the text", format_html(_PART_HEADER, list_parts(summary))),
             format_section("Curves", format_pictures(list_curves(records))),
             format_section("Masked words, before and after", format_examples(examples)),
             format_section("New words", _format_words(run_dir)),

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from domext_ray.config.mixture import DOMAIN
+
 NO_BREAK = "\u00a0"
 """Between the ends of an interval, which stay on one line."""
 Z = 1.959964
@@ -24,7 +26,7 @@ def format_summary(summary: dict[str, Any]) -> str:
     Args:
         summary: content of summary.json.
     """
-    rows = [("", "before", "after", "change"), *_compare(summary)]
+    rows = [("", "before", "after", "change"), *_compare(summary), *_compare_parts(summary)]
     lines = [f"{name:<24}{before:>8}{after:>9}{change:>15}".rstrip() for name, before, after, change in rows]
     return "\n".join([*lines, f"{_describe_parameters(summary)}; {_describe_cost(summary)}"])
 
@@ -82,6 +84,15 @@ def get_word_bits(summary: dict[str, Any]) -> dict[str, float | None]:
     """
     bits: dict[str, float | None] = summary["domain"].get("word_bits_per_character", {"before": None, "after": None})
     return bits
+
+
+def _compare_parts(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The same of the texts beside the domain's."""
+    losses = {name: each["held_out_loss"] for name, each in summary.get("parts", {}).items() if name != DOMAIN}
+    return [
+        (f"held-out {name} loss", _show(loss["before"], ".3f"), _show(loss["after"], ".3f"), _relative_change(loss))
+        for name, loss in losses.items()
+    ]
 
 
 def _show(value: float | None, form: str) -> str:

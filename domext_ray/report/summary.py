@@ -17,6 +17,7 @@ from domext_ray.files import NUMBER, Kind, read_json, write_json
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
+from domext_ray.report.parts import measure_parts
 from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
 from domext_ray.training.keeping import needs_teacher
@@ -113,7 +114,7 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were measured
-        on) and, once a step was trained, "train".
+        on), of a mixture "parts", and, once a step was trained, "train".
     """
     steps = [each for each in records if "train/mlm_loss" in each]
     evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
@@ -130,6 +131,8 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "general": {"mlm_accuracy": pair("general_mlm_accuracy")},
         "evaluation": {name: (after or before).get(f"eval/{name}", 0) for name in sizes},
     }
+    if parts := measure_parts(records):
+        measured["parts"] = parts
     if steps:
         last = steps[-1]
         seconds = last["time/seconds"]

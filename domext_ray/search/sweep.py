@@ -285,8 +285,8 @@ def _prepare(config: SweepConfig, space: Space, root: Path, folder: Path) -> dic
             corpora.domain[0].fingerprint,
             base.sha256 if base else "none",
             count_words(tokenizer_dir)[1],
-            corpora.replay[0].folder if corpora.replay else None,
-            corpora.replay_tokenizer_dir,
+            tuple(manifests[0].folder for manifests in corpora.beside),
+            corpora.general_tokenizer_dir,
         )
     return prepared
 

@@ -60,8 +60,8 @@ class Prepared:
         fingerprint: of the corpus, as it was read.
         base_sha256: hash of the base's tensors, or "none".
         num_new_words: words that the tokenizer has beside the base's.
-        replay: folder of the general text's manifest; None: there is none.
-        replay_tokenizer: the tokenizer of that text; None: the trial's.
+        beside: folders of the manifests of the texts beside it.
+        general_tokenizer: the tokenizer of general text; None: the trial's.
     """
 
     tokenizer: Path
@@ -69,8 +69,8 @@ class Prepared:
     fingerprint: str
     base_sha256: str
     num_new_words: int
-    replay: Path | None = None
-    replay_tokenizer: Path | None = None
+    beside: tuple[Path, ...] = ()
+    general_tokenizer: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ def name_preparation(config: PretrainConfig) -> str:
     parts |= {"pairs": config.objective.next_sentence}
     if config.replay.corpus:
         parts |= {"replay": config.replay.corpus, "keep": config.objective.keep}
+    if config.mixture.parts:
+        parts |= {"mixture": config.mixture.parts, "keep": config.objective.keep}
     if config.base != "none":
         del parts["shape."]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -167,8 +169,8 @@ class Trial:
             (prepared.corpus,),
             folder / "tokenizer",
             prepared.base_sha256,
-            replay_dirs=(prepared.replay,) if prepared.replay else (),
-            replay_tokenizer_dir=prepared.replay_tokenizer,
+            beside_dirs=tuple((each,) for each in prepared.beside),
+            general_tokenizer_dir=prepared.general_tokenizer,
             attempt=attempt,
         )
         return PretrainWorker(task, device=self.device)

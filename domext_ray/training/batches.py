@@ -1,6 +1,6 @@
 """Prepared corpora -> this rank's masked micro batches, step after step.
 
-Enters: the length phases of a run, each with its corpus and, where there is replay, general text beside it. Leaves:
+Enters: the length phases of a run, each with its corpus and the texts beside it. Leaves:
 micro batches from any step on, the same whatever came before.
 """
 
@@ -16,7 +16,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.mixture import EPOCH, PART, stream_mixture
 from domext_ray.corpus.stream import RankBatch, stream_batches
 from domext_ray.training.objective import MaskedBatch, MaskedRows, Masker, join_rows
-from domext_ray.training.phases import Phase, seed_replay
+from domext_ray.training.phases import Phase, seed_parts
 
 
 class BatchMaker:
@@ -26,7 +26,7 @@ class BatchMaker:
         config: the run.
         phases: its length phases.
         tokenizer: the run's tokenizer.
-        replay_tokenizer: the one that the general text was prepared with.
+        general_tokenizer: the one that general text was prepared with.
     """
 
     def __init__(
@@ -34,23 +34,24 @@ class BatchMaker:
         config: PretrainConfig,
         phases: list[Phase],
         tokenizer: PreTrainedTokenizerBase,
-        replay_tokenizer: PreTrainedTokenizerBase,
+        general_tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.phases = phases
-        self.maskers = (
-            Masker(tokenizer, config.objective, config.seed),
-            Masker(replay_tokenizer, config.objective, seed_replay(config.seed)),
-        )
-        self.is_kept = (False, config.objective.keep != "none")
+        is_general = [False, *(part.keep for part in config.parts)]
+        tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
+        seeds = seed_parts(config)
+        self.maskers = [Masker(each, config.objective, seed) for each, seed in zip(tokenizers, seeds, strict=True)]
+        self.is_kept = [each and config.objective.keep != "none" for each in is_general]
 
-    def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[MaskedBatch], int]]:
-        """Yield this rank's micro batches of every step from one on, and the tokens in them."""
+    def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[MaskedBatch], list[int]]]:
+        """Yield this rank's micro batches of every step from one on, and the tokens in them, by part of a mixture."""
         for phase in self.phases:
             if step >= phase.end_step:
                 continue
             for each in _read(phase, step - phase.first_step, rank, world_size):
                 masked = self._mask(each)
-                yield self.maskers[0].collate(masked, phase.micro_batch_size, phase.pad_to), int(masked.lengths.sum())
+                tokens = masked.count_tokens(len(self.maskers))
+                yield self.maskers[0].collate(masked, phase.micro_batch_size, phase.pad_to), tokens
                 step += 1
                 if step >= phase.end_step:
                     break
@@ -60,19 +61,20 @@ class BatchMaker:
         if PART not in batch.rows.column_names:
             return self.maskers[0].mask(batch.rows, batch.epoch)
         parts, epochs = (batch.rows.column(name).to_numpy() for name in (PART, EPOCH))
-        rows, places, is_kept = list[MaskedRows](), list[np.ndarray](), list[bool]()
+        rows, places, numbers = list[MaskedRows](), list[np.ndarray](), list[int]()
         for part, epoch in sorted({*zip(parts.tolist(), epochs.tolist(), strict=True)}):
             own = np.flatnonzero((parts == part) & (epochs == epoch))
             rows.append(self.maskers[part].mask(batch.rows.take(pa.array(own)), epoch))
             places.append(own)
-            is_kept.append(self.is_kept[part])
-        return join_rows(rows, places, is_kept if any(self.is_kept) else None)
+            numbers.append(part)
+        is_kept = [self.is_kept[part] for part in numbers] if any(self.is_kept) else None
+        return join_rows(rows, places, numbers, is_kept)
 
 
 def _read(phase: Phase, batch: int, rank: int, world_size: int) -> Iterator[RankBatch]:
     """A phase's batches from one on."""
-    if phase.mixture is not None and phase.replay is not None:
-        parts = (phase.manifest, phase.replay)
-        return stream_mixture(parts, phase.mixture, rank=rank, world_size=world_size, batch=batch)
+    if phase.mixture is not None:
+        manifests = (phase.manifest, *phase.beside)
+        return stream_mixture(manifests, phase.mixture, rank=rank, world_size=world_size, batch=batch)
     epoch, within = divmod(batch, phase.plan.batches_per_epoch)
     return stream_batches(phase.manifest, phase.plan, rank=rank, world_size=world_size, epoch=epoch, batch=within)

@@ -69,6 +69,7 @@ class StepFigures:
         loss: mean loss over the targets of the global batch (negative log-likelihood of masked tokens), nats.
         next_sentence_loss: the same over the pairs of the global batch, nats; 0 without pairs.
         keep_loss: mean of the keeping term over its predicted tokens, before its weight, nats; 0 without it.
+        part_losses: sums of the predicted tokens' losses by part of a mixture, nats; empty: there are no parts.
         grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
         learning_rate: rate of this step.
         finite: loss and gradient were finite; else the step was skipped on all ranks.
@@ -80,6 +81,7 @@ class StepFigures:
     grad_norm: float
     learning_rate: float
     finite: bool
+    part_losses: tuple[float, ...] = ()
 
     @property
     def skipped(self) -> bool:
@@ -122,6 +124,8 @@ class Objective(nn.Module):
         self.bf16 = bf16
         self.loss_weights: tuple[float, ...] = (1.0,)
         """A weight for each of its losses' means."""
+        self.num_watched = 0
+        """Sums that its last output has, [num_watched]: added up over the global batch, and nothing more."""
 
 
 class MaskedLoss(Objective):
@@ -138,6 +142,7 @@ class MaskedLoss(Objective):
         teacher: the base: the model itself, which then predicts without its extensions, or a frozen copy; None: general
             text is learned.
         num_words: words of the base.
+        num_parts: parts of a mixture, whose losses are watched; 0: there are none.
     """
 
     def __init__(
@@ -149,8 +154,10 @@ class MaskedLoss(Objective):
         keep_weight: float = 1.0,
         teacher: nn.Module | None = None,
         num_words: int = 0,
+        num_parts: int = 0,
     ) -> None:
         super().__init__(model, device, bf16=bf16)
+        self.num_watched = num_parts
         self.loss_weights = (1.0, 1.0, keep_weight)
         self.teaches_itself = teacher is model
         self.teacher = None if self.teaches_itself else teacher
@@ -167,8 +174,9 @@ class MaskedLoss(Objective):
         next_sentence_labels: Tensor | None,
         kept: KeptRows | None = None,
         kinds: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return sums of losses (fp32): masked words', pairs', keeping; in eval mode also the exact predictions."""
+        parts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return sums of losses (fp32): words', pairs', keeping; what is predicted exactly (eval mode); losses by part."""
         asked = self._ask_base(input_ids, attention_mask, token_type_ids, kept) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
             outputs = self.model(
@@ -189,10 +197,16 @@ class MaskedLoss(Objective):
         if kept is not None:
             own = losses if asked is None else self._compare(logits, asked, kept)
             keep_loss_sum = ((own.index_select(0, kept.places) if asked is None else own) * kept.weights).sum()
+        watched = nothing if parts is None else self._sum_by_part(losses.detach(), parts)
         if self.training:  # nobody looks at the predictions, and they cost a pass over [P, V]
-            return loss_sum, order_loss_sum, keep_loss_sum, nothing, nothing
+            return loss_sum, order_loss_sum, keep_loss_sum, nothing, nothing, watched
         num_correct = ((logits.argmax(-1) == labels) & (weights > 0)).sum()
-        return loss_sum, order_loss_sum, keep_loss_sum, num_correct, num_in_order
+        return loss_sum, order_loss_sum, keep_loss_sum, num_correct, num_in_order, watched
+
+    def _sum_by_part(self, losses: Tensor, parts: Tensor) -> Tensor:
+        """Sums of losses [P] by part, [num_parts]; without atomic additions, whose order is not fixed."""
+        is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
+        return torch.where(is_own, losses, 0.0).sum(1)
 
     def _ask_base(
         self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None, kept: KeptRows | None
@@ -283,7 +297,7 @@ class Engine:
         self._compiled = engine.compile
         self._has_pairs = bool(getattr(model, "predicts_next_sentence", False))
         module = objective(model, self.device, bf16=engine.precision == "bf16")
-        self._loss_weights = module.loss_weights
+        self._loss_weights, self._num_watched = module.loss_weights, module.num_watched
         if engine.compile:
             module.compile()
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales or {})
@@ -326,11 +340,11 @@ class Engine:
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
         dist.all_reduce(sums)
-        means = (sums / counts).tolist()
+        means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
         grad_norm, applied = self._apply_gradients()
         self._num_updates += applied
         loss, next_sentence_loss, keep_loss = means + [0.0] * (3 - len(means))
-        return StepFigures(loss, next_sentence_loss, keep_loss, grad_norm, rate, finite=applied)
+        return StepFigures(loss, next_sentence_loss, keep_loss, grad_norm, rate, applied, tuple(watched))
 
     def evaluate(self, batch: MaskedBatch) -> tuple[float, int, int, int]:
         """Score one batch without dropout.
@@ -342,7 +356,7 @@ class Engine:
             Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
             predicted tokens, number of pairs whose label was predicted; all of this rank.
         """
-        loss_sum, _, _, num_correct, num_in_order = self.predict(batch)
+        loss_sum, _, _, num_correct, num_in_order, _ = self.predict(batch)
         return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
 
     def predict(self, batch: Any) -> tuple[Tensor, ...]:
@@ -377,23 +391,26 @@ class Engine:
             batch = _widen(batch)
         tensors = move_batch(batch, self.device)
         if self._compiled and is_masked:
-            for name in ("masked_positions", "labels", "weights"):
-                torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
+            for name in ("masked_positions", "labels", "weights", "parts"):
+                if tensors[name] is not None:
+                    torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
         return self._deepspeed(**tensors)
 
     def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
-        """Run forward and backward over this rank's share; return the sums of its losses, float64 [losses].
+        """Run forward and backward over this rank's share; return the sums of its losses, and of what is watched.
 
         `counts`, float64 [losses], are what the global batch has of each, by which the sums will be divided.
         """
-        totals = torch.zeros_like(counts)
+        totals = counts.new_zeros(len(counts) + self._num_watched)
         # DeepSpeed averages over ranks, so a local sum times world size / global count becomes the global mean.
         scales = (self.world_size / counts).float() * torch.tensor(self._loss_weights, device=self.device)
         for i, batch in enumerate(micro_batches):
             self._deepspeed.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             with self._without_reduction():
-                loss_sums = torch.stack(self._forward(batch)[: len(counts)])
-                totals += loss_sums.detach()
+                outputs = self._forward(batch)
+                loss_sums = torch.stack(outputs[: len(counts)])
+                totals[: len(counts)] += loss_sums.detach()
+                totals[len(counts) :] += outputs[-1] if self._num_watched else 0
                 # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
                 # gradient's norm, the one figure on which all ranks agree whether to make the step.
                 poisoned = torch.where(loss_sums.detach().isfinite(), scales, torch.nan)
@@ -572,4 +589,5 @@ def _widen(batch: MaskedBatch) -> MaskedBatch:
         masked_positions=batch.masked_positions.repeat(2),
         labels=batch.labels.repeat(2),
         weights=torch.cat([batch.weights, torch.zeros(1)]),
+        parts=None if batch.parts is None else torch.cat([batch.parts, torch.full((1,), -1)]),
     )

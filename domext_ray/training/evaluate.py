@@ -211,28 +211,34 @@ class Evaluations:
         general: the general probe; empty if no word of it is one token, or the run reads from left to right.
         characters: held-out text, the same words masked for every vocabulary; empty from left to right, too.
         words: the same words, each one masked alone.
+        parts: held-out rows of each text beside the corpus, masked likewise.
     """
 
     domain: list[MaskedBatch]
     general: list[MaskedBatch]
     characters: CharacterSet
     words: WordSet
+    parts: Sequence[list[MaskedBatch]] = ()
 
 
-def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: PreTrainedTokenizerBase) -> Evaluations:
-    """Build what `Evaluations` holds, for a corpus and a tokenizer."""
+def build_evaluations(
+    config: PretrainConfig,
+    manifest: Manifest,
+    tokenizer: PreTrainedTokenizerBase,
+    beside: Sequence[tuple[Manifest, PreTrainedTokenizerBase]] = (),
+) -> Evaluations:
+    """Build what `Evaluations` holds, for a corpus and the texts beside it, each with its tokenizer."""
     batch_size = resolve_micro_batch_size(config)
     pad_to = config.train.seq_length if config.engine.compile else 0
-    domain = build_domain_batches(
-        manifest,
-        tokenizer,
-        config.objective,
-        num_rows=config.train.eval_rows,
-        batch_size=batch_size,
-        pad_to=pad_to,
+    domain, *parts = (
+        build_domain_batches(
+            *each, config.objective, num_rows=config.train.eval_rows, batch_size=batch_size, pad_to=pad_to
+        )
+        for each in ((manifest, tokenizer), *beside)
     )
     if config.objective.is_left_to_right:
-        return Evaluations(domain, [], CharacterSet([], num_chars=0, num_words=0), WordSet([], 0.0, num_chars=0))
+        nothing = CharacterSet([], num_chars=0, num_words=0), WordSet([], 0.0, num_chars=0)
+        return Evaluations(domain, [], *nothing, parts)
     probe = build_probe_batches(
         read_probe(config.train.general_probe),
         tokenizer,
@@ -245,4 +251,4 @@ def build_evaluations(config: PretrainConfig, manifest: Manifest, tokenizer: Pre
     )
     characters = build_character_batches(passages, tokenizer, batch_size=batch_size, pad_to=pad_to)
     words = build_word_batches(passages, tokenizer, batch_size=batch_size, pad_to=pad_to)
-    return Evaluations(domain, probe, characters, words)
+    return Evaluations(domain, probe, characters, words, parts)

@@ -19,6 +19,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, store_base
 from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.parts import name_parts
 
 
 def make_loss(
@@ -33,25 +34,21 @@ def make_loss(
         fixed: names of an earlier run's tensors that do not train now.
         device: where to train.
     """
+    loss = functools.partial(MaskedLoss, keep_weight=config.objective.keep_weight, num_parts=len(name_parts(config)))
     if base is None or not needs_teacher(config):
-        return functools.partial(MaskedLoss, keep_weight=config.objective.keep_weight)
+        return loss
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     teacher = cast(DomextForMaskedLM, model)
     if not config.method.keeps_base or base.tensors.keys() & {*trained, *fixed}:
         teacher = _copy_base(base, config, device)
         if any(each.dtype == torch.bfloat16 for each in model.parameters()):
             store_base(teacher, torch.bfloat16)
-    return functools.partial(
-        MaskedLoss,
-        keep_weight=config.objective.keep_weight,
-        teacher=cast(nn.Module, teacher),
-        num_words=base.config.vocab_size,
-    )
+    return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
 
 
 def needs_teacher(config: PretrainConfig) -> bool:
     """Whether the base is asked what it predicts."""
-    return bool(config.replay.corpus) and config.objective.keep == "kl"
+    return config.has_general_text and config.objective.keep == "kl"
 
 
 def _copy_base(base: Base, config: PretrainConfig, device: torch.device) -> DomextForMaskedLM:

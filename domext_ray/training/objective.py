@@ -62,6 +62,7 @@ class MaskedBatch:
             NO_LABEL: the row does not count; None for rows that are no pairs.
         kept: the rows of general text, whose predicted tokens have weight 0 above; None: there is no keeping term.
         kinds: uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all.
+        parts: int64 [P], the part of a mixture that each predicted token is of, -1 for filler; None: there are none.
     """
 
     input_ids: torch.Tensor
@@ -73,6 +74,7 @@ class MaskedBatch:
     next_sentence_labels: torch.Tensor | None = None
     kept: KeptRows | None = None
     kinds: torch.Tensor | None = None
+    parts: torch.Tensor | None = None
 
     @property
     def num_masked(self) -> int:
@@ -89,6 +91,11 @@ class MaskedBatch:
         """Predicted tokens of the keeping term."""
         return 0 if self.kept is None else int(self.kept.weights.sum().item())
 
+    def count_predicted(self, num_parts: int) -> list[int]:
+        """Return the predicted tokens of each part of a mixture, kept ones too."""
+        assert self.parts is not None
+        return torch.bincount(self.parts[self.parts >= 0], minlength=num_parts).tolist()
+
 
 @dataclass(frozen=True)
 class MaskedRows:
@@ -102,6 +109,7 @@ class MaskedRows:
         second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
         next_sentence: int64 [R], next-sentence labels; None likewise.
         is_kept: bool [R], rows of general text that the keeping term reads; None: there is no such term.
+        parts: int64 [R], the part of a mixture that each row is of; None: there are none.
     """
 
     inputs: np.ndarray
@@ -111,36 +119,51 @@ class MaskedRows:
     second_starts: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
     is_kept: np.ndarray | None = None
+    parts: np.ndarray | None = None
+
+    def count_tokens(self, num_parts: int) -> list[int]:
+        """Return the tokens of each part; of rows that are no mixture's all of them."""
+        parts = np.zeros(len(self.lengths), dtype=np.int64) if self.parts is None else self.parts
+        tokens = np.zeros(num_parts, dtype=np.int64)
+        np.add.at(tokens, parts, self.lengths)
+        return [int(each) for each in tokens]
 
 
-def join_rows(parts: Sequence[MaskedRows], places: Sequence[np.ndarray], is_kept: Sequence[bool] | None) -> MaskedRows:
-    """Join the rows of a mixture's parts, each masked on its own.
+def join_rows(
+    groups: Sequence[MaskedRows],
+    places: Sequence[np.ndarray],
+    numbers: Sequence[int],
+    is_kept: Sequence[bool] | None,
+) -> MaskedRows:
+    """Join groups of a mixture's rows, each masked on its own.
 
     Args:
-        parts: the rows, all of them pairs or none.
-        places: for each part, where in the batch its rows are; int64.
-        is_kept: for each part, whether the keeping term reads it; None: there is no such term.
+        groups: the rows, all of them pairs or none.
+        places: for each group, where in the batch its rows are; int64.
+        numbers: for each group, the part that it is of.
+        is_kept: for each group, whether the keeping term reads it; None: there is no such term.
     """
     order = np.argsort(np.concatenate(places), kind="stable")
-    lengths = np.concatenate([each.lengths for each in parts])
+    lengths = np.concatenate([each.lengths for each in groups])
     firsts = np.cumsum(lengths) - lengths
     tokens = np.concatenate([np.arange(firsts[row], firsts[row] + lengths[row]) for row in order])
 
     def join(name: str) -> np.ndarray | None:
-        values = [getattr(each, name) for each in parts]
+        values = [getattr(each, name) for each in groups]
         return None if any(each is None for each in values) else np.concatenate(values)[order]
 
-    flat = {name: np.concatenate([getattr(each, name) for each in parts])[tokens] for name in _FLAT}
-    kept = None
-    if is_kept is not None:
-        flags = [np.full(len(each.lengths), flag) for each, flag in zip(parts, is_kept, strict=True)]
-        kept = np.concatenate(flags)[order]
+    flat = {name: np.concatenate([getattr(each, name) for each in groups])[tokens] for name in _FLAT}
+
+    def spread(values: Sequence[int]) -> np.ndarray:
+        return np.concatenate([np.full(len(each), value) for each, value in zip(places, values, strict=True)])[order]
+
     return MaskedRows(
         **flat,
         lengths=lengths[order],
         second_starts=join("second_starts"),
         next_sentence=join("next_sentence"),
-        is_kept=kept,
+        is_kept=None if is_kept is None else spread(is_kept),
+        parts=spread(numbers),
     )
 
 
@@ -229,6 +252,7 @@ class Masker:
                     second_starts=None if rows.second_starts is None else rows.second_starts[own],
                     next_sentence=None if rows.next_sentence is None else rows.next_sentence[own],
                     is_kept=None if rows.is_kept is None else rows.is_kept[own],
+                    parts=None if rows.parts is None else rows.parts[own],
                 )
             )
         return batches
@@ -251,6 +275,7 @@ def pad_batch(
     second_starts: np.ndarray | None = None,
     next_sentence: np.ndarray | None = None,
     is_kept: np.ndarray | None = None,
+    parts: np.ndarray | None = None,
 ) -> MaskedBatch:
     """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
 
@@ -263,6 +288,7 @@ def pad_batch(
         second_starts: int64 [B], where the second text of a pair starts; None: no pairs.
         next_sentence: int64 [B], next-sentence labels; None: there are none.
         is_kept: bool [B], rows that the keeping term reads; None: there is no such term.
+        parts: int64 [B], parts of a mixture; None: there are none.
     """
     lengths = np.array([len(each) for each in inputs])
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
@@ -275,6 +301,7 @@ def pad_batch(
     weights = np.ones(len(masked_positions), dtype=np.float32)
     if not len(masked_positions):
         masked_positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
+    own = None if parts is None else np.where(weights > 0, parts[masked_positions // length], -1)
     kept = None if is_kept is None else _find_kept(is_kept, masked_positions, weights, length)
     places, mask, segments = np.arange(length), None, None
     if (lengths < length).any():
@@ -291,6 +318,7 @@ def pad_batch(
         weights=torch.from_numpy(weights),
         next_sentence_labels=None if next_sentence is None else torch.from_numpy(next_sentence),
         kept=kept,
+        parts=None if own is None else torch.from_numpy(own),
     )
 
 

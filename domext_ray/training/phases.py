@@ -10,11 +10,13 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import (
     MAX_LANES,
     ObjectiveConfig,
@@ -25,12 +27,12 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.mixture import MixturePart, MixturePlan
+from domext_ray.corpus.mixture import MixturePart, MixturePlan, Stage
 from domext_ray.corpus.pairs import LENGTH_TOLERANCE, MAX_ATTEMPTS
 from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan
 from domext_ray.training.objective import Masker
 
-_REPLAY = 61  # purpose of a hash
+_REPLAY, _PART = 61, 67  # purposes of a hash: no two draws share their counters
 FIRST_ORDER = {
     "max_lanes": 64,
     "block_rows": 4096,
@@ -48,12 +50,12 @@ class Phase:
 
     Args:
         manifest: the corpus, prepared for that length.
-        plan: the canonical order of its rows; with replay, of those of a run without.
-        replay: the general text, prepared for that length; None: there is none.
-        mixture: the canonical order of the two together; None likewise.
+        plan: the canonical order of its rows; in a mixture, of those of a run without.
         first_step, end_step: 0-based, the end not included.
         micro_batch_size: rows of a forward pass.
         pad_to: length of every micro batch; 0: its longest row.
+        beside: the texts of `config.parts`, prepared for that length; empty: there are none.
+        mixture: the canonical order of all together; None likewise.
     """
 
     manifest: Manifest
@@ -62,25 +64,33 @@ class Phase:
     end_step: int
     micro_batch_size: int
     pad_to: int
-    replay: Manifest | None = None
+    beside: tuple[Manifest, ...] = ()
     mixture: MixturePlan | None = None
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps that read the corpus once."""
+        """Steps that read the corpus once, while a mixture has the shares that it begins with."""
         if self.mixture is None:
             return self.plan.batches_per_epoch
         own = self.mixture.parts[0].share * self.mixture.global_batch_size
         return float(self.mixture.rows_per_epoch(0) / own)
 
+    def count_epochs(self, num_steps: int) -> list[float]:
+        """Return the epochs of the corpus, and of each text beside it, in the phase's first steps."""
+        if self.mixture is None:
+            return [num_steps / self.plan.batches_per_epoch]
+        return self.mixture.count_epochs(num_steps)
 
-def make_phases(config: PretrainConfig, manifests: Sequence[Manifest], replays: Sequence[Manifest] = ()) -> list[Phase]:
+
+def make_phases(
+    config: PretrainConfig, manifests: Sequence[Manifest], beside: Sequence[Sequence[Manifest]] = ()
+) -> list[Phase]:
     """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
 
     Args:
         config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
         manifests: the corpus prepared for each phase's length, in order.
-        replays: the general text, prepared likewise; empty: there is none.
+        beside: each of the texts of `config.parts`, prepared likewise.
     """
     sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
     lengths = [config.train.seq_length, config.train.long_seq_length]
@@ -90,12 +100,18 @@ def make_phases(config: PretrainConfig, manifests: Sequence[Manifest], replays: 
         Phase(manifest, make_plan(config, manifest), start, end, size, length if config.engine.compile else 0)
         for manifest, start, end, size, length in zip(manifests, starts, ends, sizes, lengths, strict=False)
     ]
-    if not replays:
+    if not beside:
         return phases
     return [
-        replace(phase, replay=replay, mixture=make_mixture(config, phase.manifest, replay))
-        for phase, replay in zip(phases, replays, strict=True)
+        replace(phase, beside=own, mixture=make_mixture(config, phase.manifest, own, phase.first_step))
+        for phase, own in zip(phases, zip(*beside, strict=True), strict=True)
     ]
+
+
+def count_epochs(phases: Sequence[Phase], step: int) -> list[float]:
+    """Return how often a run has read its corpus, and each text beside it, after some steps."""
+    read = [each.count_epochs(max(0, min(step, each.end_step) - each.first_step)) for each in phases]
+    return [sum(each) for each in zip(*read, strict=True)]
 
 
 def resolve_max_steps(config: PretrainConfig, manifests: Sequence[Manifest]) -> PretrainConfig:
@@ -127,7 +143,7 @@ def count_limited_steps(config: PretrainConfig, sizes: Sequence[tuple[int, int]]
     if train.epochs:
         batches = [BatchPlan((rows,), config.seed, train.global_batch_size).batches_per_epoch for rows, _ in sizes]
         epochs_per_step = sum(share / number for share, number in zip(shares, batches, strict=True))
-        epochs_per_step *= float(1 - config.replay.share) if config.replay.corpus else 1.0
+        epochs_per_step *= float(average_shares(config)[0])
         limits.append(round(train.epochs / epochs_per_step))
     if train.max_tokens:
         tokens_per_row = sum(share * tokens / rows for share, (rows, tokens) in zip(shares, sizes, strict=True))
@@ -155,20 +171,62 @@ def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
     return BatchPlan(rows, config.seed, config.train.global_batch_size)
 
 
-def make_mixture(config: PretrainConfig, manifest: Manifest, replay: Manifest) -> MixturePlan:
-    """Return the canonical order of a prepared corpus and of the general text beside it for this run."""
-    rows = [tuple(each.num_rows for each in part.records("train")) for part in (manifest, replay)]
-    share = config.replay.share
-    parts = (
-        MixturePart("--corpus", rows[0], config.seed, 1 - share),
-        MixturePart("--replay.corpus", rows[1], seed_replay(config.seed), share),
+def make_mixture(
+    config: PretrainConfig, manifest: Manifest, beside: Sequence[Manifest], first_step: int = 0
+) -> MixturePlan:
+    """Return the canonical order of a prepared corpus and of the texts beside it for this run.
+
+    Args:
+        config: the run, its horizon resolved.
+        manifest: the corpus.
+        beside: the texts of `config.parts`.
+        first_step: of the run's steps, the mixture's first batch.
+    """
+    first, *changes = make_stages(config, first_step)
+    names = ["--corpus", *(part.option for part in config.parts)]
+    parts = tuple(
+        MixturePart(name, tuple(each.num_rows for each in own.records("train")), seed, share)
+        for name, own, seed, share in zip(names, (manifest, *beside), seed_parts(config), first.shares, strict=True)
     )
-    return MixturePlan(parts, config.train.global_batch_size)
+    return MixturePlan(parts, config.train.global_batch_size, tuple(changes))
 
 
-def seed_replay(seed: int) -> int:
-    """Return the seed of the general text's order, pairs and masks."""
-    return int(hash_counters(seed, _REPLAY)[0] >> np.uint64(1))
+def make_stages(config: PretrainConfig, first_step: int = 0) -> list[Stage]:
+    """Return from which batch on a run's parts have which shares, counted from a step.
+
+    Args:
+        config: the run, its horizon resolved.
+        first_step: the step of batch 0.
+    """
+    starts = [(round(share * config.optim.decay_steps) - first_step, own) for share, own in config.part_shares]
+    ends = [*(start for start, _ in starts[1:]), sys.maxsize]
+    return [
+        Stage(max(0, start), shares) for (start, shares), end in zip(starts, ends, strict=True) if end > max(0, start)
+    ]
+
+
+def average_shares(config: PretrainConfig) -> list[Fraction]:
+    """Return the shares of all rows that `--corpus` and the texts beside it have over the whole horizon."""
+    stages = config.part_shares
+    ends = [*(first for first, _ in stages[1:]), Fraction(1)]
+    lengths = [end - first for (first, _), end in zip(stages, ends, strict=True)]
+    return [
+        sum((length * share for length, share in zip(lengths, own, strict=True)), Fraction(0))
+        for own in zip(*(shares for _, shares in stages), strict=True)
+    ]
+
+
+def seed_parts(config: PretrainConfig) -> list[int]:
+    """Return the seeds of the order, pairs and masks of the corpus and of each text beside it.
+
+    Those of a part of the mixture depend on its name, not on its neighbours.
+    """
+    seeds = [config.seed]
+    for part in config.parts:
+        digest = hashlib.sha256(part.name.encode()).digest()[:8]
+        purposes = [_REPLAY] if part.name == GENERAL else [_PART, int.from_bytes(digest, "little") >> 1]
+        seeds.append(int(hash_counters(config.seed, *purposes)[0] >> np.uint64(1)))
+    return seeds
 
 
 def describe_order() -> dict[str, Any]:

@@ -43,7 +43,8 @@ from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
-from domext_ray.training.phases import make_phases
+from domext_ray.training.parts import PartFigures
+from domext_ray.training.phases import count_epochs, make_phases
 from domext_ray.training.start import (
     NEW_WORD_TENSORS,
     apply_start,
@@ -69,8 +70,8 @@ class PretrainTask:
         config: configuration with `optim.decay_steps` resolved.
         run_dir: the run's directory, on storage that all workers see.
         corpus_dirs: folders of the prepared corpora's manifests, one a length phase.
-        replay_dirs: the same of the general text beside it; empty: there is none.
-        replay_tokenizer_dir: the tokenizer of that text; None: the run's.
+        beside_dirs: the same of each of the texts of `config.parts`.
+        general_tokenizer_dir: the tokenizer of general text; None: the run's.
         tokenizer_dir: the run's tokenizer.
         base_sha256: hash of the base's tensors, or "none".
         init_from: directory of the run whose parameters this one starts from, if any.
@@ -85,8 +86,8 @@ class PretrainTask:
     corpus_dirs: tuple[Path, ...]
     tokenizer_dir: Path
     base_sha256: str
-    replay_dirs: tuple[Path, ...] = ()
-    replay_tokenizer_dir: Path | None = None
+    beside_dirs: tuple[tuple[Path, ...], ...] = ()
+    general_tokenizer_dir: Path | None = None
     init_from: Path | None = None
     earlier: Extensions | None = None
     goes_on_from: CheckpointId | None = None
@@ -124,14 +125,19 @@ class PretrainWorker:
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
         manifests = [self.manifest, *map(read_manifest, task.corpus_dirs[1:])]
-        self.phases = make_phases(self.config, manifests, [*map(read_manifest, task.replay_dirs)])
-        replay_tokenizer = load_tokenizer(task.replay_tokenizer_dir) if task.replay_tokenizer_dir else self.tokenizer
-        maker = BatchMaker(self.config, self.phases, self.tokenizer, replay_tokenizer)
+        beside = [[*map(read_manifest, folders)] for folders in task.beside_dirs]
+        self.phases = make_phases(self.config, manifests, beside)
+        self.parts = PartFigures(self.config, self.phases, self.checkpoint.cursor if self.checkpoint else None)
+        general_dir = task.general_tokenizer_dir
+        general_tokenizer = load_tokenizer(general_dir) if general_dir else self.tokenizer
+        maker = BatchMaker(self.config, self.phases, self.tokenizer, general_tokenizer)
         # Reading starts now: its first batches are there when the model is.
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
         self.base = None if self.config.base == "none" else _load_checked_base(task)
         self.engine = self._build_engine()
-        self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer)
+        tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
+        shortest = zip((each[0] for each in beside), tokenizers, strict=True)
+        self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
         self._save_waits = False
         self.is_stopping = False
@@ -272,16 +278,17 @@ class PretrainWorker:
 
     def _train_step(self) -> dict[str, Any]:
         started = time.perf_counter()
-        micro_batches, num_tokens = next(self.batches)
+        micro_batches, tokens_here = next(self.batches)
         waited = time.perf_counter() - started
         num_masked = sum(each.num_masked for each in micro_batches)
         num_pairs = sum(each.num_pairs for each in micro_batches)
         num_kept = sum(each.num_kept for each in micro_batches)
         asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
-        figures_here = [num_masked, num_tokens, num_pairs, num_kept, asked]
+        of_parts = self.parts.count(micro_batches, tokens_here)
+        figures_here = [num_masked, sum(tokens_here), num_pairs, num_kept, asked, *of_parts]
         counts = torch.tensor(figures_here, dtype=torch.int64, device=self.engine.device)
         dist.all_reduce(counts)
-        num_masked, num_tokens, num_pairs, num_kept, self.is_stopping = counts.tolist()
+        num_masked, num_tokens, num_pairs, num_kept, self.is_stopping, *of_parts = counts.tolist()
         figures = self.engine.train_step(
             micro_batches, num_masked, self.step, num_pairs, num_kept, self._measure_progress()
         )
@@ -293,16 +300,17 @@ class PretrainWorker:
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
         record = _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
+        record |= self.parts.describe(self.step, of_parts, figures.part_losses)
         return record | self._describe_replay(figures, num_kept)
 
     def _describe_replay(self, figures: StepFigures, num_kept: int) -> dict[str, Any]:
-        """Figures of the parts of a mixture."""
-        phase = next(each for each in self.phases if self.step <= each.end_step)
-        if phase.mixture is None:
+        """Figures of the keeping term, and epochs."""
+        if not self.config.parts:
             return {}
-        domain, general = phase.mixture.count_epochs(self.step - phase.first_step)
-        record = {"train/domain_epochs": domain, "train/replay_epochs": general}
-        keeps = self.config.objective.keep != "none"
+        domain, *beside = count_epochs(self.phases, self.step)
+        record = {"train/domain_epochs": domain}
+        record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
+        keeps = self.config.has_general_text and self.config.objective.keep != "none"
         return record | ({"train/keep_loss": figures.keep_loss, "train/keep_tokens": num_kept} if keeps else {})
 
     def _check_finite(self, figures: StepFigures) -> None:
@@ -353,6 +361,9 @@ class PretrainWorker:
             "eval/general_mlm_accuracy": general.accuracy if general.num_tokens else None,
             "eval/general_words": general.num_tokens,
         }
+        if self.parts.names:
+            losses = [domain.loss, *(evaluate(self.engine, each).loss for each in self.evaluations.parts)]
+            record |= self.parts.describe_held_out(losses)
         if domain.num_pairs:
             record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
         return record
@@ -382,7 +393,7 @@ class PretrainWorker:
             self.step,
             state,
             self.fixed,
-            cursor={"seconds": self.seconds, "tokens": self.tokens},
+            cursor={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_cursor()},
             record={
                 "base": self.config.base,
                 "base_sha256": self.task.base_sha256,

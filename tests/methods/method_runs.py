@@ -219,7 +219,7 @@ def draw_batches(
         counts.append(int(masker.mask(table.take(np.flatnonzero(kept == is_kept)), epoch=0).selected.sum()))
         found.append(np.flatnonzero(kept[share] == is_kept))
         parts.append(masker.mask(table.slice(share.start, NUM_ROWS // world_size).take(found[-1]), epoch=0))
-    own = join_rows(parts, found, [False, True]) if row.keep else parts[0]
+    own = join_rows(parts, found, [0, 1], [False, True]) if row.keep else parts[0]
     return Masker(tokenizers[0], objective, seed=3).collate(own, MICRO_BATCH), counts[0], counts[1]
 
 

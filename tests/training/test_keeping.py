@@ -190,10 +190,11 @@ def test_rows_of_parts_are_joined_in_the_order_of_the_batch() -> None:
         return MaskedRows(flat, flat + 100, flat % 2 == 0, np.array([len(row) for row in values]))
 
     joined = join_rows(
-        [make([[1, 2], [3]]), make([[4, 5, 6], [7, 8]])], [np.array([0, 3]), np.array([1, 2])], [False, True]
+        [make([[1, 2], [3]]), make([[4, 5, 6], [7, 8]])], [np.array([0, 3]), np.array([1, 2])], [4, 2], [False, True]
     )
     assert joined.inputs.tolist() == [1, 2, 4, 5, 6, 7, 8, 3] and joined.lengths.tolist() == [2, 3, 2, 1]
     assert (joined.labels - 100).tolist() == joined.inputs.tolist()
     assert joined.selected.tolist() == [each % 2 == 0 for each in joined.inputs]
     assert cast(np.ndarray, joined.is_kept).tolist() == [False, True, True, False]
-    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], None).is_kept is None
+    assert cast(np.ndarray, joined.parts).tolist() == [4, 2, 2, 4] and joined.count_tokens(5) == [0, 0, 5, 0, 3]
+    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], [0, 0], None).is_kept is None

@@ -202,7 +202,7 @@ def mixed(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> Pretr
     general = ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.3)
     config = replace(task.config, replay=general, run=replace(task.config.run, name="mixed"))
     _, corpora = provide_inputs(config)
-    return replace(task, config=config, replay_dirs=(corpora.replay[0].folder,))
+    return replace(task, config=config, beside_dirs=((corpora.beside[0][0].folder,),))
 
 
 def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTask, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""Texts beside --corpus: general text, and further parts of the domain, with weights that may change on the way.
+
+Weights are numbers as they are written, so that counts of rows are exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from domext_ray.options.fields import added, require
+from domext_ray.options.option_values import read_number
+
+DOMAIN, GENERAL = "domain", "general"
+"""Names of --corpus and --replay.corpus among the parts of a mixture."""
+MAX_PARTS = 100
+_OPTION = "mixture.parts"
+_FIELDS = ("corpus", "weight", "keep")
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A text beside --corpus.
+
+    Args:
+        name: what figures and sentences call it.
+        corpus: where it is, as `--corpus`.
+        weights: from which share of the horizon on it has which weight; empty: it has a share of all rows.
+        keep: it is general text, for `--objective.keep`.
+    """
+
+    name: str
+    corpus: str
+    weights: tuple[tuple[Fraction, Fraction], ...]
+    keep: bool
+
+    @property
+    def option(self) -> str:
+        """Where it was given, for sentences."""
+        return "--replay.corpus" if self.name == GENERAL else f"--{_OPTION} {self.name}"
+
+    @property
+    def title(self) -> str:
+        """What lines of text call it."""
+        return "general text" if self.name == GENERAL else self.name
+
+    def weigh(self, share: Fraction) -> Fraction:
+        """Return its weight at a share of the horizon."""
+        return [weight for first, weight in self.weights if first <= share][-1]
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """Further parts of the domain's text beside --corpus, read in the ratio of their weights.
+
+    parts: name: {corpus: ..., weight: ..., keep: ...}. A weight is a number, or such as {0: 1, 0.5: 3}: 1 at first, 3
+    from half of the horizon (--optim.decay_steps) on. With keep: true the part is general text, as --replay.corpus is.
+    """
+
+    weight: float = added(1.0)  # weight of --corpus itself
+    parts: dict[str, Any] = field(default_factory=dict, metadata={"before": {}})  # name: {corpus, weight, keep}
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.weight <= 1e6, "mixture.weight", self.weight, "above 0, at most 1,000,000")
+        require(len(self.parts) <= MAX_PARTS, _OPTION, len(self.parts), f"at most {MAX_PARTS} parts")
+        # In one form and order for all ways to write it, which JSON and YAML bring back as it is.
+        parts = {str(name): _complete(str(name), each) for name, each in self.parts.items()}
+        object.__setattr__(self, "parts", dict(sorted(parts.items())))
+        for each in self.list_parts():
+            require(any(weight for _, weight in each.weights), f"{_OPTION}.{each.name}.weight", 0, "above 0 somewhere")
+
+    def list_parts(self) -> tuple[TextPart, ...]:
+        """Return the parts, by name."""
+        return tuple(
+            TextPart(name, each["corpus"], _read_weights(each["weight"]), each["keep"])
+            for name, each in self.parts.items()
+        )
+
+
+def list_shares(
+    weight: float, parts: Sequence[TextPart], general_share: Fraction
+) -> list[tuple[Fraction, tuple[Fraction, ...]]]:
+    """Return the shares of rows that --corpus and the parts have, from some shares of the horizon on.
+
+    Args:
+        weight: of `--corpus`.
+        parts: the parts; that of `--replay.corpus` has no weights.
+        general_share: its share of all rows.
+
+    Returns:
+        From which share of the horizon on, ascending from 0, and a share for `--corpus` and every part, which sum to 1.
+    """
+    shares = []
+    for first in sorted({Fraction(0), *(first for part in parts for first, _ in part.weights)}):
+        weights = [Fraction(str(weight)), *(part.weigh(first) if part.weights else Fraction(0) for part in parts)]
+        weighted = 1 - (general_share if any(not part.weights for part in parts) else 0)
+        own = [weighted * each / sum(weights) for each in weights]
+        for number, part in enumerate(parts, start=1):
+            own[number] = own[number] if part.weights else general_share
+        shares.append((first, tuple(own)))
+    return shares
+
+
+def _complete(name: str, given: Any) -> dict[str, Any]:
+    """Return a part with all of its fields, each in its one form."""
+    option = f"{_OPTION}.{name}"
+    is_name = re.fullmatch(r"[A-Za-z0-9][\w-]*", name) and name not in (DOMAIN, GENERAL)
+    require(bool(is_name), _OPTION, name, f"names of letters, digits, _ and -, other than {DOMAIN} and {GENERAL}")
+    require(isinstance(given, dict), option, given, "options of a part, such as {corpus: more.txt, weight: 2}")
+    unknown = [str(each) for each in given if each not in _FIELDS]
+    require(not unknown, option, ", ".join(unknown), f"of {', '.join(_FIELDS)}")
+    corpus, weight, keep = given.get("corpus", ""), given.get("weight", 1.0), given.get("keep", False)
+    require(isinstance(corpus, str) and bool(corpus.strip()), f"{option}.corpus", corpus, "at least one file or folder")
+    require(isinstance(keep, bool), f"{option}.keep", keep, "true or false")
+    if not isinstance(weight, dict):
+        return {"corpus": corpus, "weight": _read_weight(f"{option}.weight", weight), "keep": keep}
+    firsts = [read_number(each)[0] for each in weight]
+    is_ascending = bool(firsts) and firsts[0] == 0 and all(each is not None and each < 1 for each in firsts)
+    is_ascending = is_ascending and all(a < b for a, b in zip(firsts, firsts[1:], strict=False))  # type: ignore[operator]
+    rule = "weights from shares of the horizon on, ascending from 0 to below 1, such as {0: 1, 0.5: 3}"
+    require(is_ascending, f"{option}.weight", weight, rule)
+    weights = zip(firsts, weight.values(), strict=True)
+    read = {str(first): _read_weight(f"{option}.weight", each) for first, each in weights}
+    return {"corpus": corpus, "weight": read, "keep": keep}
+
+
+def _read_weight(option: str, value: Any) -> float:
+    number = read_number(value)[0]
+    require(number is not None and 0.0 <= number <= 1e6, option, value, "from 0 to 1,000,000")
+    assert number is not None
+    return number
+
+
+def _read_weights(weight: Any) -> tuple[tuple[Fraction, Fraction], ...]:
+    pairs = weight if isinstance(weight, dict) else {"0": weight}
+    return tuple((Fraction(first), Fraction(str(each))) for first, each in pairs.items())
