@@ -12,7 +12,8 @@ from pathlib import Path
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.shards import prepare_corpus
+from domext_ray.corpus.overlap import find_overlaps
+from domext_ray.corpus.shards import prepare_corpus, provide_hashes
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
@@ -42,11 +43,13 @@ class Corpora:
         domain: the domain's text, for each length phase.
         beside: the texts of `config.parts`, each likewise.
         general_tokenizer_dir: the tokenizer that general text was prepared with; None: the run's.
+        overlaps: a sentence for every two of these texts that share documents.
     """
 
     domain: tuple[Manifest, ...]
     beside: tuple[tuple[Manifest, ...], ...]
     general_tokenizer_dir: Path | None
+    overlaps: tuple[str, ...] = ()
 
 
 def check_texts(config: PretrainConfig) -> None:
@@ -74,11 +77,27 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
     """
     domain = _prepare_domain(config, tokenizer_dir, paths)
     general_dir = _provide_general_tokenizer(config, base, paths)
-    beside = (
+    beside = tuple(
         _prepare_part(config, part.corpus, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
         for part in config.parts
     )
-    return Corpora(tuple(domain), tuple(beside), general_dir)
+    overlaps = _tell_overlaps(config, [domain[0], *(each[0] for each in beside)])
+    return Corpora(tuple(domain), beside, general_dir, tuple(overlaps))
+
+
+def _tell_overlaps(config: PretrainConfig, manifests: list[Manifest]) -> list[str]:
+    """Say which documents a run's texts have in common; nothing of one text."""
+    if len(manifests) == 1:
+        return []
+    texts = [("--corpus", config.corpus), *((part.option, part.corpus) for part in config.parts)]
+    hashes = [
+        (name, provide_hashes(corpus, config.prepare, manifest))
+        for (name, corpus), manifest in zip(texts, manifests, strict=True)
+    ]
+    sentences = find_overlaps(hashes)
+    for each in sentences:
+        print(f"{each}.", flush=True)
+    return sentences
 
 
 def _prepare_domain(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:

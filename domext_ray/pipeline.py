@@ -222,6 +222,7 @@ def _write_origin(prepared: PreparedRun) -> None:
             "rows": manifest.num_rows("train"),
             "tokens": manifest.num_tokens("train"),
             "held_out_rows": manifest.num_rows("held_out"),
+            "overlaps": list(corpora.overlaps),
             "phases": [[each.first_step, each.end_step, each.steps_per_epoch] for each in phases],
         },
     )

@@ -43,6 +43,7 @@ from domext_ray.corpus.manifest import (
     read_manifest,
     write_manifest,
 )
+from domext_ray.corpus.overlap import DocumentHashes, read_hashes, write_hashes
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
 from domext_ray.corpus.texts.documents import read_documents
@@ -229,13 +230,7 @@ def _build(
     """Run both passes in a work folder; return the manifest's record of what was found."""
     read = KeptParts(folder, "hashes", fingerprint)
     hashes, files, lost, han_frac = _hash_pass(sources, prepare, read)
-    keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
-    if prepare.held_out_by == "file":
-        parts = [each for task in files for each in task]
-        is_held_out = hold_out_files(keep, np.frombuffer(hashes, dtype=">u8")[::2], parts, prepare.held_out_frac)
-    elif prepare.held_out_by == "block":
-        is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
-    del hashes
+    keep, is_held_out = _split_documents(hashes, files, prepare)
     counts = [sum(number for _, number in task) for task in files]
     num_documents = int(keep.sum())
     dropped, places = lost.counts, lost.describe_places()
@@ -246,6 +241,8 @@ def _build(
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
     use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
     _require_both_splits(sources, num_documents, [(use == code).any() for code in (1, 2)])
+    write_hashes(folder, _shorten(hashes), use == 1, use == 2)
+    del hashes
     is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
     if is_chinese:
         load_jieba()  # a missing package is reported before the work, not within it
@@ -275,6 +272,51 @@ def _build(
         "han_frac": han_frac,
         "chinese_words": is_chinese,
     }
+
+
+def provide_hashes(spec: str, prepare: PrepareConfig, manifest: Manifest) -> DocumentHashes:
+    """Return the hashes of a prepared corpus's documents; Ray is initialised.
+
+    Where an earlier version kept none, the text is read once more.
+
+    Args:
+        spec: the `--corpus` option that it was prepared for.
+        prepare: the options likewise.
+        manifest: the corpus.
+
+    Raises:
+        DomextError: see `run_tasks`.
+    """
+    found = read_hashes(manifest.folder)
+    if found is not None:
+        return found
+    prepare = replace(prepare, held_out_by=manifest.settings.get("held_out_by", "document"))
+    kept = KeptParts(manifest.folder, "hashes", manifest.fingerprint)
+    hashes, files, _, _ = _hash_pass(resolve_sources(spec, prepare), prepare, kept)
+    keep, is_held_out = _split_documents(hashes, files, prepare)
+    write_hashes(manifest.folder, _shorten(hashes), keep & ~is_held_out, keep & is_held_out)
+    kept.drop()
+    made = read_hashes(manifest.folder)
+    assert made is not None, "the hashes were just written"
+    return made
+
+
+def _shorten(hashes: bytearray) -> np.ndarray:
+    """The first half of every hash, [documents]."""
+    return np.frombuffer(hashes, dtype=">u8")[::2]
+
+
+def _split_documents(
+    hashes: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which documents stay, and which are held out if they stay; bool [documents] each."""
+    keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
+    if prepare.held_out_by == "file":
+        parts = [each for task in files for each in task]
+        is_held_out = hold_out_files(keep, _shorten(hashes), parts, prepare.held_out_frac)
+    elif prepare.held_out_by == "block":
+        is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
+    return keep, is_held_out
 
 
 def _require_both_splits(sources: Sources, num_documents: int, has_any: Sequence[bool]) -> None:

@@ -51,6 +51,8 @@ def list_facts(
         "epochs read": f"{_find_epochs(corpus['phases'], records):.2f}",
         "general text": _describe_replay(config, records),
         "router": describe_router(config, router),
+        "other texts": _describe_mixture(config),
+        "overlap": "; ".join(corpus.get("overlaps", [])),
         "seed": f"{config.seed}",
         "started": f"{about['started'][:16].replace('T', ' ')} UTC",
         "machine": str(about["machine"]),
@@ -82,6 +84,18 @@ def _describe_replay(config: PretrainConfig, records: Sequence[Mapping[str, Any]
     }
     source, share = hide_places(config.replay.corpus), f"{config.replay.frac:.0%} of all rows"
     return f"{source}: {share}, {keep[config.objective.keep]}{read}"
+
+
+def _describe_mixture(config: PretrainConfig) -> str:
+    """Say which further texts a run reads, and with which weights; empty: there are none."""
+    parts = []
+    for part in config.mixture.list_parts():
+        weights = [
+            f"{float(weight):g}" + f" from {float(first):.0%} on" * (first > 0) for first, weight in part.weights
+        ]
+        kind = ", general text" if part.keep else ""
+        parts.append(f"{part.name} ({hide_places(part.corpus)}{kind}): weight {', '.join(weights)}")
+    return f"{'; '.join(parts)}; the text above: weight {config.mixture.weight:g}" if parts else ""
 
 
 def count_epochs(phases: Sequence[Sequence[int]], step: int) -> float:

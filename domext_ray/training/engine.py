@@ -176,7 +176,7 @@ class MaskedLoss(Objective):
         kinds: Tensor | None = None,
         parts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return sums of losses (fp32): words', pairs', keeping; what is predicted exactly (eval mode); losses by part."""
+        """Return sums of losses (fp32): words', pairs', keeping; exact predictions, in eval mode; losses by part."""
         asked = self._ask_base(input_ids, attention_mask, token_type_ids, kept) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
             outputs = self.model(

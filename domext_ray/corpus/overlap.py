@@ -1,0 +1,92 @@
+"""Documents that several texts of a run have in common, found by their hashes and told.
+
+Enters: hashes of documents, which a prepared corpus keeps beside its shards, 8 bytes each, sorted. Leaves: sentences.
+Nothing is left out because of them: a user may want the same document twice, but not in training and in held-out text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from domext_ray.corpus.manifest import SPLITS, Split
+from domext_ray.files import new_file
+
+CHUNK = 2**20
+"""Hashes that are looked up at a time: the others stay on disk."""
+
+
+@dataclass(frozen=True)
+class DocumentHashes:
+    """Of the documents of a prepared corpus.
+
+    Args:
+        train, held_out: uint64 [documents], sorted; of different documents different ones, but by a rare chance.
+    """
+
+    train: np.ndarray
+    held_out: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.held_out)
+
+
+def write_hashes(folder: Path, hashes: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> None:
+    """Write what `read_hashes` reads.
+
+    Args:
+        folder: of a prepared corpus.
+        hashes: unsigned integers of 8 bytes, [documents].
+        is_train: bool [documents], those that train.
+        is_held_out: bool [documents], those that are held out.
+    """
+    for split, chosen in zip(SPLITS, (is_train, is_held_out), strict=True):
+        with new_file(_place(folder, split), is_flushed=False) as temporary:
+            np.save(temporary, np.sort(hashes[chosen].astype("<u8")))
+
+
+def read_hashes(folder: Path) -> DocumentHashes | None:
+    """Return the hashes of a prepared corpus, mapped into memory; None where there are none, or damaged ones."""
+    try:
+        return DocumentHashes(*(np.load(_place(folder, split), mmap_mode="r") for split in SPLITS))
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _place(folder: Path, split: Split) -> Path:
+    return folder / f"documents-{split}.npy"
+
+
+def count_common(first: np.ndarray, second: np.ndarray) -> int:
+    """Return how many values two sorted arrays have in common, uint64 each."""
+    small, large = sorted((first, second), key=len)
+    total = 0
+    for start in range(0, len(small), CHUNK):
+        asked = np.asarray(small[start : start + CHUNK])
+        places = np.minimum(np.searchsorted(large, asked), len(large) - 1)
+        total += int(np.count_nonzero(large[places] == asked))
+    return total
+
+
+def find_overlaps(texts: Sequence[tuple[str, DocumentHashes]]) -> list[str]:
+    """Return a sentence for every two texts that share documents, those that spoil held-out figures first.
+
+    Args:
+        texts: what each is called, and its documents.
+    """
+    spoiled, shared = [], []
+    for (name, own), (other_name, other) in itertools.permutations(texts, 2):
+        if number := count_common(own.train, other.held_out):
+            spoiled.append(
+                f"warning: {number:,} of {len(other.held_out):,} held-out documents of {other_name} are training "
+                f"documents of {name}, too: figures on its held-out text look better than they are"
+            )
+    for (name, own), (other_name, other) in itertools.combinations(texts, 2):
+        number = sum(count_common(getattr(own, a), getattr(other, b)) for a in SPLITS for b in SPLITS)
+        if number:
+            shared.append(f"note: {number:,} of {len(other):,} documents of {other_name} are in {name}, too")
+    return [*spoiled, *shared]

@@ -1,0 +1,176 @@
+"""Figures of a mixture's parts are those of their rows, counted by hand, whatever stops the run has made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from conftest import FEW_SENTENCES, write_corpus
+from torch.nn import functional as F
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.mixture import MixtureConfig
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PretrainConfig,
+    ReplayConfig,
+    RunConfig,
+    TrainConfig,
+)
+from domext_ray.corpus.manifest import read_manifest
+from domext_ray.corpus.mixture import PART, stream_mixture
+from domext_ray.inputs import provide_inputs
+from domext_ray.model.base import load_base
+from domext_ray.report.parts import measure_parts
+from domext_ray.training.batches import BatchMaker
+from domext_ray.training.engine import join_alone
+from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.phases import make_phases
+from domext_ray.training.worker import PretrainTask, PretrainWorker
+
+STEPS = 16
+NAMES = ("domain", "general", "further")
+
+
+@pytest.fixture(scope="module")
+def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> PretrainTask:
+    """A corpus, general text, and a further part that comes in the second half."""
+    folder = tmp_path_factory.mktemp("parts")
+    further = {"corpus": str(write_corpus(folder / "further.txt", 120, seed=11)), "weight": {0: 0, 0.5: 2}}
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        corpus=str(write_corpus(folder / "corpus.txt", 400)),
+        replay=ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.25),
+        mixture=MixtureConfig(parts={"further": further}),
+        method=MethodConfig(heads=0, ffn_units=8),
+        objective=ObjectiveConfig(keep="replay", mask_prob=0.3),
+        run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
+        train=TrainConfig(
+            max_steps=STEPS,
+            global_batch_size=4,
+            seq_length=32,
+            eval_rows=4,
+            eval_every=100,
+            checkpoint_every=5,
+            dropout=0.0,
+            general_probe=str(FEW_SENTENCES),
+        ),
+        optim=OptimConfig(lr=1e-3, decay_steps=STEPS, warmup_steps=1),
+        engine=EngineConfig(precision="fp32"),
+    )
+    tokenizer_dir, corpora = provide_inputs(config)
+    beside = tuple((each[0].folder,) for each in corpora.beside)
+    base_sha256 = load_base(config.base).sha256
+    return PretrainTask(config, folder, (corpora.domain[0].folder,), tokenizer_dir, base_sha256, beside)
+
+
+def begin(task: PretrainTask, folder: Path, attempt: int = 0) -> PretrainWorker:
+    join_alone()
+    folder.mkdir(exist_ok=True)
+    write_attempt(folder, str(attempt))
+    return PretrainWorker(replace(task, run_dir=folder, attempt=str(attempt)), device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def records(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What an undisturbed run says; the first line is of its start."""
+    folder = tmp_path_factory.mktemp("straight")
+    worker = begin(task, folder)
+    worker.run()
+    worker.close()
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def pick(record: dict[str, Any]) -> dict[str, Any]:
+    exact = ("step", "train/mlm_loss", "train/tokens", "train/keep_loss")
+    return {name: value for name, value in record.items() if name in exact or name.startswith("parts/")}
+
+
+def test_a_run_that_stops_anywhere_says_the_same(
+    task: PretrainTask, records: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    for attempt, end in enumerate((3, 8, 9, STEPS)):  # the further part comes with step 9
+        worker = begin(task, tmp_path, attempt)
+        worker.run(end)
+        worker.close()
+    cut = [pick(each) for each in read_metrics(tmp_path / "metrics.jsonl")]
+    straight = [pick(each) for each in records]
+    stops = {3, 8, 9}  # where a run ends it evaluates itself
+    assert [each for each in cut if each["step"] not in stops] == [
+        each for each in straight if each["step"] not in stops
+    ]
+    for step in stops:
+        assert cut[step].items() >= straight[step].items()
+        assert cut[step].keys() - straight[step].keys() == {f"parts/{name}/held_out_loss" for name in NAMES}
+
+
+def test_tokens_and_epochs_are_those_of_the_rows(task: PretrainTask, records: list[dict[str, Any]]) -> None:
+    manifests = [read_manifest(each) for each in (task.corpus_dirs[0], *(own[0] for own in task.beside_dirs))]
+    plan = make_phases(task.config, manifests[:1], [[each] for each in manifests[1:]])[0].mixture
+    assert plan is not None
+    tokens, rows = np.zeros(3), np.zeros(3, dtype=int)
+    streamed = stream_mixture(manifests, plan, rank=0, world_size=1)
+    for record, batch in zip(records[1:], streamed, strict=False):
+        parts = batch.rows.column(PART).to_numpy()
+        tokens += np.bincount(parts, [len(ids) for ids in batch.rows.column("input_ids").to_pylist()], minlength=3)
+        rows += np.bincount(parts, minlength=3)
+        assert [record[f"parts/{name}/tokens"] for name in NAMES] == tokens.tolist()
+        assert record["train/tokens"] == tokens.sum()
+        for number, name in enumerate(NAMES):
+            assert record[f"parts/{name}/epochs"] == rows[number] / plan.rows_per_epoch(number)
+        if record["step"] == STEPS // 2:
+            assert rows.tolist() == [24, 8, 0]
+    assert rows.sum() == 4 * STEPS and rows[1] == 16 and abs(rows[2] - 16) <= 1
+    said = measure_parts(records)
+    assert list(said) == [*NAMES] and [each["tokens"] for each in said.values()] == tokens.tolist()
+    for name, each in said.items():
+        assert each["held_out_loss"] == {
+            when: records[place][f"parts/{name}/held_out_loss"] for when, place in (("before", 0), ("after", -1))
+        }
+
+
+def test_training_losses_are_those_of_the_parts_own_tokens(
+    task: PretrainTask, records: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    worker = begin(task, tmp_path)
+    maker = BatchMaker(worker.config, worker.phases, worker.tokenizer, worker.tokenizer)
+    (micro_batches, _), model = next(maker.make(0, rank=0, world_size=1)), cast(Any, worker.engine._deepspeed).module
+    losses: dict[int, list[float]] = {}
+    for each in micro_batches:
+        with torch.no_grad():
+            logits = model.model(
+                input_ids=each.input_ids, attention_mask=each.attention_mask, masked_positions=each.masked_positions
+            )[0]
+        own = F.cross_entropy(logits, each.labels, reduction="none")
+        for part, loss in zip(cast(torch.Tensor, each.parts).tolist(), own.tolist(), strict=True):
+            losses.setdefault(part, []).append(loss)
+    worker.close()
+    expected = {NAMES[part]: sum(each) / len(each) for part, each in losses.items() if part >= 0}
+    assert expected.keys() == {"domain", "general"}
+    found = {name: records[1].get(f"parts/{name}/train_loss") for name in NAMES}
+    assert found == {**{name: pytest.approx(each, rel=1e-5) for name, each in expected.items()}, "further": None}
+    for record in records[1:]:  # the term that learns general text is the mean over the same tokens
+        assert record["train/keep_loss"] == pytest.approx(record.get("parts/general/train_loss", 0.0), rel=1e-5)
+    assert any("parts/further/train_loss" in each for each in records[STEPS // 2 + 1 :])
+
+
+def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: PretrainTask, tmp_path: Path) -> None:
+    alone = replace(task.config, replay=ReplayConfig(), mixture=MixtureConfig())
+    folders = (task.corpus_dirs[0], *(own[0] for own in task.beside_dirs))
+    found = []
+    for number, made in enumerate(
+        [task, *(replace(task, config=alone, corpus_dirs=(each,), beside_dirs=()) for each in folders)]
+    ):
+        worker = begin(made, tmp_path / str(number))
+        found.append(worker._evaluate())
+        worker.close()
+    together, *others = found
+    own = [each["eval/domain_mlm_loss"] for each in others]
+    assert [together[f"parts/{name}/held_out_loss"] for name in NAMES] == own and len({*own}) == 3
+    assert not any(name.startswith("parts/") for each in others for name in each)
