@@ -193,7 +193,7 @@ def train_run(prepared: PreparedRun) -> None:
 def report_run(prepared: PreparedRun) -> None:
     """Fit a trained run's router, write its summary, report and line in the index, and print the table."""
     plan, run_dir, manifest = prepared.plan, prepared.plan.paths.run, prepared.corpora.domain[0]
-    general = prepared.corpora.replay[0] if prepared.corpora.replay else None
+    general = prepared.corpora.beside[0][0] if plan.config.replay.corpus else None  # the first of `config.parts`
     provide_routers(plan.config, run_dir, (manifest, general), prepared.tokenizer_dir, plan.base, plan.start)
     summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
     write_report(run_dir, examples=make_examples(run_dir, manifest))

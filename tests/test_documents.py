@@ -29,8 +29,10 @@ from conftest import REPOSITORY
 from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
 from domext_ray.commands.main import find_verb
+from domext_ray.config.identity import from_dict
 from domext_ray.config.parsing import build_config
 from domext_ray.config.presets import find_preset
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.labelled.set_description import read_description
 from domext_ray.options.option_list import list_options
 from domext_ray.options.option_values import FILE_OPTION, read_flags
@@ -268,6 +270,8 @@ def test_every_yaml_is_read(block: Block, tmp_path: Path) -> None:
     elif "task" in values:
         (tmp_path / "mine.yaml").write_text(block.text, encoding="utf-8")
         assert read_description(tmp_path / "mine.yaml").task == values["task"]
+    elif "mixture" in values:
+        assert from_dict(PretrainConfig, values).parts
     else:
         pytest.fail("no reader is known for it")
 

@@ -248,7 +248,9 @@ def _describe_objective(config: PretrainConfig) -> str:
         return "predicting the next token from those before it"
     text = "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
     kept = {"kl": ", keeping to the base's predictions on it", "replay": "", "none": ""}[config.objective.keep]
-    return f"{text}, with {config.replay.frac:.0%} of general text{kept}" if config.replay.corpus else text
+    text += f", with {config.replay.frac:.0%} of general text{kept}" if config.replay.corpus else ""
+    further = ", ".join(part.name for part in config.mixture.list_parts())
+    return f"{text}, also on {further}" if further else text
 
 
 def _describe_masking(config: PretrainConfig) -> str:

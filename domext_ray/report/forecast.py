@@ -33,12 +33,14 @@ class PartForecast:
         num_rows: rows read.
         num_tokens: tokens in these.
         num_epochs: passes over its training rows.
+        num_bytes: bytes that it takes prepared.
     """
 
     title: str
     num_rows: int
     num_tokens: int
     num_epochs: float
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,7 @@ class Forecast:
         is_measured: whether that rate was measured here.
         seconds: training time; 0: not known.
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
-        parts: of a mixture, what is read of each text until the first limit in steps or tokens; empty: there is one
-            text, or nothing is known.
+        parts: of a mixture, what is read of each text; empty: there is one text, or nothing is known.
     """
 
     estimates: tuple[RowEstimate | None, ...]
@@ -72,7 +73,8 @@ class Forecast:
     @property
     def corpus_bytes(self) -> int:
         """Bytes of the prepared corpora."""
-        return sum(each.num_bytes for each in self.estimates if each is not None)
+        domain = sum(each.num_bytes for each in self.estimates if each is not None)
+        return domain + sum(each.num_bytes for each in self.parts[1:])
 
 
 def make_forecast(
@@ -115,11 +117,12 @@ def make_forecast(
     num_steps, num_epochs, num_tokens, parts = 0, 0.0, 0, list[PartForecast]()
     if len(known) == len(lengths):
         num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
-        parts = _forecast_parts(config, num_steps, (estimates, *others))
+        parts = _forecast_parts(config, num_steps, num_steps, (estimates, *others))
         num_epochs, num_tokens = parts[0].num_epochs, sum(each.num_tokens for each in parts)
     seconds = num_tokens / rate if rate else 0.0
     if config.train.max_seconds and seconds > config.train.max_seconds:
         share = config.train.max_seconds / seconds
+        parts = _forecast_parts(config, int(num_steps * share), num_steps, (estimates, *others))
         num_steps, num_epochs, num_tokens = int(num_steps * share), num_epochs * share, int(num_tokens * share)
         seconds = config.train.max_seconds
     trained = counts.trainable * BYTES_PER_VALUE
@@ -138,10 +141,13 @@ def make_forecast(
 
 
 def _forecast_parts(
-    config: PretrainConfig, num_steps: int, estimates: Sequence[Sequence[RowEstimate | None]]
+    config: PretrainConfig, num_steps: int, limit: int, estimates: Sequence[Sequence[RowEstimate | None]]
 ) -> list[PartForecast]:
-    """Count what a run reads of each text, given its estimates by length phase; one without is left out."""
-    config = replace(config, optim=replace(config.optim, decay_steps=config.optim.decay_steps or num_steps))
+    """Count what the first steps of a run read of each text, given its estimates by length phase.
+
+    A text without estimates is left out; `limit`, the run's steps, is its horizon unless there is another.
+    """
+    config = replace(config, optim=replace(config.optim, decay_steps=config.optim.decay_steps or limit))
     rows_by_phase, first_step = [], 0
     for steps in count_phase_steps(config, num_steps):
         rows_by_phase.append(count_rows(make_stages(config, first_step), steps, config.train.global_batch_size))
@@ -153,7 +159,8 @@ def _forecast_parts(
         if len(known) == len(own):
             num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in known)
             num_epochs = sum(number / each.num_rows for each, number in known)
-            parts.append(PartForecast(title, sum(rows), num_tokens, num_epochs))
+            num_bytes = sum(each.num_bytes for each, _ in known)
+            parts.append(PartForecast(title, sum(rows), num_tokens, num_epochs, num_bytes))
     return parts
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from conftest import write_corpus
 
-from domext_ray.config.pretrain import OptimConfig, PrepareConfig, PretrainConfig, RunConfig, TrainConfig
+from domext_ray.config.mixture import MixtureConfig
+from domext_ray.config.pretrain import (
+    OptimConfig,
+    PrepareConfig,
+    PretrainConfig,
+    ReplayConfig,
+    RunConfig,
+    TrainConfig,
+)
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
@@ -80,6 +88,34 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     printed = describe_forecast(forecast, config)
     assert f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs" in printed
     assert "100 tokens/s (--train.tokens_per_second)" in printed and "rows" in printed
+
+
+def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_path: Path) -> None:
+    texts = {name: str(write_corpus(tmp_path / f"{name}.txt", 2000)) for name in ("corpus", "general", "web")}
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        corpus=texts["corpus"],
+        replay=ReplayConfig(corpus=texts["general"], frac=0.25),
+        mixture=MixtureConfig(parts={"web": {"corpus": texts["web"], "weight": {0: 0, 0.5: 2}}}),
+        train=TrainConfig(max_steps=100, global_batch_size=8, seq_length=32, tokens_per_second=100),
+    )
+    base, sources = load_base(config.base), [resolve_sources(each, config.prepare) for each in texts.values()]
+    forecast = make_forecast(config, base, sources[0], COUNTS, lambda: 0.0, sources[1:])
+    estimate = forecast.estimates[0]
+    assert estimate is not None
+    assert [(each.title, each.num_rows) for each in forecast.parts] == [
+        ("domain text", 300 + 100),
+        ("general text", 200),
+        ("web", 200),
+    ]
+    assert forecast.num_epochs == forecast.parts[0].num_epochs == 400 / estimate.num_rows
+    assert forecast.num_tokens == sum(each.num_tokens for each in forecast.parts)
+    assert forecast.corpus_bytes == 3 * estimate.num_bytes
+    printed = describe_forecast(forecast, config)
+    assert f"  web                   200 rows, {forecast.parts[2].num_tokens:,} tokens, " in printed
+    half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
+    shorter = make_forecast(half, base, sources[0], COUNTS, lambda: 0.0, sources[1:])
+    assert [each.num_rows for each in shorter.parts] == [300, 100, 0]
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:

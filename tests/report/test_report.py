@@ -11,14 +11,17 @@ import pytest
 import yaml
 from report_records import ABOUT, SUMMARY, make_records, make_run
 
+from domext_ray.config.identity import dump_yaml
+from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.errors import RunError
 from domext_ray.options.places import hide_places
 from domext_ray.report.details import list_facts
 from domext_ray.report.examples import Example, Guess, Masked
+from domext_ray.report.parts import measure_parts
 from domext_ray.report.report import write_report
-from domext_ray.report.results import describe_result
+from domext_ray.report.results import describe_result, format_summary
 
 MEASURED = {
     "mlm_loss": {"before": 4.8, "after": 3.6},
@@ -243,3 +246,31 @@ def test_the_page_says_what_the_router_keeps_and_takes() -> None:
     assert "router" not in dict(list_facts(config, ABOUT, make_records())), "it still trains"
     assert facts["router"] != dict(list_facts(PretrainConfig(), ABOUT, make_records()))["router"]
     assert "(--replay.corpus)" in dict(list_facts(PretrainConfig(), ABOUT, make_records()))["router"]
+
+
+def test_parts_of_a_mixture_have_a_table_and_say_what_they_share(tmp_path: Path) -> None:
+    records = make_records()
+    for each in records:
+        for name, loss in (("domain", 3.0), ("web", 4.0)):
+            if "eval/domain_mlm_loss" in each:
+                each[f"parts/{name}/held_out_loss"] = loss - each["step"] / 1000
+            if each["step"]:
+                each |= {f"parts/{name}/tokens": 2048 * each["step"], f"parts/{name}/epochs": each["step"] / 40}
+    records[-1]["parts/web/train_loss"] = 3.5
+    run_dir = make_run(tmp_path / "run", records)
+    parts = {"web": {"corpus": "/data/web.txt", "weight": {0: 2, 0.5: 0.5}, "keep": True}}
+    config = PretrainConfig(mixture=MixtureConfig(parts=parts))
+    (run_dir / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
+    shared = "note: 3 of 70 documents of --mixture.parts web are in --corpus, too"
+    about = {**ABOUT, "corpus": {**ABOUT["corpus"], "overlaps": [shared]}}
+    (run_dir / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    page = read_page(write_report(run_dir))
+    step = records[-1]["step"]
+    tokens, epochs, after = f"{2048 * step:,}", f"{step / 40:.2f}", 4.0 - step / 1000
+    row = ["web", tokens, epochs, "3.500", "4.000", f"{after:.3f}", f"{after / 4 - 1:+.1%}"]
+    assert "".join(row) in "".join(page.text.split())
+    assert "The parts of the text" in page.text and shared in page.text and "/data" not in page.text
+    facts = dict(list_facts(config, about, records))
+    assert facts["other texts"] == "web (web.txt, general text): weight 2, 0.5 from 50% on; the text above: weight 1"
+    table = format_summary({**SUMMARY, "parts": measure_parts(records)})
+    assert f"held-out web loss          4.000    {after:.3f}" in table and "held-out domain loss" in table
