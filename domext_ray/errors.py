@@ -77,6 +77,10 @@ class TrainingError(DomextError):
     """Training cannot go on, for example because a loss is not finite."""
 
 
+class DivergenceError(TrainingError):
+    """A loss or a gradient is not finite: the learning rate is too high for this run."""
+
+
 def find_user_error(error: BaseException) -> DomextError | None:
     """Return the `DomextError` that caused `error`, looking through the wrappers that Ray puts around it.
 

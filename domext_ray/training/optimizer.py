@@ -23,14 +23,16 @@ def compute_learning_rate(step: int, optim: OptimConfig, warmup_steps: int, prog
         optim: schedule, peak, and the horizon, which is above `warmup_steps`.
         warmup_steps: length of the warm-up, 0 or more.
         progress: share of the run's budget that is spent, 0 to 1; of it alone depends what follows the warm-up of the
-            schedule wsd: the peak, then (1 - progress) / `optim.decay_frac` of it.
+            schedule wsd: the peak, then (1 - progress) / `optim.decay_frac` of it. A budget that ends in the warm-up
+            has the lower of the two rates, so that it ends at 0, too.
 
     Source: AF Adapter section 4.1.2; BERT appendix A.2.
     """
-    if step < warmup_steps:
-        return optim.lr * (step + 1) / warmup_steps
+    reached = optim.lr * (step + 1) / warmup_steps if step < warmup_steps else optim.lr
     if optim.schedule == "wsd":
-        return optim.lr * min(1.0, max(0.0, 1.0 - progress) / optim.decay_frac)
+        return min(reached, optim.lr * max(0.0, 1.0 - progress) / optim.decay_frac)
+    if step < warmup_steps:
+        return reached
     left, length = max(0, optim.decay_steps - step), optim.decay_steps - warmup_steps
     if optim.schedule == "cosine":
         return optim.lr * (1 - math.cos(math.pi * left / length)) / 2

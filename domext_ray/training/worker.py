@@ -22,7 +22,7 @@ from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
-from domext_ray.errors import RunError, TrainingError
+from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -317,12 +317,12 @@ class PretrainWorker:
         step = f"step {self.step + 1:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
         another = "give a lower --optim.lr under another --run.name"
         if not figures.finite and self.config.optim.on_non_finite == "stop":
-            raise TrainingError(
+            raise DivergenceError(
                 f"{step}; {another}, or --optim.on_non_finite skip, with which the same command "
                 f"{self._describe_resumption()} and leaves such steps out."
             )
         if self.num_skipped > MAX_SKIPPED_STEPS:
-            raise TrainingError(
+            raise DivergenceError(
                 f"{step}, as have the {MAX_SKIPPED_STEPS} steps before it, which --optim.on_non_finite skip left out: "
                 f"the weights are beyond help; {another}."
             )
@@ -330,7 +330,7 @@ class PretrainWorker:
     def _check_evaluation(self, record: dict[str, Any]) -> None:
         """Refuse to save weights that cannot predict: the last step may have ruined them, and none has shown it yet."""
         if record["eval/domain_tokens"] and not math.isfinite(record["eval/domain_mlm_loss"]):
-            raise TrainingError(
+            raise DivergenceError(
                 f"after step {self.step:,} the held-out loss is {record['eval/domain_mlm_loss']:g}, so the weights are "
                 "not saved; give a lower --optim.lr under another --run.name."
             )

@@ -550,7 +550,8 @@ def test_learning_rate() -> None:
     stable = replace(linear, schedule="wsd", decay_frac=0.25)
     rates = [compute_learning_rate(5, stable, 4, progress) for progress in (0.0, 0.5, 0.75, 0.875, 1.0)]
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])
-    assert compute_learning_rate(1, stable, 4, 0.9) == 0.5, "a warm-up comes first"
+    rates = [compute_learning_rate(1, stable, 4, progress) for progress in (0.5, 0.9, 1.0)]
+    assert rates == pytest.approx([0.5, 0.4, 0.0]), "a warm-up comes first; a budget that ends in it ends at 0"
 
 
 def test_seeds_differ_by_seed_step_and_rank() -> None:

@@ -247,3 +247,22 @@ def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_p
     assert spent[-1] >= 1 > spent[-2] and len(rates) < 40
     assert rates[1:] == pytest.approx([1e-3 * min(1.0, (1 - done) / 0.5) for done in spent[:-1]])
     assert rates[-1] < 2e-4 < rates[1] == 1e-3
+
+
+def test_a_run_limited_by_seconds_goes_on_with_its_clock(start: Start, tmp_path: Path) -> None:
+    """Seconds of training count over all attempts, and so does the share of them at which the rate falls."""
+    optim = OptimConfig(lr=1e-3, schedule="wsd", decay_frac=0.5, decay_steps=10**7, warmup_steps=1)
+    probe = str(FEW_SENTENCES)
+    train = TrainConfig(max_steps=10**7, global_batch_size=4, seq_length=32, eval_rows=4, general_probe=probe)
+    first = start(optim=optim, train=train)
+    first.run(9)
+    limit = 2 * first.seconds
+    second = start(optim=optim, train=replace(train, max_seconds=limit))
+    assert second.seconds == first.seconds > 0
+    second.run()
+    records = [each for each in read_metrics(tmp_path / "metrics.jsonl") if "train/lr" in each]
+    spent = [each["time/seconds"] for each in records]
+    assert spent[8] == first.seconds and spent == sorted(spent) and spent[-1] >= limit > spent[-2]
+    rates = [each["train/lr"] for each in records]
+    assert rates[9:] == pytest.approx([1e-3 * (1 - done / limit) / 0.5 for done in spent[8:-1]])
+    assert rates[:9] == [1e-3] * 9 and read_steps(tmp_path) == list(range(len(records) + 1))
