@@ -10,7 +10,8 @@ from domext_ray.config.presets import find_preset
 
 
 def _compare(config: StudyConfig) -> None:
-    from domext_ray.study.study import read_presets, run_study
+    from domext_ray.study.arms import read_presets
+    from domext_ray.study.study import run_study
 
     run_study(config, read_presets(find_preset(COMPARE.preset)))
 
@@ -22,20 +23,25 @@ COMPARE = Job(
     domext compare --seconds 90                            # the small base and corpus that ship
     domext compare --base BASE --corpus 'texts/*.txt' --methods full,lora,af,bottleneck --budget 0.17 \\
         --seconds 600 --seeds 3 --run.name study
+    domext compare --corpus 'texts/*.txt' --replay.corpus general.txt --methods full,full_kept,af_kept,af_words \\
+        --budgets 0.05,0.17 --rates 3e-4,1e-3,3e-3 --retention 'other/*.txt' --seconds 600
     domext compare --tokens 1000000 --presets '{exbert: {vocab: {size: 5000}}}' --dry_run true
 
 Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, comparison.png and results.json: bits per
-character gained on held-out text of the domain against points of general accuracy lost. The same command goes on where
-it stopped; more --methods or --seeds may come later. Each method is options of a training job under a name: in the
-preset compare, in a file of your own (--config_path, `presets:`), or in --presets.""",
+character gained on held-out text of the domain against points of general accuracy lost. Every run ends at rate 0 when
+its --seconds or --tokens are spent. The same command goes on where it stopped; more --methods, --budgets or --seeds may
+come later. Each method is options of a training job under a name: in the preset compare, in a file of your own
+(--config_path, `presets:`), or in --presets. Methods whose presets have objective.keep, keep_weight or replay read the
+general text of --replay.corpus, and no other method does.""",
     StudyConfig,
     _compare,
     "compare",
     main=(
-        *("base", "corpus", "methods", "budget", "seconds", "tokens", "seeds", "presets", "train.global_batch_size"),
-        *("train.seq_length", "scale.num_workers", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
+        *("base", "corpus", "methods", "budget", "budgets", "seconds", "tokens", "seeds", "rates", "retention"),
+        *("replay.corpus", "presets", "train.global_batch_size", "train.seq_length", "scale.num_workers"),
+        *("scale.use_gpu", "run.name", "run.dir", "dry_run"),
     ),
-    unused=("train.max_", "train.long_", "optim.lr", "optim.decay_steps"),
+    unused=("train.max_", "train.long_", "optim.lr", "optim.schedule", "optim.decay_steps"),
 )
 
 

@@ -5,6 +5,7 @@ As in config.py, nothing here reads a file, and `config.parse_config` makes them
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,13 +14,14 @@ from domext_ray.config.pretrain import (
     ObjectiveConfig,
     OptimConfig,
     PrepareConfig,
+    ReplayConfig,
     RunConfig,
     ScaleConfig,
     TrainConfig,
     check_batch,
 )
-from domext_ray.errors import ConfigError
-from domext_ray.options.fields import MANY, check_place, free, require, require_at_most, require_one_of
+from domext_ray.errors import ConfigError, OptionError
+from domext_ray.options.fields import MANY, added, check_place, free, require, require_at_most, require_one_of
 
 
 @dataclass(frozen=True)
@@ -111,22 +113,28 @@ class ForgettingConfig:
 class StudyConfig:
     """Several methods at an equal trainable budget and for an equal time, several seeds each.
 
-    All further sections hold for every method; what a method's preset says goes first.
+    All further sections hold for every method; what a method's preset says goes first. General text (--replay.corpus)
+    is read by the methods alone whose presets have replay, or objective.keep or keep_weight.
     """
 
     methods: str = free("full,lora,fl_tuning,af,bottleneck,exbert")  # names of presets, separated by commas
     budget: float = 0.17  # trainable share of base and extension, where a method has a size; 0: the presets' own sizes
+    budgets: str = free("")  # several such shares by commas, in the place of --budget: a sized method runs at each
     seconds: float = 0.0  # training seconds of a run; or give --tokens
     tokens: int = 0  # tokens that a run reads; or give --seconds
     seeds: int = free(3)  # runs of each method
     seed: int = free(0)  # the first run's seed; the others count up from it
-    pilot_seconds: float = free(10.0)  # training of each method at first, which says how many steps fit into --seconds
+    rates: str = added("")  # peak rates by commas, of which each method takes its best; empty: the presets' rates
+    tune_frac: float = added(0.5)  # share of --seconds or --tokens that a run takes which tries a rate
+    retention: str = free("")  # general text that no model was trained on: what each model still predicts of it
+    retention_texts: int = free(10_000)  # texts that are drawn from it
     presets: dict[str, Any] = field(default_factory=dict, metadata={"free": True})  # further methods: options by name
     base: str = "general-mini"  # general-mini (ships with the package), a folder, or a hub id
     corpus: str = "package-docs"  # as in a training job
     dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -137,6 +145,7 @@ class StudyConfig:
         names = self.method_names
         require(all(names) and len(set(names)) == len(names), "methods", self.methods, "different names, by commas")
         require(0.0 <= self.budget < 1.0, "budget", self.budget, "from 0 to below 1")
+        self._check_lists()
         for name in ("seconds", "tokens"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         require(
@@ -146,25 +155,63 @@ class StudyConfig:
             f"{'0' if self.tokens else 'above 0'} when --tokens is {self.tokens}; give one of the two",
         )
         require(self.seeds >= 1, "seeds", self.seeds, "1 or more")
-        require_at_most(self, "", seeds=1000)
+        require_at_most(self, "", seeds=1000, retention_texts=100 * MANY)
+        require(self.retention_texts >= 1, "retention_texts", self.retention_texts, "1 or more")
         require(0 <= self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
-        require(self.pilot_seconds > 0, "pilot_seconds", self.pilot_seconds, "above 0")
         require(bool(self.base.strip()) and self.base != "none", "base", self.base, "a name, a folder or a hub id")
         check_place("base", self.base, "a hub id, or a folder")
         require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
-        require(not self.train.long_seq_length, "train.long_seq_length", self.train.long_seq_length, "0 here")
-        for name in ("max_steps", "epochs", "max_tokens", "max_seconds"):
-            value = getattr(self.train, name)
-            require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --seconds rules")
-        for name in ("decay_steps", "lr"):
-            value = getattr(self.optim, name)
-            require(value == getattr(OptimConfig, name), f"optim.{name}", value, "left out: presets have it")
+        check_limits(self.train, self.optim)
+        require(self.optim.lr == OptimConfig.lr, "optim.lr", self.optim.lr, "left out: presets have it, or --rates")
         check_batch(self.train, self.scale)
+
+    def _check_lists(self) -> None:
+        budgets, rates = self.budget_list, self.rate_list
+        rule = "different shares between 0 and 1, by commas"
+        require(all(0.0 < each < 1.0 for each in budgets), "budgets", self.budgets, rule)
+        require(len(set(budgets)) == len(budgets), "budgets", self.budgets, rule)
+        rule = "two or more different rates above 0, by commas"
+        require(not self.rates or len(set(rates)) == len(rates) > 1, "rates", self.rates, rule)
+        require(all(0.0 < each < math.inf for each in rates), "rates", self.rates, rule)
+        require(0.0 < self.tune_frac <= 1.0, "tune_frac", self.tune_frac, "above 0, at most 1")
 
     @property
     def method_names(self) -> tuple[str, ...]:
         """The methods in their order."""
         return tuple(each.strip() for each in self.methods.split(","))
+
+    @property
+    def budget_list(self) -> tuple[float, ...]:
+        """What --budgets has, in its order."""
+        return _read_numbers("budgets", self.budgets)
+
+    @property
+    def rate_list(self) -> tuple[float, ...]:
+        """What --rates has, ascending."""
+        return tuple(sorted(_read_numbers("rates", self.rates)))
+
+
+def _read_numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(each) for each in text.split(",")) if text else ()
+    except ValueError as error:
+        raise OptionError(option, text, "numbers with one comma between them") from error
+
+
+def check_limits(train: TrainConfig, optim: OptimConfig) -> None:
+    """Refuse options by which a run of a study would end, or its rate fall, in another way than the others'.
+
+    Raises:
+        ConfigError: one of them is given.
+    """
+    for name in ("max_steps", "epochs", "max_tokens", "max_seconds"):
+        value = getattr(train, name)
+        require(value == getattr(TrainConfig, name), f"train.{name}", value, "left out: --seconds or --tokens rules")
+    for name in ("schedule", "decay_steps"):
+        value = getattr(optim, name)
+        rule = "left out: the rate falls as --seconds or --tokens end (wsd)"
+        require(value == getattr(OptimConfig, name), f"optim.{name}", value, rule)
+    require(not train.long_seq_length, "train.long_seq_length", train.long_seq_length, "0 in a study")
 
 
 @dataclass(frozen=True)

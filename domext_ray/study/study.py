@@ -1,42 +1,33 @@
-"""Several methods at an equal trainable budget and for an equal time, several seeds each: what `domext compare` calls.
+"""Several methods at equal trainable budgets and for an equal time, several seeds each: what `domext compare` calls.
 
 Enters: a `StudyConfig` and the methods' presets. Leaves: the study directory RUN.DIR/RUN.NAME with a run directory for
-every method and seed, comparison.md, comparison.png and results.json. The same command goes on where it stopped.
+every method, budget and seed, comparison.md, comparison.png and results.json. The same command goes on where it
+stopped.
 
-A linear decay needs its horizon in steps before it starts, so equal seconds are made equal in steps that a short pilot
-of each method times; the numbers are kept in steps.json. All pilots come first, then seeds are the outer loop and
-methods the inner one, so that a machine whose speed drifts treats all methods alike.
+Every run ends at rate 0 when its seconds, or its tokens, are spent (`OptimConfig.schedule`, wsd). Where rates are
+tried, that comes first; then seeds are the outer loop and methods the inner one, so that a machine whose speed drifts
+treats all methods alike.
 """
 
 from __future__ import annotations
 
-import math
-import shutil
-import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from domext_ray.config.identity import from_dict, identity_of, to_dict
+from domext_ray.config.identity import identity_of
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
-from domext_ray.config.pretrain import PretrainConfig, RunConfig
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.errors import ConfigError, RunError, find_user_error
-from domext_ray.extensions.table import SIZES
-from domext_ray.files import read_json, write_json, write_text
-from domext_ray.inputs import run_preparation, run_vocabulary
-from domext_ray.model.base import Base, load_base
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.errors import CorpusError, RunError
+from domext_ray.files import write_json, write_text
+from domext_ray.inputs import check_texts
 from domext_ray.options.fields import require
-from domext_ray.options.option_values import merge_options
 from domext_ray.options.places import hide_places
-from domext_ray.pipeline import run_pretraining
-from domext_ray.plan import size_run
-from domext_ray.report.summary import is_finished, read_summary
+from domext_ray.plan import load_run_base
+from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
     check_identity,
@@ -45,44 +36,28 @@ from domext_ray.runs.run_directory import (
     resolve_paths,
     write_identity,
 )
-from domext_ray.study.tradeoff import MethodRuns, draw_study, format_study, make_base_figures, make_study, to_results
+from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
+from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study
+from domext_ray.study.findings import format_study, to_results
+from domext_ray.study.picture import draw_study
+from domext_ray.study.runs import (
+    BASE,
+    Workplace,
+    choose_rate,
+    limit_run,
+    measure_retention,
+    name_run,
+    provide_words,
+    set_rate,
+    train_base,
+    train_run,
+    try_rates,
+)
 from domext_ray.training.evaluate import read_probe
-from domext_ray.training.metrics import read_metrics
 
 DEFAULT_NAME = "comparison"
-PILOT_STEPS = 200
-"""Steps of a pilot, at most; --pilot_seconds usually ends it earlier."""
-
-MIN_PILOT_STEPS = 10
-"""Steps of a pilot, at least, however long they take."""
-
-PILOT_WARMUP_STEPS = 5
-"""First steps of a pilot that are not timed, at most: memory is allocated and kernels are chosen in them."""
-
-_STEPS_REMEDY = "bring back a copy of it, or give another --run.name"
-_SECTIONS = ("method", "optim", "vocab", "objective", "train", "init_from")  # what a preset may say
-_PARTS = (*SIZES, "top_layers")
-_BASE = {"method": {"trains": "biases", "heads": 0, "ffn_units": 0}}  # starts from the base as it is
-
-
-@dataclass(frozen=True)
-class PlannedMethod:
-    """A method of a study before its first step.
-
-    Args:
-        config: its runs, without seed, name and number of steps.
-        sized: its method, the sizes solved from the budget.
-        counts: its parameters.
-    """
-
-    config: PretrainConfig
-    sized: MethodConfig
-    counts: ParameterCounts
-
-
-def read_presets(path: Path) -> dict[str, Any]:
-    """Read the presets of a study's YAML file: options of a training job by the method's name."""
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))["presets"])
+_BASE_PRESET = {"method": {"trains": "biases", "heads": 0, "ffn_units": 0}}  # starts from the base as it is
+Rates = Mapping[str, Mapping[float, float | None]]
 
 
 def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
@@ -99,107 +74,52 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
     presets = choose_presets(config, shipped)
-    configs = {name: make_method_config(config, name, preset) for name, preset in presets.items()}
-    for each in configs.values():
-        kind = each.objective.kind
-        require(kind == "masked", "objective.kind", kind, "masked in a study, whose measures ask for masked words")
-    base = load_base(config.base, next_sentence=config.objective.next_sentence)
-    read_probe(config.train.general_probe)
-    sources = resolve_sources(config.corpus, config.prepare)
-    methods = {name: plan_method(each, base) for name, each in configs.items()}
+    configs = [each for name, preset in presets.items() for each in make_configs(config, name, preset).values()]
     paths = _resolve_study_paths(config)
-    identity = _describe_identity(config, presets, base.sha256, sources.fingerprint)
+    strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
+    base = load_run_base(strictest)
+    assert base is not None, "StudyConfig refuses none"
+    _check_inputs(config, strictest, paths)
+    arms, left_out = plan_arms(config, presets, base)
+    identity = _describe_identity(config, presets, base.sha256, strictest)
     _check_study(paths.run, identity)
+    for reason in left_out.values():
+        print(f"note: a method is left out at one of --budgets: {reason}", flush=True)
     if config.dry_run:
-        print(describe_plan(config, methods, paths))
+        print(describe_plan(config, arms, paths))
         return paths.run
     print(f"study directory: {paths.run}", flush=True)
     with hold_run(paths.run):
-        _run_all(config, configs, paths, identity)
+        _run_all(Workplace(config, paths), arms, left_out, identity)
     return paths.run
 
 
-def choose_presets(config: StudyConfig, shipped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the presets of the methods that are compared.
-
-    Raises:
-        ConfigError: a method has no preset, or a preset says what a study decides.
-    """
-    presets = merge_options(shipped, config.presets)
-    for name in config.method_names:
-        if name not in presets:
-            raise ConfigError(
-                f"--methods names {name!r}; it must be one of {', '.join(presets)}, or a name in --presets or "
-                "in presets: of a --config_path file."
-            )
-        preset = presets[name]
-        wrong = [preset] if not isinstance(preset, dict) else [each for each in preset if each not in _SECTIONS]
-        if wrong:
-            raise ConfigError(f"the preset {name!r} has {wrong[0]!r}; it may have {', '.join(_SECTIONS)}.")
-    return {name: presets[name] for name in config.method_names}
-
-
-def make_method_config(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> PretrainConfig:
-    """Return what the runs of a method have in common: the study's options, changed by the preset, and the budget.
-
-    Raises:
-        ConfigError: the preset has an unknown option, or a value outside its rule.
-    """
-    shared = ("base", "corpus", "prepare", "objective", "train", "optim", "engine", "scale")
-    common = PretrainConfig(**{each: getattr(config, each) for each in shared})
+def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPaths) -> None:
+    """Read the beginnings of all texts that the study trains on and asks for."""
+    read_probe(config.train.general_probe)
+    check_texts(strictest)
+    if not config.retention:
+        return
+    rule = "a folder without commas in its path, with --retention"
+    require("," not in f"{paths.run}{config.base}", "run.dir", str(paths.run), rule)
     try:
-        made = from_dict(
-            PretrainConfig, merge_options(to_dict(common), merge_options(preset, {"method": _named(preset, name)}))
-        )
-    except Exception as error:  # of the decoder's many kinds
-        cause = find_user_error(error) or error
-        raise ConfigError(f"the preset {name!r} cannot be used: {' '.join(str(cause).split())}") from error
-    if name in KNOWN_METHODS and name not in list_names(made.method, made.vocab.extends_base):
-        raise ConfigError(
-            f"the preset {name!r} must have {KNOWN_METHODS[name]}, or another name than a known method's."
-        )
-    if config.budget and made.method.is_sized:
-        made = replace(made, method=replace(made.method, trainable_budget=config.budget))
-    return made
+        check_corpus(config.retention, config.prepare)
+    except CorpusError as error:
+        raise CorpusError(f"--retention: {error}") from error
 
 
-def _named(preset: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {**preset.get("method", {}), "name": name}
-
-
-def plan_method(config: PretrainConfig, base: Base) -> PlannedMethod:
-    """Solve a method's sizes and count its parameters, before its new words are learned.
-
-    Raises:
-        ConfigError: the method does not fit the base, or no size of it meets the budget.
-    """
-    try:
-        sized, _, counts = size_run(config, base)
-    except ConfigError as error:
-        raise ConfigError(f"the method {config.method.name!r} does not fit: {error}") from error
-    return PlannedMethod(config, sized.method, counts)
-
-
-def describe_plan(config: StudyConfig, methods: Mapping[str, PlannedMethod], paths: RunPaths) -> str:
+def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths) -> str:
     """Return what a dry run prints: every method with its sizes, parameters and rate, and what the study will take."""
-    width = max(map(len, methods))
-    lines = [f"{'method':<{width}}{'trained':>14}{'share':>8}{'rate':>10}  sizes"]
-    for name, each in methods.items():
-        parts = [f"{part} {getattr(each.sized, part)}" for part in _PARTS if getattr(each.sized, part)]
-        parts += [f"{each.config.vocab.size:,} new words"] if each.config.vocab.size else []
-        fixed = [] if each.config.method.trainable_budget else ["no budget"]
-        lines.append(
-            f"{name:<{width}}{each.counts.trainable:>14,}{each.counts.trainable_frac:>8.1%}"
-            f"{each.config.optim.lr:>10g}  {', '.join([*parts, *fixed])}"
-        )
-    num_runs = len(methods) * config.seeds
+    num_runs, num_tried = len(arms) * config.seeds, len(arms) * len(config.rate_list)
+    share = num_runs + num_tried * config.tune_frac
     goal = f"{config.seconds:g} seconds" if config.seconds else f"{config.tokens:,} tokens"
-    hours = f", {num_runs * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
+    hours = f", {share * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
+    tried = f" and {num_tried} that try rates" if num_tried else ""
     return "\n".join(
         [
-            *lines,
-            f"{len(methods)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{hours}; starts, "
-            "evaluations and pilots come on top",
+            describe_arms(arms, tunes=bool(config.rates)),
+            f"{len(arms)} methods, {config.seeds} seeds, {goal} per run: {num_runs} runs{tried}{hours}; starts and "
+            "evaluations come on top",
             f"study directory: {paths.run}",
             "dry run: nothing was started",
         ]
@@ -212,180 +132,107 @@ def _resolve_study_paths(config: StudyConfig) -> RunPaths:
 
 
 def _describe_identity(
-    config: StudyConfig, presets: Mapping[str, Any], base_sha256: str, corpus_fingerprint: str
+    config: StudyConfig, presets: Mapping[str, Any], base_sha256: str, strictest: PretrainConfig
 ) -> dict[str, Any]:
-    """What may not change in a study's directory; further methods and seeds may come."""
+    """What may not change in a study's directory; further methods, budgets and seeds may come."""
     identity = identity_of(config)
+    del identity["replay"]  # counts once a method reads general text
+    if strictest.replay.corpus:
+        general = resolve_sources(strictest.replay.corpus, config.prepare)
+        identity |= {"replay_frac": config.replay.frac, "replay_fingerprint": general.fingerprint}
     scored = {name: getattr(config.train, name) for name in ("eval_rows", "general_probe")}
     return {
         **identity,
         "train": {**identity["train"], **scored},
         "base_sha256": base_sha256,
-        "corpus_fingerprint": corpus_fingerprint,
+        "corpus_fingerprint": resolve_sources(config.corpus, config.prepare).fingerprint,
         **{f"presets.{name}": preset for name, preset in presets.items()},
     }
 
 
 def _check_study(folder: Path, identity: dict[str, Any]) -> None:
+    if (folder / "steps.json").exists():
+        raise RunError(
+            f"the study in {folder} is of a version that timed each method before it trained; finish it with that "
+            "version, or give another --run.name."
+        )
     stored = read_identity(folder) or {}
     compared = {name: each for name, each in identity.items() if name in stored or name[:8] != "presets."}
     check_identity(folder, compared, StudyConfig)
 
 
 def _run_all(
-    config: StudyConfig, methods: Mapping[str, PretrainConfig], paths: RunPaths, identity: dict[str, Any]
+    place: Workplace, arms: Mapping[str, Arm], left_out: Mapping[str, str], identity: Mapping[str, Any]
 ) -> None:
-    """Score the base, learn vocabularies, time every method, then train every seed of every method."""
-    folder = paths.run
-    start = make_method_config(config, "base", _BASE)
-    _train(config, start, paths, "base", config.seed, num_steps=1)
-    stored = read_identity(folder) or {}
-    write_identity(folder, {**stored, **identity})
-    methods = {name: _provide_words(config, each, paths) for name, each in methods.items()}
-    num_steps = _provide_steps(config, methods, paths)
+    """Score the base, learn vocabularies, try rates, then train every seed of every method."""
+    config, folder = place.config, place.paths.run
+    train_base(place, make_configs(config, BASE, _BASE_PRESET)[BASE])
+    write_identity(folder, {**(read_identity(folder) or {}), **identity})
+    ready = [provide_words(place, each) for each in arms.values()]
+    rates: Rates = {}
+    if config.rates:
+        rates = try_rates(place, ready)
+        ready = [set_rate(each, choose_rate(rates[each.name])) for each in ready]
+    text = ""
     for i in range(config.seeds):
-        seed = config.seed + i
-        for k, (name, each) in enumerate(methods.items(), start=i * len(methods) + 1):
-            print(
-                f"\n[{k} of {config.seeds * len(methods)}] {name}, seed {seed}: {num_steps[name]:,} steps", flush=True
-            )
-            _train(config, each, paths, name_run(name, seed), seed, num_steps[name])
-        text = _write_results(config, methods, folder, range(config.seed, seed + 1))
+        seed, is_new = config.seed + i, False
+        for k, arm in enumerate(ready, start=i * len(ready) + 1):
+            print(f"\n[{k} of {config.seeds * len(ready)}] {arm.name}, seed {seed}", flush=True)
+            is_new |= train_run(place, limit_run(config, arm.config), name_run(arm.name, seed), seed)
+        if is_new or i == config.seeds - 1:
+            text = _write_results(place, ready, range(config.seed, seed + 1), rates, left_out)
     print(f"\n{text}\ntable: {folder / 'comparison.md'}\npicture: {folder / 'comparison.png'}")
 
 
-def name_run(method: str, seed: int) -> str:
-    """Return the name of a run's directory in its study."""
-    return f"{method}-seed{seed}"
-
-
-def _train(config: StudyConfig, method: PretrainConfig, paths: RunPaths, name: str, seed: int, num_steps: int) -> None:
-    """Make one run, or go on with it; a finished one is left as it is."""
-    run = _place(config, method, paths, name)
-    run = replace(
-        run,
-        seed=seed,
-        train=replace(run.train, max_steps=num_steps),
-        optim=replace(run.optim, decay_steps=num_steps),
-    )
-    if is_finished(paths.run / name, run):
-        print(f"{name} is finished", flush=True)
-    else:
-        run_pretraining(run)
-
-
-def _place(config: StudyConfig, method: PretrainConfig, paths: RunPaths, name: str) -> PretrainConfig:
-    """Give a run its directory in the study; all runs share the prepared corpora."""
-    run: RunConfig = replace(config.run, name=name, dir=str(paths.run))
-    return replace(method, run=run, prepare=replace(method.prepare, cache_dir=str(paths.corpora)))
-
-
-def _provide_words(config: StudyConfig, method: PretrainConfig, paths: RunPaths) -> PretrainConfig:
-    """Learn the new words of a method once, so that its runs differ in their seeds only."""
-    if not method.vocab.size:
-        return method
-    vocabulary = run_vocabulary(_place(config, method, paths, f"vocabulary-{method.method.name}"))
-    assert vocabulary is not None, "no dry run"
-    return replace(method, vocab=replace(method.vocab, size=0, words=str(vocabulary.folder), extend="", protected=""))
-
-
-def _provide_steps(config: StudyConfig, methods: Mapping[str, PretrainConfig], paths: RunPaths) -> dict[str, int]:
-    """Return the steps of a run of each method, counted once and kept in steps.json."""
-    path = paths.run / "steps.json"
-    known = read_json(path, _STEPS_REMEDY) if path.exists() else {}
-    for name, each in known.items():
-        if not isinstance(each, dict) or not isinstance(each.get("steps"), int):
-            raise RunError(f"{path} has no number of steps for {name!r}; {_STEPS_REMEDY}.")
-    for name, method in methods.items():
-        if name not in known:
-            known[name] = (_time_steps if config.seconds else _count_tokens)(config, method, paths)
-            write_json(path, known)
-            _drop_model(paths.run / f"pilot-{name}")
-    return {name: known[name]["steps"] for name in methods}
-
-
-def _time_steps(config: StudyConfig, method: PretrainConfig, paths: RunPaths) -> dict[str, Any]:
-    """Train a method for a moment: how many steps fit into the study's seconds."""
-    name = f"pilot-{method.method.name}"
-    print(f"\npilot of {method.method.name}: {config.pilot_seconds:g} seconds", flush=True)
-    pilot = _place(config, method, paths, name)
-    rare = PILOT_STEPS + 1
-    pilot = replace(
-        pilot,
-        seed=config.seed,
-        train=replace(
-            pilot.train,
-            max_steps=PILOT_STEPS,
-            max_seconds=config.pilot_seconds,
-            eval_every=rare,
-            checkpoint_every=rare,
-            eval_rows=1,
-        ),
-        optim=replace(pilot.optim, decay_steps=PILOT_STEPS, warmup_steps=0),
-    )
-    run_pretraining(pilot)
-    records = read_metrics(paths.run / name / "metrics.jsonl")
-    if records[-1]["step"] < MIN_PILOT_STEPS:  # the clock ended it too early: it goes on
-        run_pretraining(replace(pilot, train=replace(pilot.train, max_steps=MIN_PILOT_STEPS, max_seconds=0.0)))
-        records = read_metrics(paths.run / name / "metrics.jsonl")
-    seconds = estimate_step_seconds(each["time/step_seconds"] for each in records if "time/step_seconds" in each)
-    return {
-        "steps": max(1, round(config.seconds / seconds)),
-        "step_seconds": seconds,
-        "pilot_steps": records[-1]["step"],
-    }
-
-
-def estimate_step_seconds(seconds: Iterable[float]) -> float:
-    """Return the median of a pilot's steps, its first ones left out."""
-    values = list(seconds)
-    num_warmup = min(PILOT_WARMUP_STEPS, len(values) // 3)
-    return statistics.median(values[num_warmup:])
-
-
-def _count_tokens(config: StudyConfig, method: PretrainConfig, paths: RunPaths) -> dict[str, Any]:
-    """Prepare a method's corpus: in how many steps it reads the study's tokens."""
-    manifest = run_preparation(_place(config, method, paths, f"pilot-{method.method.name}"))
-    assert manifest is not None, "no dry run"
-    tokens = method.train.global_batch_size * manifest.num_tokens("train") / manifest.num_rows("train")
-    return {"steps": max(1, math.ceil(config.tokens / tokens)), "tokens_per_step": tokens}
-
-
-def _drop_model(pilot: Path) -> None:
-    """Remove the tensors of a pilot that is no longer needed."""
-    for name in ("checkpoints", "export", "ray"):
-        shutil.rmtree(pilot / name, ignore_errors=True)
-
-
 def _write_results(
-    config: StudyConfig, methods: Mapping[str, PretrainConfig], folder: Path, seeds: Iterable[int]
+    place: Workplace, arms: Sequence[Arm], seeds: Sequence[int], rates: Rates, left_out: Mapping[str, str]
 ) -> str:
     """Compare the seeds that all methods have finished; return the comparison as Markdown."""
-    done = list(seeds)
-    runs = [
-        MethodRuns(
-            name,
-            each.method.trains,
-            each.method.trainable_budget or None,
-            each.optim.lr,
-            {seed: read_summary(folder / name_run(name, seed) / "summary.json") for seed in done},
-        )
-        for name, each in methods.items()
-    ]
-    base = make_base_figures(read_summary(folder / "base" / "summary.json"))
-    study = make_study(base, runs, describe_setting(config, len(done)), config.seconds)
+    config, folder = place.config, place.paths.run
+    study = _read_study(place, arms, seeds, rates, left_out)
     text = format_study(study)
-    results = {"seeds": done, "budget": config.budget, "seconds": config.seconds, "tokens": config.tokens}
-    write_json(folder / "results.json", {**results, **to_results(study)})
+    asked = {name: getattr(config, name) for name in ("budget", "budgets", "seconds", "tokens", "rates", "tune_frac")}
+    write_json(folder / "results.json", {"seeds": list(seeds), **asked, **to_results(study)})
     write_text(folder / "comparison.md", text)
     draw_study(study, folder / "comparison.png")
     return text
 
 
+def _read_study(
+    place: Workplace, arms: Sequence[Arm], seeds: Sequence[int], rates: Rates, left_out: Mapping[str, str]
+) -> Study:
+    names = [name_run(arm.name, seed) for arm in arms for seed in seeds]
+    retained, accuracies = measure_retention(place, names) if place.config.retention else (None, {})
+    runs = [
+        MethodRuns(
+            arm.name,
+            arm.config.method.trains,
+            arm.config.method.trainable_budget or None,
+            arm.config.optim.lr,
+            {seed: read_summary(place.locate(name_run(arm.name, seed)) / "summary.json") for seed in seeds},
+            {seed: accuracies[name_run(arm.name, seed)] for seed in seeds} if retained else {},
+            family=arm.preset,
+            tried=rates.get(arm.name, {}),
+        )
+        for arm in arms
+    ]
+    base = make_base_figures(read_summary(place.locate(BASE) / "summary.json"), retained)
+    return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out)
+
+
 def describe_setting(config: StudyConfig, num_seeds: int) -> str:
-    """Return what all runs of a study have in common, as one sentence."""
+    """Return what all runs of a study have in common, as one or two sentences."""
     goal = f"{config.seconds:g} seconds of training" if config.seconds else f"{config.tokens:,} tokens"
-    size = f"a trainable budget of {config.budget:.0%} where a method has a size" if config.budget else "sizes as given"
+    budgets = [f"{each:.3g} %" for each in (100 * budget for budget in config.budget_list or (config.budget,))]
+    size = f"a trainable budget of {', '.join(budgets)} where a method has a size"
+    size = size if config.budget_list or config.budget else "sizes as given"
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds (mean ± standard deviation)"
     base, corpus = hide_places(config.base), hide_places(config.corpus)
-    return f"Base {base}, corpus {corpus}: {goal} per run, {size}, {seeds}."
+    setting = f"Base {base}, corpus {corpus}: {goal} per run, {size}, {seeds}."
+    if not config.rates:
+        return setting
+    tried = ", ".join(f"{each:g}" for each in config.rate_list)
+    return (
+        f"{setting} Of the rates {tried} each method has the one after which held-out text took the fewest bits, in a "
+        f"run of the first seed with {config.tune_frac:.0%} of the {'time' if config.seconds else 'tokens'}."
+    )

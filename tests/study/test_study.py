@@ -1,9 +1,10 @@
-"""A study: presets become runs, pilots become steps, what is finished stays, and a real one from text to picture."""
+"""A study: presets become runs that end together, rates are tried, what is finished stays, and a real one is killed."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from job_processes import kill_job, start_job
 from report_records import SUMMARY
 
@@ -21,22 +22,17 @@ from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.parsing import parse_config
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.manifest import Manifest
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunError, TrainingError
 from domext_ray.runs.run_directory import write_config
-from domext_ray.study import study
-from domext_ray.study.study import (
-    choose_presets,
-    estimate_step_seconds,
-    make_method_config,
-    read_presets,
-    run_study,
-)
+from domext_ray.study import runs as study_runs
+from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
+from domext_ray.study.study import run_study
 
 DEFAULTS = find_preset("compare")
 SHIPPED = read_presets(DEFAULTS)
 EXTENSIONS = ("lora", "fl_tuning", "af", "bottleneck", "exbert", "exbert_no_vocab")
 FIXED = ("full", "top_layers", "layer_norms", "biases")
+KEPT = ("full_kept", "af_kept", "af_words", "af_words_mask30")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +51,7 @@ def configure(*flags: str) -> StudyConfig:
 
 def plan(config: StudyConfig) -> dict[str, PretrainConfig]:
     presets = choose_presets(config, SHIPPED)
-    return {name: make_method_config(config, name, preset) for name, preset in presets.items()}
+    return {arm: each for name, preset in presets.items() for arm, each in make_configs(config, name, preset).items()}
 
 
 def test_presets_take_the_budget_where_they_have_a_size() -> None:
@@ -75,12 +71,40 @@ def test_a_preset_can_be_changed_and_added() -> None:
     assert methods["wide"].method.trainable_budget == 0
 
 
+def test_every_sized_method_runs_at_each_budget() -> None:
+    flags = ("--methods", "full,af,af_words_unkept", "--budgets", "0.05,0.2")
+    methods = plan(configure("--seconds", "9", *flags))
+    assert {name: each.method.trainable_budget for name, each in methods.items()} == {
+        **{"full": 0.0, "af@0.05": 0.05, "af@0.2": 0.2},
+        "af_words_unkept": 0.0,
+    }
+    assert methods["af@0.05"].method.name == "af", "what it is made of has the preset's name"
+    assert (methods["af_words_unkept"].method.ffn_units, methods["af_words_unkept"].method.word_head) == (400, True)
+
+
+def test_only_methods_that_keep_read_general_text() -> None:
+    flags = ("--seconds", "9", "--replay.corpus", "general.txt", "--replay.frac", "0.2")
+    plain = ("full", "af", "af_words_unkept")
+    methods = plan(configure(*flags, "--methods", ",".join((*KEPT, *plain))))
+    assert all(methods[name].replay.corpus == "general.txt" and methods[name].replay.frac == 0.2 for name in KEPT)
+    assert all((methods[name].objective.keep, methods[name].objective.keep_weight) == ("kl", 3.0) for name in KEPT)
+    assert not any(methods[name].replay.corpus for name in plain)
+    assert [name for name, preset in SHIPPED.items() if keeps(preset)] == ["full_kept", "af_kept", *KEPT[2:]]
+    assert [methods[name].objective.mask_prob for name in KEPT] == [0.15, 0.15, 0.15, 0.3]
+    own = "{full: {replay: {frac: 0.5}}, af: {objective: {keep: replay}}}"
+    methods = plan(configure(*flags, "--methods", "full,af", "--presets", own))
+    assert [(each.replay.frac, each.objective.keep) for each in methods.values()] == [(0.5, "kl"), (0.2, "replay")]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ((), "--seconds is 0.0; it must be above 0 when --tokens is 0"),
         (("--seconds", "1", "--tokens", "5"), "--seconds is 1.0; it must be 0 when --tokens is 5"),
-        (("--seconds", "1", "--methods", "af,nope"), "--methods names 'nope'; it must be one of full, top_layers"),
+        (
+            ("--seconds", "1", "--methods", "af,nope"),
+            "--methods names 'nope'; it must be one of full, full_kept, top_layers",
+        ),
         (("--seconds", "1", "--methods", ""), "--methods is ''"),
         (("--seconds", "1", "--methods", "af,af"), "--methods is 'af,af'"),
         (("--seconds", "1", "--seeds", "0"), "--seeds is 0"),
@@ -91,6 +115,18 @@ def test_a_preset_can_be_changed_and_added() -> None:
         (("--seconds", "1", "--methods", "af", "--presets", "{af: {method: {headz: 1}}}"), "'af' cannot be used"),
         (("--seconds", "1", "--methods", "lora", "--presets", "{lora: {method: {heads: 1}}}"), "'lora' must have"),
         (("--seconds", "1", "--methods", "af", "--presets", "{af: {method: {heads: -1}}}"), "--method.heads is -1"),
+        (("--seconds", "1", "--methods", "af", "--presets", "{af: {train: {max_steps: 9}}}"), "--train.max_steps is 9"),
+        (("--seconds", "1", "--methods", "af", "--presets", "{af: {optim: {schedule: wsd}}}"), "--optim.schedule is"),
+        (("--seconds", "1", "--optim.schedule", "cosine"), "--optim.schedule is 'cosine'"),
+        (("--seconds", "1", "--methods", "af_words"), "the method 'af_words' reads general text beside the domain's"),
+        (("--seconds", "1", "--budgets", "0.1,0.1"), "--budgets is '0.1,0.1'"),
+        (("--seconds", "1", "--budgets", "0.1,1"), "--budgets is '0.1,1'"),
+        (("--seconds", "1", "--budgets", "0.1;0.2"), "--budgets is '0.1;0.2'; it must be numbers"),
+        (("--seconds", "1", "--rates", "1e-3"), "--rates is '1e-3'; it must be two or more"),
+        (("--seconds", "1", "--rates", "1e-3,0"), "--rates is '1e-3,0'"),
+        (("--seconds", "1", "--rates", "1e-3,nan"), "--rates is '1e-3,nan'"),
+        (("--seconds", "1", "--tune_frac", "0"), "--tune_frac is 0.0"),
+        (("--seconds", "1", "--retention_texts", "0"), "--retention_texts is 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags: tuple[str, ...], message: str) -> None:
@@ -99,14 +135,11 @@ def test_a_mistake_is_one_sentence(flags: tuple[str, ...], message: str) -> None
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_pilot_is_a_median_without_its_first_steps() -> None:
-    assert estimate_step_seconds([9.0, 5.0, 3.0, 2.0, 2.0, 1.0, 1.2, 1.1, 7.0]) == pytest.approx(1.6)
-    assert estimate_step_seconds([4.0]) == 4.0
-    assert estimate_step_seconds([*[9.0] * 5, *[0.1] * 20]) == 0.1
-
-
 class FakeRuns:
-    """Stands for `run_pretraining`: writes what a study reads, notes each call, and dies when it is told to."""
+    """Stands for `run_pretraining`: writes what a study reads, notes each call, and dies when it is told to.
+
+    A run that tries a rate is best at 0.001, and diverges from 0.1 on.
+    """
 
     def __init__(self) -> None:
         self.made: list[PretrainConfig] = []
@@ -117,19 +150,18 @@ class FakeRuns:
             raise KeyboardInterrupt
         self.left -= 1
         self.made.append(config)
+        if config.optim.lr >= 0.1:
+            raise DivergenceError("step 3 has a loss of nan.")
         folder = Path(config.run.dir) / config.run.name
         (folder / "export").mkdir(parents=True, exist_ok=True)
-        steps = 7 if config.train.max_seconds else config.train.max_steps
         summary: dict[str, Any] = copy.deepcopy(SUMMARY)
-        summary["train"]["steps"], summary["train"]["wall_seconds"] = steps, 0.5 * steps
-        summary["domain"]["bits_per_character"]["after"] -= 0.01 * config.seed
+        summary["train"] |= {"tokens": max(9, config.train.max_tokens), "wall_seconds": config.train.max_seconds}
+        summary["domain"]["bits_per_character"]["after"] -= 0.01 * config.seed - abs(math.log10(config.optim.lr) + 3)
         summary["evaluation"] = {"domain_characters": 900, "general_words": 500}
         summary["method"] = {"name": config.method.name}
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "report.html").touch()
         write_config(folder, config)
-        records = [{"step": step, "time/step_seconds": 0.5} for step in range(1, steps + 1)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
         return folder
 
     @property
@@ -140,7 +172,7 @@ class FakeRuns:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     fake = FakeRuns()
-    monkeypatch.setattr(study, "run_pretraining", fake)
+    monkeypatch.setattr(study_runs, "run_pretraining", fake)
     return fake
 
 
@@ -149,51 +181,124 @@ def small(base: Path, corpus: Path, runs: Path, *flags: str) -> StudyConfig:
         *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", "s"),
         *("--methods", "full,af", "--budget", "0.3", "--seeds", "2", "--train.seq_length", "32"),
         *("--train.global_batch_size", "8", "--train.eval_rows", "40", "--engine.precision", "fp32"),
-        *(flags or ("--seconds", "20")),
+        *(flags if {"--seconds", "--tokens"} & set(flags) else ("--seconds", "20", *flags)),
     )
 
 
-def test_pilots_come_first_and_seeds_are_the_outer_loop(
+def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(
     runs: FakeRuns,
     tiny_base_folder: Path,
     text_file: Path,
     tmp_path: Path,
 ) -> None:
     folder = run_study(small(tiny_base_folder, text_file, tmp_path), SHIPPED)
-    seeds = ["full-seed0", "af-seed0", "full-seed1", "af-seed1"]
-    pilots = ["pilot-full", "pilot-full", "pilot-af", "pilot-af"]  # seven steps are too few, so each goes on
-    assert runs.names == ["base", *pilots, *seeds]
-    for each in runs.made[-4:]:
-        assert each.train.max_steps == each.optim.decay_steps == 40, "20 seconds of 0.5"
+    assert runs.names == ["base", "full-seed0", "af-seed0", "full-seed1", "af-seed1"]
+    for each in runs.made[1:]:
+        assert (each.train.max_seconds, each.train.max_tokens, each.optim.schedule) == (20.0, 0, "wsd")
+        assert each.train.max_steps == each.optim.decay_steps >= 10**6, "out of reach"
         assert Path(each.prepare.cache_dir) == tmp_path / ".corpora"
-    assert [each.seed for each in runs.made[-4:]] == [0, 0, 1, 1]
-    assert not (folder / "pilot-full" / "export").exists()
+    assert [each.seed for each in runs.made[1:]] == [0, 0, 1, 1]
     assert "| af | " in (folder / "comparison.md").read_text()
     results = json.loads((folder / "results.json").read_text())
     assert results["seeds"] == [0, 1] and set(results["methods"]) == {"full", "af"}
     assert (folder / "comparison.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_same_command_goes_on_and_more_seeds_and_methods_may_come(
+def test_runs_end_by_their_tokens(runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path) -> None:
+    run_study(small(tiny_base_folder, text_file, tmp_path, "--tokens", "1001"), SHIPPED)
+    limits = {(each.train.max_tokens, each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]}
+    assert limits == {(1001, 0.0, "wsd")}
+
+
+def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(
     runs: FakeRuns,
     tiny_base_folder: Path,
     text_file: Path,
     tmp_path: Path,
 ) -> None:
     config = small(tiny_base_folder, text_file, tmp_path)
-    runs.left = 7
+    runs.left = 3
     with pytest.raises(KeyboardInterrupt):
         run_study(config, SHIPPED)
-    steps = (tmp_path / "s" / "steps.json").read_bytes()
     runs.left = 10**6
     run_study(config, SHIPPED)
-    assert runs.names[7:] == ["full-seed1", "af-seed1"], "nothing that is finished is made again"
-    assert (tmp_path / "s" / "steps.json").read_bytes() == steps
+    assert runs.names[3:] == ["full-seed1", "af-seed1"], "nothing that is finished is made again"
     run_study(replace(config, seeds=3, methods="full,af,biases"), SHIPPED)
-    assert [each for each in runs.names[9:] if "pilot" not in each] == [
-        *("biases-seed0", "biases-seed1"),
-        *("full-seed2", "af-seed2", "biases-seed2"),
-    ]
+    assert runs.names[5:] == ["biases-seed0", "biases-seed1", "full-seed2", "af-seed2", "biases-seed2"]
+    run_study(replace(config, seeds=1, budgets="0.2,0.4"), SHIPPED)
+    assert runs.names[10:] == ["af@0.2-seed0", "af@0.4-seed0"]
+
+
+def test_each_method_takes_its_best_rate(
+    runs: FakeRuns,
+    tiny_base_folder: Path,
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = small(tiny_base_folder, text_file, tmp_path, "--rates", "0.1,1e-4,1e-3", "--seeds", "1")
+    runs.left = 3
+    with pytest.raises(KeyboardInterrupt):
+        run_study(config, SHIPPED)
+    runs.left = 10**6
+    folder = run_study(config, SHIPPED)
+    tried = [f"rate-{name}-{rate}" for name in ("full", "af") for rate in ("0.0001", "0.001", "0.1")]
+    assert runs.names == ["base", *tried, "full-seed0", "af-seed0"], "what was tried is not tried again"
+    assert {each.train.max_seconds for each in runs.made[1:7]} == {10.0}
+    assert [each.optim.lr for each in runs.made[7:]] == [1e-3, 1e-3]
+    assert not (folder / "rate-af-0.001" / "export").exists()
+    results = json.loads((folder / "results.json").read_text())
+    assert results["methods"]["full"]["bits_per_character_by_rate"] == {
+        "0.0001": pytest.approx(2.71),
+        "0.001": pytest.approx(1.71),
+        "0.1": None,
+    }
+    shown = capsys.readouterr().out
+    assert "Training diverged at these rates: full 0.1, af 0.1." in shown
+    assert "Of the rates 0.0001, 0.001, 0.1 each method has the one after which" in shown
+    assert "| full | 2,632,704 | 32.1% (fixed) | 0.001 |" in shown
+    with pytest.raises(RunError, match="rates: '0.1,1e-4,1e-3' -> '1e-4,1e-3'"):
+        run_study(replace(config, rates="1e-4,1e-3"), SHIPPED)
+
+
+def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
+    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    config = small(tiny_base_folder, text_file, tmp_path, "--rates", "0.1,0.2")
+    with pytest.raises(TrainingError, match="training of full diverged at every rate of --rates"):
+        run_study(config, SHIPPED)
+    (tmp_path / "s" / "rates.json").write_text('{"full": [1, 2]}')
+    with pytest.raises(RunError, match=r"rates\.json does not say what rates reached"):
+        run_study(config, SHIPPED)
+
+
+def test_a_study_of_an_earlier_version_is_refused(
+    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "steps.json").write_text("{}")
+    with pytest.raises(RunError, match="is of a version that timed each method before it trained"):
+        run_study(small(tiny_base_folder, text_file, tmp_path), SHIPPED)
+
+
+def test_general_text_counts_once_a_method_reads_it(
+    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    config = small(tiny_base_folder, text_file, tmp_path, "--seeds", "1")
+    run_study(config, SHIPPED)
+    general = write_corpus(tmp_path / "general.txt", 40)
+    kept = replace(config, methods="full,af,full_kept", replay=replace(config.replay, corpus=str(general)))
+    run_study(kept, SHIPPED)
+    assert runs.names[3:] == ["full_kept-seed0"] and runs.made[-1].replay.corpus == str(general)
+    write_corpus(general, 40, seed=1)
+    with pytest.raises(RunError, match="replay_fingerprint"):
+        run_study(kept, SHIPPED)
+    for texts, message in (
+        ({"replay": replace(config.replay, corpus="no.txt")}, "--replay"),
+        ({"retention": "no"}, "--retention"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            run_study(replace(kept, **texts), SHIPPED)
 
 
 def test_other_settings_are_refused(
@@ -215,27 +320,6 @@ def test_other_settings_are_refused(
     assert len(runs.made) == num_made
 
 
-def test_tokens_become_steps(
-    runs: FakeRuns,
-    tiny_base_folder: Path,
-    text_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Prepared(Manifest):
-        def __init__(self) -> None: ...
-
-        def num_tokens(self, split: str) -> int:
-            return 250
-
-        def num_rows(self, split: str) -> int:
-            return 10
-
-    monkeypatch.setattr(study, "run_preparation", lambda config: Prepared())
-    run_study(small(tiny_base_folder, text_file, tmp_path, "--tokens", "1001"), SHIPPED)
-    assert [each.train.max_steps for each in runs.made[1:]] == [6] * 4, "8 rows of 25 tokens per step"
-
-
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
     runs: FakeRuns,
     tiny_base_folder: Path,
@@ -250,16 +334,25 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert not runs.made and not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError, match="the method 'af' does not fit"):
         run_study(replace(config, budget=0.001), SHIPPED)
+    run_study(replace(config, budgets="0.001,0.3,0.5", rates="1e-4,1e-3"), SHIPPED)
+    shown = capsys.readouterr().out
+    assert "note: a method is left out at one of --budgets: --method.trainable_budget is 0.001" in shown
+    assert "3 methods, 2 seeds, 20 seconds per run: 6 runs and 6 that try rates, 0.1 hours of training" in shown
+    assert "af@0.5" in shown and "af@0.001" not in shown and "tuned" in shown
 
 
 def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
+    """A study with new words, general text beside the domain's, two rates and a second measure of forgetting."""
     sizes = "{exbert: {vocab: {size: 4}, method: {module_hidden_size: 12, module_ffn_size: 20}}}"
+    general = write_corpus(corpus.parent / "general.txt", 300)
+    other = write_corpus(corpus.parent / "other.txt", 60, seed=1)
     return [
         *(sys.executable, str(REPOSITORY / "jobs" / "compare.py"), "--base", str(base), "--corpus", str(corpus)),
-        *("--run.dir", str(folder), "--run.name", "s", "--methods", "full,exbert", "--budget", "0.3"),
+        *("--run.dir", str(folder), "--run.name", "s", "--methods", "full_kept,exbert", "--budget", "0.3"),
         *("--seeds", "2", "--tokens", "4000", "--presets", sizes, "--train.seq_length", "32"),
         *("--train.global_batch_size", "8", "--train.eval_rows", "40", "--engine.precision", "fp32"),
-        *("--train.checkpoint_every", "5"),
+        *("--train.checkpoint_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
+        *("--replay.corpus", str(general), "--rates", "1e-3,3e-3", "--retention", str(other)),
     ]
 
 
@@ -279,21 +372,40 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
     text_file: Path,
     tmp_path: Path,
 ) -> None:
-    """The real thing, killed with all its processes in the second run."""
+    """The real thing, killed with all its processes while it tries a rate, and again in the second run."""
     command = build_command(tiny_base_folder, text_file, tmp_path / "killed")
-    process = start_job(command)
-    metrics = tmp_path / "killed" / "s" / "exbert-seed0" / "metrics.jsonl"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < 8:
-        assert process.poll() is None, "the study ended before it was killed"
-        time.sleep(0.02)
-    kill_job(process)
-    losses = []
+    for run in ("rate-exbert-0.001", "exbert-seed0"):
+        process = start_job(command)
+        metrics = tmp_path / "killed" / "s" / run / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 8:
+            assert process.poll() is None, "the study ended before it was killed"
+            time.sleep(0.02)
+        kill_job(process)
+    losses, found = [], []
     for folder in (tmp_path / "killed", tmp_path / "whole"):
         result = subprocess.run(
             build_command(tiny_base_folder, text_file, folder), capture_output=True, text=True, timeout=900
         )
         assert result.returncode == 0, result.stderr[-3000:]
-        assert "[4 of 4] exbert, seed 1" in result.stdout and "points lost" in result.stdout
+        assert "[4 of 4] exbert, seed 1" in result.stdout and "general text: points lost" in result.stdout
         losses.append(read_losses(folder / "s"))
+        found.append(json.loads((folder / "s" / "results.json").read_text()))
     assert losses[0] == losses[1] and len(losses[0]) == 4
-    assert losses[0]["full-seed0"] != losses[0]["full-seed1"]
+    assert losses[0]["full_kept-seed0"] != losses[0]["full_kept-seed1"]
+    check_found(tmp_path / "whole" / "s", found)
+
+
+def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
+    """What both studies say, the killed one and the other."""
+    for name, own in found[0]["methods"].items():
+        other = found[1]["methods"][name]
+        for figure in ("tokens", "learning_rate", "bits_per_character_by_rate", "bits_gained", "text_points_lost"):
+            assert own[figure] == other[figure], figure
+        assert min(own["tokens"]) >= 4000, "a run ends with the step that reaches its tokens"
+        assert own["learning_rate"] in (1e-3, 3e-3) and len(own["bits_per_character_by_rate"]) == 2
+        records = [json.loads(line) for line in (folder / f"{name}-seed0" / "metrics.jsonl").open()]
+        rates = [each["train/lr"] for each in records if "train/lr" in each]
+        assert max(rates) == own["learning_rate"] > 8 * rates[-1], "it ends near rate 0"
+    asked = json.loads((folder / "retention" / "results.json").read_text())
+    assert asked["shared_words"] and len(asked["models"]) == 5 and asked["scored_tokens"] > 50
+    assert found[0]["base"]["text_accuracy"] == asked["models"]["base"]["accuracy"]

@@ -1,0 +1,168 @@
+"""Presets become arms: what a study trains side by side, each at one size, with or without general text.
+
+Enters: a `StudyConfig` and the methods' presets. Leaves: an `Arm` per method, and of those that have a size one per
+budget, with its parameters counted. Nothing is started or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from domext_ray.config.identity import from_dict, to_dict
+from domext_ray.config.jobs import StudyConfig, check_limits
+from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
+from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
+from domext_ray.errors import ConfigError, find_user_error
+from domext_ray.extensions.table import SIZES
+from domext_ray.model.base import Base
+from domext_ray.model.counts import ParameterCounts
+from domext_ray.options.fields import require
+from domext_ray.options.option_values import merge_options
+from domext_ray.plan import size_run
+
+_SECTIONS = ("method", "optim", "vocab", "objective", "train", "replay", "init_from")  # what a preset may say
+_KEEPING = ("keep", "keep_weight")
+_PARTS = (*SIZES, "top_layers")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method of a study at one size, before its first step.
+
+    Args:
+        name: the preset's; with --budgets PRESET@BUDGET.
+        preset: the preset.
+        config: its runs, without seed, name and limits.
+        sized: its method, the sizes solved from the budget.
+        counts: its parameters.
+    """
+
+    name: str
+    preset: str
+    config: PretrainConfig
+    sized: MethodConfig
+    counts: ParameterCounts
+
+
+def read_presets(path: Path) -> dict[str, Any]:
+    """Read the presets of a study's YAML file: options of a training job by the method's name."""
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8"))["presets"])
+
+
+def choose_presets(config: StudyConfig, shipped: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the presets of the methods that are compared.
+
+    Raises:
+        ConfigError: a method has no preset, or a preset says what a study decides.
+    """
+    presets = merge_options(shipped, config.presets)
+    for name in config.method_names:
+        if name not in presets:
+            raise ConfigError(
+                f"--methods names {name!r}; it must be one of {', '.join(presets)}, or a name in --presets or "
+                "in presets: of a --config_path file."
+            )
+        preset = presets[name]
+        wrong = [preset] if not isinstance(preset, dict) else [each for each in preset if each not in _SECTIONS]
+        if wrong:
+            raise ConfigError(f"the preset {name!r} has {wrong[0]!r}; it may have {', '.join(_SECTIONS)}.")
+    return {name: presets[name] for name in config.method_names}
+
+
+def keeps(preset: Mapping[str, Any]) -> bool:
+    """Whether a method reads general text beside the domain's: its preset says how much, or what it teaches."""
+    return "replay" in preset or any(name in preset.get("objective", {}) for name in _KEEPING)
+
+
+def make_configs(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> dict[str, PretrainConfig]:
+    """Return what the runs of a method have in common, by the names of its arms: one, or with --budgets one per budget.
+
+    Raises:
+        ConfigError: the preset has an unknown option, a value outside its rule, or one that a study decides.
+    """
+    made = _read_preset(config, name, preset)
+    if not made.method.is_sized or "trainable_budget" in preset.get("method", {}):
+        return {name: made}
+    budgets = {f"{name}@{each:g}": each for each in config.budget_list} or {name: config.budget}
+    return {arm: replace(made, method=replace(made.method, trainable_budget=each)) for arm, each in budgets.items()}
+
+
+def _read_preset(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> PretrainConfig:
+    shared = ("base", "corpus", "prepare", "objective", "train", "optim", "engine", "scale")
+    common = PretrainConfig(
+        **{each: getattr(config, each) for each in shared}, replay=config.replay if keeps(preset) else ReplayConfig()
+    )
+    named = merge_options(preset, {"method": {**preset.get("method", {}), "name": name}})
+    try:
+        made = from_dict(PretrainConfig, merge_options(to_dict(common), named))
+        check_limits(made.train, made.optim)
+    except Exception as error:  # of the decoder's many kinds
+        cause = find_user_error(error) or error
+        raise ConfigError(f"the preset {name!r} cannot be used: {' '.join(str(cause).split())}") from error
+    if name in KNOWN_METHODS and name not in list_names(made.method, made.vocab.extends_base):
+        raise ConfigError(
+            f"the preset {name!r} must have {KNOWN_METHODS[name]}, or another name than a known method's."
+        )
+    if keeps(preset) and not made.replay.corpus:
+        raise ConfigError(
+            f"the method {name!r} reads general text beside the domain's; give --replay.corpus, or leave it out of "
+            "--methods."
+        )
+    kind = made.objective.kind
+    require(kind == "masked", "objective.kind", kind, "masked in a study, whose measures ask for masked words")
+    return made
+
+
+def plan_arms(
+    config: StudyConfig, presets: Mapping[str, Mapping[str, Any]], base: Base
+) -> tuple[dict[str, Arm], dict[str, str]]:
+    """Solve the sizes of all methods and count their parameters, before new words are learned.
+
+    Args:
+        config: the study.
+        presets: of the methods that are compared, by name.
+        base: what they start from.
+
+    Returns:
+        The arms by name, and those of --budgets that no size of their method meets, with the reason.
+
+    Raises:
+        ConfigError: a method does not fit the base, or no size of it meets any budget.
+    """
+    arms: dict[str, Arm] = {}
+    left_out: dict[str, str] = {}
+    for preset, options in presets.items():
+        refused: dict[str, ConfigError] = {}
+        configs = make_configs(config, preset, options)
+        for name, each in configs.items():
+            try:
+                sized, _, counts = size_run(each, base)
+                arms[name] = Arm(name, preset, each, sized.method, counts)
+            except ConfigError as error:
+                refused[name] = error
+        if len(refused) == len(configs):
+            name, reason = next(iter(refused.items()))
+            raise ConfigError(f"the method {name!r} does not fit: {reason}") from reason
+        left_out |= {name: str(error) for name, error in refused.items()}
+    return arms, left_out
+
+
+def describe_arms(arms: Mapping[str, Arm], *, tunes: bool) -> str:
+    """Return every arm with its parameters, rate and sizes, as a dry run prints them."""
+    width = max(6, *map(len, arms))
+    lines = [f"{'method':<{width}}{'trained':>14}{'share':>8}{'rate':>10}  sizes"]
+    for name, arm in arms.items():
+        parts = [f"{part} {getattr(arm.sized, part)}" for part in _PARTS if getattr(arm.sized, part)]
+        parts += [f"{arm.config.vocab.size:,} new words"] if arm.config.vocab.size else []
+        parts += [f"{arm.config.replay.frac:.0%} general rows"] if arm.config.replay.corpus else []
+        parts += [] if arm.config.method.trainable_budget else ["no budget"]
+        rate = "tuned" if tunes else f"{arm.config.optim.lr:g}"
+        lines.append(
+            f"{name:<{width}}{arm.counts.trainable:>14,}{arm.counts.trainable_frac:>8.1%}{rate:>10}  {', '.join(parts)}"
+        )
+    return "\n".join(lines)
