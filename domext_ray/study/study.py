@@ -83,8 +83,8 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     arms, left_out = plan_arms(config, presets, base)
     identity = _describe_identity(config, presets, base.sha256, strictest)
     _check_study(paths.run, identity)
-    for reason in left_out.values():
-        print(f"note: a method is left out at one of --budgets: {reason}", flush=True)
+    for name, reason in left_out.items():
+        print(f"note: {name} is left out: {reason}", flush=True)
     if config.dry_run:
         print(describe_plan(config, arms, paths))
         return paths.run
@@ -100,8 +100,8 @@ def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPath
     check_texts(strictest)
     if not config.retention:
         return
-    rule = "a folder without commas in its path, with --retention"
-    require("," not in f"{paths.run}{config.base}", "run.dir", str(paths.run), rule)
+    for option, place in (("run.dir", str(paths.run)), ("base", config.base)):
+        require("," not in place, option, place, "a path without commas when --retention is given")
     try:
         check_corpus(config.retention, config.prepare)
     except CorpusError as error:

@@ -199,8 +199,10 @@ class RunProgress:
         seconds = sum(each["time/step_seconds"] for each in records) / len(records)
         rate = sum(each["throughput/tokens_per_second"] for each in records) / len(records)
         loss = sum(losses) / len(losses) if losses else math.nan
+        is_last_known = not (self.limits.max_tokens or self.limits.max_seconds)
+        last = f"/{self.limits.max_steps:,}" if is_last_known else ""
         return (
-            f"step {step:,}/{self.limits.max_steps:,}  loss {loss:.3f}  {rate:,.0f} tokens/s  "
+            f"step {step:,}{last}  loss {loss:.3f}  {rate:,.0f} tokens/s  "
             f"{format_seconds(self._estimate_seconds(records[-1], seconds, rate))} left"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["train/mlm_loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "shown_step"), [({}, "1/9"), ({"max_seconds": 5.0}, "1"), ({"max_tokens": 50}, "1")]
+)
+def test_progress_shows_the_last_step_where_it_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, Any], shown_step: str
+) -> None:
+    start(tmp_path, "one")
+    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
+    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=9, **limits)):
+        log.write({"step": 1, "train/mlm_loss": 2.0, **speed})
+    log.close()
+    assert f"step {shown_step}  loss 2.000  10 tokens/s" in capsys.readouterr().err
 
 
 def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
