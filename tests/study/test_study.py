@@ -338,7 +338,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     shown = capsys.readouterr().out
     assert "note: af@0.001 is left out: --method.trainable_budget is 0.001" in shown
     assert "3 methods, 2 seeds, 20 seconds per run: 6 runs and 6 that try rates, 0.1 hours of training" in shown
-    assert "af@0.5" in shown and "af@0.001" not in shown and "tuned" in shown
+    assert "\naf@0.5 " in shown and "\naf@0.001 " not in shown and "tuned" in shown
 
 
 def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
@@ -349,7 +349,7 @@ def build_command(base: Path, corpus: Path, folder: Path) -> list[str]:
     return [
         *(sys.executable, str(REPOSITORY / "jobs" / "compare.py"), "--base", str(base), "--corpus", str(corpus)),
         *("--run.dir", str(folder), "--run.name", "s", "--methods", "full_kept,exbert", "--budget", "0.3"),
-        *("--seeds", "2", "--tokens", "4000", "--presets", sizes, "--train.seq_length", "32"),
+        *("--seeds", "1", "--tokens", "4000", "--presets", sizes, "--train.seq_length", "32"),
         *("--train.global_batch_size", "8", "--train.eval_rows", "40", "--engine.precision", "fp32"),
         *("--train.checkpoint_every", "5", "--train.general_probe", str(FEW_SENTENCES), "--optim.warmup_steps", "3"),
         *("--replay.corpus", str(general), "--rates", "1e-3,3e-3", "--retention", str(other)),
@@ -372,7 +372,7 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
     text_file: Path,
     tmp_path: Path,
 ) -> None:
-    """The real thing, killed with all its processes while it tries a rate, and again in the second run."""
+    """The real thing, killed with all its processes while it tries a rate, and again in the last run."""
     command = build_command(tiny_base_folder, text_file, tmp_path / "killed")
     for run in ("rate-exbert-0.001", "exbert-seed0"):
         process = start_job(command)
@@ -387,11 +387,10 @@ def test_a_killed_study_ends_as_an_undisturbed_one(
             build_command(tiny_base_folder, text_file, folder), capture_output=True, text=True, timeout=900
         )
         assert result.returncode == 0, result.stderr[-3000:]
-        assert "[4 of 4] exbert, seed 1" in result.stdout and "general text: points lost" in result.stdout
+        assert "[2 of 2] exbert, seed 0" in result.stdout and "general text: points lost" in result.stdout
         losses.append(read_losses(folder / "s"))
         found.append(json.loads((folder / "s" / "results.json").read_text()))
-    assert losses[0] == losses[1] and len(losses[0]) == 4
-    assert losses[0]["full_kept-seed0"] != losses[0]["full_kept-seed1"]
+    assert losses[0] == losses[1] and len(losses[0]) == 2
     check_found(tmp_path / "whole" / "s", found)
 
 
@@ -407,5 +406,5 @@ def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
         rates = [each["train/lr"] for each in records if "train/lr" in each]
         assert max(rates) == own["learning_rate"] > 8 * rates[-1], "it ends near rate 0"
     asked = json.loads((folder / "retention" / "results.json").read_text())
-    assert asked["shared_words"] and len(asked["models"]) == 5 and asked["scored_tokens"] > 50
+    assert asked["shared_words"] and len(asked["models"]) == 3 and asked["scored_tokens"] > 50
     assert found[0]["base"]["text_accuracy"] == asked["models"]["base"]["accuracy"]
