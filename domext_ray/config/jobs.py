@@ -77,6 +77,7 @@ class ForgettingConfig:
     max_length: int = 128  # tokens of a row; longer texts are cut, at the same character for all models
     shared_words: bool = True  # models with different vocabularies are compared on the words that all have as one token
     batch_size: int = 32  # rows of a forward pass; the figures do not depend on it
+    route: bool = False  # a model with a router sends each text to the domain, or the base, that it belongs to
     seed: int = 0  # of the texts and masks
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
 

@@ -16,8 +16,8 @@ to 1. The number of pieces, which the masks show, has a price: -log2 of how ofte
 Two limits. Of the ways to cut a word the tokenizer's own is scored; others add to the word's probability, but little
 (Chirkova et al. 2023, arXiv 2306.17757; 0.001 bits per character with 2,000 new words before they are trained). And the
 price ignores the words around, which favours a vocabulary that cuts less: on biomedical text by at least 0.05 bits per
-character (what a logistic regression on general-mini's hidden states tells of the number of pieces), and by at most 0.23
-(the whole price).
+character (what a logistic regression on general-mini's hidden states tells of the number of pieces), and by no more
+than 0.23 (the whole price).
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_bank import EVERYTHING, SHIFTS, make_model, make_plain
@@ -13,10 +15,12 @@ from test_bank import EVERYTHING, SHIFTS, make_model, make_plain
 from domext_ray.adapters.bank import MASKED_LM, TOKENS, AdapterBank
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.method import MethodConfig
+from domext_ray.downstream.forgetting.forgetting import predict_masked
+from domext_ray.downstream.forgetting.mask_set import MaskedText
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, ROUTER_SKIPS
-from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextForMaskedLM
+from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN, DomextForMaskedLM
 from domext_ray.model.graft import add_domains, describe_extensions
 
 LAW, ART = range(60, 90), range(90, 120)
@@ -154,6 +158,29 @@ def test_a_bank_serves_rows_by_their_routers(base: Base, tmp_path: Path) -> None
     server.drop("art")
     with pytest.raises(RunError, match="adapter_names is 'auto', and no domain of the model has a router"):
         server(ROWS, mask, adapter_names="auto")
+
+
+def test_masked_words_are_predicted_by_what_the_router_chooses(base: Base) -> None:
+    model, plain = make_routed(base, "law", LAW), make_model(base, MASKED_LM)
+    plain.bert.set_active_domains([])
+    places = np.array([3])
+    rows = [MaskedText(np.array([2, each[0], each[1], 4, each[2], 3]), places, each[:1].numpy()) for each in ROWS[:4]]
+
+    def find_best(which: Any, adapter_names: str | None) -> list[int]:
+        return [
+            next(
+                word
+                for word in range(base.config.vocab_size)
+                if predict_masked(which, [replace(row, labels=np.array([word]))], 0, 1, adapter_names=adapter_names)
+            )
+            for row in rows
+        ]
+
+    routed, own, of_base = find_best(model, AUTO), find_best(model, None), find_best(plain, None)
+    assert own != of_base
+    names = model.bert.route(torch.tensor(np.stack([row.input_ids for row in rows])))
+    assert set(names) == {"law", NO_DOMAIN}
+    assert routed == [a if name == "law" else b for name, a, b in zip(names, own, of_base, strict=True)]
 
 
 def test_a_domain_with_a_router_trains_further(base: Base) -> None:

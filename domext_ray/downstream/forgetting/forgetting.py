@@ -31,7 +31,7 @@ from domext_ray.labelled.metrics.metrics import divide
 from domext_ray.labelled.metrics.scores import PairedDifference, Score, compare_paired_figures, make_score
 from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.training.engine import move_batch
 from domext_ray.training.objective import pad_batch
@@ -222,7 +222,8 @@ def _predict_or_read(
 ) -> np.ndarray:
     """Return which tokens a model predicts, bool [tokens], from an earlier call if it was asked the same."""
     fingerprint = fingerprint_tokenizer(tokenizer)
-    key = hashlib.sha256(f"{sha256} {masks.hash_rows(fingerprint)}".encode()).hexdigest()
+    asked = f"{sha256} {masks.hash_rows(fingerprint)}" + (" routed" if config.route else "")
+    key = hashlib.sha256(asked.encode()).hexdigest()
     path = Path(config.output).expanduser() / PREDICTED / f"{key[:32]}.npy"
     if path.is_file():
         try:
@@ -234,7 +235,14 @@ def _predict_or_read(
     model, _ = load_masked_lm(place)
     if hash_model(model) != sha256:
         raise RunError(f"--models {name}={place} has changed since this job began; start the job again.")
-    is_right = predict_masked(model, masks.rows[fingerprint], tokenizer.pad_token_id, config.batch_size, name)
+    is_right = predict_masked(
+        model,
+        masks.rows[fingerprint],
+        tokenizer.pad_token_id,
+        config.batch_size,
+        name,
+        adapter_names=AUTO if config.route and model.bert.router.domains else None,
+    )
     with new_file(path) as temporary, temporary.open("wb") as file:
         np.save(file, is_right)
     return is_right
@@ -242,7 +250,13 @@ def _predict_or_read(
 
 @torch.inference_mode()
 def predict_masked(
-    model: DomextForMaskedLM, rows: Sequence[MaskedText], pad_id: int, batch_size: int, name: str = ""
+    model: DomextForMaskedLM,
+    rows: Sequence[MaskedText],
+    pad_id: int,
+    batch_size: int,
+    name: str = "",
+    *,
+    adapter_names: str | None = None,
 ) -> np.ndarray:
     """Predict the masked tokens of rows, those of a length side by side, on the GPU where there is one.
 
@@ -252,6 +266,7 @@ def predict_masked(
         pad_id: id of [PAD].
         batch_size: rows of a forward pass.
         name: for the progress line.
+        adapter_names: "auto": the model's routers choose each row's domain; None: its active domains.
 
     Returns:
         bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one.
@@ -266,7 +281,10 @@ def predict_masked(
         longest = max(map(len, ids))  # a model may have positions for no more
         given = move_batch(pad_batch(ids, labels, is_scored, pad_id, longest), device)
         logits = model(
-            given["input_ids"], attention_mask=given["attention_mask"], masked_positions=given["masked_positions"]
+            given["input_ids"],
+            attention_mask=given["attention_mask"],
+            masked_positions=given["masked_positions"],
+            adapter_names=adapter_names,
         ).logits
         is_right = (logits.argmax(dim=-1) == given["labels"]).cpu().numpy()
         ends = np.cumsum([len(row.places) for row in own])[:-1]

@@ -56,6 +56,8 @@ def _describe_setting(result: Forgetting) -> str:
         f"{config.max_length} tokens a text. {masks.describe()} A model is right where its most likely "
         f"entry is what stood there. Intervals are 95 %, by bootstrap over texts; points lost against "
         f"{result.models[0].name} are paired over texts."
+        + " A model with a router sends each text to its domain or to the base."
+        * config.route
     )
 
 
@@ -98,6 +100,7 @@ def to_results(result: Forgetting) -> dict[str, Any]:
         "mask_frac": config.mask_frac,
         "max_length": config.max_length,
         "shared_words": masks.is_shared,
+        "route": config.route,
         "masked": masks.num_masked,
         "scored_tokens": int(masks.counts.sum()),
         "scored_texts": len(masks.sources),
