@@ -405,7 +405,7 @@ def check_found(folder: Path, found: list[dict[str, Any]]) -> None:
         records = [json.loads(line) for line in (folder / f"{name}-seed0" / "metrics.jsonl").open()]
         rates = [each["train/lr"] for each in records if "train/lr" in each]
         assert max(rates) == pytest.approx(own["learning_rate"]), "its own rate"
-        assert rates[-1] < max(rates) / 8, "it ends near rate 0"
+        assert rates[-1] < max(rates) / 3, "of twenty steps, and a fall over the last fifth, the last has a quarter"
     asked = json.loads((folder / "retention" / "results.json").read_text())
     assert asked["shared_words"] and len(asked["models"]) == 3 and asked["scored_tokens"] > 50
     assert found[0]["base"]["text_accuracy"] == asked["models"]["base"]["accuracy"]
