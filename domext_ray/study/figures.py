@@ -15,6 +15,7 @@ from typing import Any
 
 from domext_ray.errors import RunError
 from domext_ray.report.comparison import find_undominated
+from domext_ray.report.results import get_word_bits
 
 MIN_SEEDS = 3
 """Fewer runs of a method say nothing on chance: figures are counts of words, and two of them are easily equal."""
@@ -56,6 +57,7 @@ class BaseFigures:
         num_characters: scored characters.
         num_words: scored words of the general probe.
         retained: of general text; None: there is none.
+        word_bits: word bits per character of the same text, which decide between vocabularies; None: not measured.
     """
 
     bits: float
@@ -63,6 +65,7 @@ class BaseFigures:
     num_characters: int
     num_words: int
     retained: Retained | None = None
+    word_bits: float | None = None
 
     @property
     def measures(self) -> dict[str, float]:
@@ -149,11 +152,13 @@ class MethodResult:
         runs: where they come from.
         gained: bits per character below the base's.
         lost: points of accuracy below the base's, by the measures of forgetting.
+        word_gained: word bits per character below the base's; None: not measured.
     """
 
     runs: MethodRuns
     gained: Spread
     lost: Mapping[str, Spread]
+    word_gained: Spread | None = None
 
     @property
     def name(self) -> str:
@@ -223,7 +228,8 @@ def make_base_figures(summary: dict[str, Any], retained: Retained | None = None)
         missing = "held-out text has no word that it can spell" if bits is None else "general probe has no word of it"
         raise RunError(f"the base cannot be scored: the {missing}; give another --corpus or --train.general_probe.")
     scored = summary["evaluation"]
-    return BaseFigures(bits, accuracy, scored["domain_characters"], scored["general_words"], retained)
+    words = get_word_bits(summary)["before"]
+    return BaseFigures(bits, accuracy, scored["domain_characters"], scored["general_words"], retained, words)
 
 
 def make_study(
@@ -248,8 +254,15 @@ def make_study(
         lost = {
             name: Spread(tuple(100 * (before - each) for each in kept[name])) for name, before in base.measures.items()
         }
-        results.append(MethodResult(runs, gained, lost))
+        results.append(MethodResult(runs, gained, lost, _count_word_gain(base, runs)))
     return Study(base, tuple(results), setting, seconds, left_out or {})
+
+
+def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Spread | None:
+    after = [get_word_bits(each)["after"] for each in runs.summaries.values()]
+    if base.word_bits is None or None in after:
+        return None
+    return Spread(tuple(base.word_bits - each for each in after if each is not None))
 
 
 def _check_scored(runs: MethodRuns) -> None:

@@ -27,8 +27,11 @@ def format_table(study: Study) -> str:
     """Return the Markdown table: one line for the base, one a method; mean ± standard deviation over seeds."""
     base = study.base
     header = ["method", "trained", "share", "rate", "tokens read", "seconds", "bits per character", "gained"]
-    header += ["general accuracy (%)", "points lost", *(["general text: points lost"] if base.retained else [])]
-    first = ["the base", "0", *[NONE] * 4, f"{base.bits:.3f}", NONE, f"{100 * base.accuracy:.1f}"]
+    has_words = base.word_bits is not None
+    header += [*(["word bits gained"] if has_words else []), "general accuracy (%)", "points lost"]
+    header += ["general text: points lost"] if base.retained else []
+    gained = [NONE] * (1 + has_words)
+    first = ["the base", "0", *[NONE] * 4, f"{base.bits:.3f}", *gained, f"{100 * base.accuracy:.1f}"]
     rows = [[*first, *[NONE] * len(base.measures)]]
     for each in study.results:
         domain, general = ("domain", "bits_per_character"), ("general", "mlm_accuracy")
@@ -41,6 +44,7 @@ def format_table(study: Study) -> str:
             each.spread("train", "wall_seconds").show(".0f"),
             f"{each.spread(*domain, 'before').mean:.3f} → {each.spread(*domain, 'after').show('.3f')}",
             each.gained.show(".3f"),
+            *([each.word_gained.show(".3f") if each.word_gained else NONE] if has_words else []),
             f"{each.spread(*general, 'before', scale=100).mean:.1f} → "
             f"{each.spread(*general, 'after', scale=100).show('.1f')}",
             *(lost.show(".1f") for lost in each.lost.values()),
@@ -54,6 +58,9 @@ def describe_findings(study: Study) -> list[str]:
     comparable = study.comparable
     gained = [(each.name, each.gained) for each in comparable]
     sentences = _rank(gained, "gains most", 1, ".3f", "bits per character")
+    by_words = [(each.name, each.word_gained) for each in study.results if each.word_gained is not None]
+    verb = "gains most by word bits, which decide between vocabularies"
+    sentences += _rank(by_words, verb, 1, ".3f", "bits per character")
     for measure in study.base.measures:
         lost = [(each.name, each.lost[measure]) for each in study.results]
         sentences += _rank(lost, f"forgets least of the {measure}", -1, ".1f", "points")
@@ -271,6 +278,7 @@ def _describe_method(result: MethodResult, rival: MethodResult | None) -> dict[s
         "bits_per_character_before": _describe_spread(result.spread("domain", "bits_per_character", "before")),
         "bits_per_character_after": _describe_spread(result.spread("domain", "bits_per_character", "after")),
         "bits_gained": _describe_spread(result.gained),
+        "word_bits_gained": None if result.word_gained is None else _describe_spread(result.word_gained),
         "share_of_full_training": None if share is None else _describe_spread(share),
         "general_accuracy_before": _describe_spread(result.spread("general", "mlm_accuracy", "before")),
         "general_accuracy_after": _describe_spread(result.spread("general", "mlm_accuracy", "after")),

@@ -108,7 +108,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("stage", ["first", "second"])
+@pytest.mark.parametrize("stage", ["first", pytest.param("second", marks=pytest.mark.jobs)])
 def test_the_export_loads_alone_with_its_new_words(stage: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     run: Path = request.getfixturevalue(stage)
     environment = {**os.environ, "HF_HOME": str(tmp_path), "PYTHONPATH": ""}
@@ -126,6 +126,7 @@ def test_the_export_loads_alone_with_its_new_words(stage: str, request: pytest.F
     assert np.shape(found["order"]) == (1, 2) and "domext_ray" not in found["modules"]
 
 
+@pytest.mark.jobs  # the matrix has a second stage through the engine
 def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Path, second: Path) -> None:
     last = [each for each in read_records(first) if "eval/domain_mlm_loss" in each][-1]
     start = read_records(second)[0]

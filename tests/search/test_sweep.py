@@ -224,6 +224,7 @@ class DyingTrial(StubTrial):
         return super().step()
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -> None:
     config = replace(config, space={"method.heads": {"choice": [0, 1]}, "optim.lr": {"choice": [1e-3]}})
@@ -273,6 +274,7 @@ def read_points(folder: Path) -> dict[str, dict[str, Any]]:
     return {each.parent.name: read_json(each) for each in folder.glob("trials/*/point.json")}
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
 def test_a_sweep_grows_shrinks_and_moves(

@@ -108,6 +108,27 @@ def test_findings_claim_no_more_than_the_spread_bears() -> None:
     assert any("the opposite for worse" in each for each in describe_findings(compare(FULL, worse)))
 
 
+def test_word_bits_have_a_column_and_a_sentence_where_they_were_measured() -> None:
+    def measure(method: MethodRuns, *after: float) -> MethodRuns:
+        summaries = copy.deepcopy(method.summaries)
+        for each, bits in zip(summaries.values(), after, strict=True):
+            each["domain"]["word_bits_per_character"] = {"before": 2.5, "after": bits}
+        return replace(method, summaries=summaries)
+
+    base, full = replace(BASE, word_bits=2.5), measure(FULL, 2.0, 2.1, 2.2)
+    study = make_study(base, (full, measure(ADAPTER, 1.9, 1.9, 1.9)), "Setting.", 90.0)
+    assert [each.word_gained.mean for each in study.results if each.word_gained] == pytest.approx([0.4, 0.6])
+    header, _, *rows = format_table(study).splitlines()
+    assert "| gained | word bits gained |" in header and "| 0.600 ± 0.000 |" in rows[2]
+    assert "adapter gains most by word bits, which decide between vocabularies: 0.600" in describe_findings(study)[1]
+    assert describe_findings(study)[0].startswith("full gains most: 0.590"), "the other measure says otherwise"
+    old = make_study(base, (full, ADAPTER), "Setting.", 90.0)
+    assert old.results[1].word_gained is None and len({row.count("|") for row in format_table(old).splitlines()}) == 1
+    summary = make_summary(1.0, 0.1)
+    summary["domain"]["word_bits_per_character"] = {"before": 2.5, "after": None}
+    assert make_base_figures(summary) == base
+
+
 def test_general_text_is_a_second_measure(tmp_path: Path) -> None:
     base = replace(BASE, retained=Retained(0.2, "What was masked."))
     kept = make_method("full_kept", [(1.69, 0.340), (1.68, 0.341), (1.70, 0.342)], "all")

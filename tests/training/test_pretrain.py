@@ -18,6 +18,7 @@ from domext_ray.runs.events import EVENTS, EventReader
 from domext_ray.training.pretrain import RunFailures, describe_deaths
 
 
+@pytest.mark.jobs  # jobs/test_pipeline.py has one of a single worker
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.timeout(600)
 def test_a_user_s_mistake_on_one_worker_ends_all(
