@@ -349,9 +349,11 @@ class PretrainWorker:
             )
 
     def _evaluate(self) -> dict[str, Any]:
-        self._enter_phase("evaluating the start" if self.step == 0 else f"evaluating step {self.step:,}")
+        self._enter_evaluation("held-out text")
         domain = evaluate(self.engine, self.evaluations.domain)
+        self._enter_evaluation("the general probe")
         general = evaluate(self.engine, self.evaluations.general)
+        self._enter_evaluation("bits per character")
         record = {
             "eval/domain_mlm_loss": domain.loss,
             "eval/domain_mlm_accuracy": domain.accuracy,
@@ -362,6 +364,7 @@ class PretrainWorker:
             "eval/general_words": general.num_tokens,
         }
         if self.parts.names:
+            self._enter_evaluation("other texts")
             losses = [domain.loss, *(evaluate(self.engine, each).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
         if domain.num_pairs:
@@ -370,7 +373,12 @@ class PretrainWorker:
 
     def _evaluate_words(self) -> dict[str, Any]:
         """At the run's start and end only: it takes as long as the rest of an evaluation."""
+        self._enter_evaluation("word bits per character")
         return {"eval/domain_word_bits_per_character": evaluate_words(self.engine, self.evaluations.words)}
+
+    def _enter_evaluation(self, what: str) -> None:
+        """Each part of an evaluation is a phase: all of them together may take minutes, and something moves."""
+        self._enter_phase(f"evaluating {f'step {self.step:,}' if self.step else 'the start'}: {what}")
 
     def _enter_phase(self, phase: str) -> None:
         if self.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -235,6 +236,10 @@ def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: 
     assert [each["step"] for each in records if each.get(name, 0) > 0] == [0, 6]
     bits = measure_run(records)["domain"]["word_bits_per_character"]
     assert bits == {"before": records[0][name], "after": records[-1][name]}
+    events = [json.loads(line).get("phase", "") for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [each.partition(": ")[2] for each in events if each.startswith("evaluating step 6")] == [
+        *("held-out text", "the general probe", "bits per character", "word bits per character"),
+    ], "a driver that sees these does not say that nothing has moved"
 
 
 def test_a_run_limited_by_tokens_or_seconds_ends_near_rate_0(start: Start, tmp_path: Path) -> None:
