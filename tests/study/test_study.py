@@ -58,7 +58,7 @@ def test_presets_take_the_budget_where_they_have_a_size() -> None:
     methods = plan(configure("--seconds", "9", "--methods", ",".join(EXTENSIONS + FIXED), "--budget", "0.1"))
     assert [methods[name].method.trainable_budget for name in EXTENSIONS] == [0.1] * len(EXTENSIONS)
     assert [methods[name].method.trainable_budget for name in FIXED] == [0.0] * len(FIXED)
-    assert [methods[name].optim.lr for name in ("full", "top_layers", "biases", "lora")] == [3e-4, 3e-4, 1e-3, 1e-3]
+    assert [methods[name].optim.lr for name in ("full", "top_layers", "biases", "lora")] == [1e-3, 3e-4, 1e-3, 1e-3]
     assert all(each.method.name == name and each.train.global_batch_size == 16 for name, each in methods.items())
     assert methods["exbert"].vocab.size == 2000 and not methods["exbert_no_vocab"].vocab.size
 
@@ -89,7 +89,7 @@ def test_only_methods_that_keep_read_general_text() -> None:
     assert all(methods[name].replay.corpus == "general.txt" and methods[name].replay.frac == 0.2 for name in KEPT)
     assert all((methods[name].objective.keep, methods[name].objective.keep_weight) == ("kl", 3.0) for name in KEPT)
     assert not any(methods[name].replay.corpus for name in plain)
-    assert [name for name, preset in SHIPPED.items() if keeps(preset)] == ["full_kept", "af_kept", *KEPT[2:]]
+    assert [name for name, preset in SHIPPED.items() if keeps(preset)] == [*KEPT, "af_words_free"]
     assert [methods[name].objective.mask_prob for name in KEPT] == [0.15, 0.15, 0.15, 0.3]
     own = "{full: {replay: {frac: 0.5}}, af: {objective: {keep: replay}}}"
     methods = plan(configure(*flags, "--methods", "full,af", "--presets", own))
