@@ -53,7 +53,7 @@ def get(port: int) -> tuple[int, bytes]:
 def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
     ray.get(ray.remote(num_cpus=0)(lambda: None).remote())  # a worker is there
     places = {
-        (*connection.laddr, process.name())
+        (*connection.laddr, process.name()): process
         for process in psutil.Process().children(recursive=True)
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
@@ -61,10 +61,13 @@ def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
     assert not [place for place in places if place[0] not in LOOPBACK], "nothing is open to the network"
     kinds = {name for _, _, name in places}
     assert {"gcs_server", "raylet"} <= kinds and len(places) >= 6, places
-    for _, port, name in places:
+    for (_, port, name), process in places.items():
         codes = {each: call(port, each, {}) for each in CALLS}
         assert "OK" not in codes.values(), (name, codes)
         status, page = get(port)
+        if name == "ray::IDLE" and status == 0 and set(codes.values()) == {"UNAVAILABLE"}:
+            process.wait(timeout=120)  # an idle worker of an earlier test that is ending; one that stays must answer
+            continue
         assert "UNAUTHENTICATED" in codes.values() or status in (401, 403) or (status, page) == (200, METRICS), (
             name,
             codes,
