@@ -158,7 +158,7 @@ def _name_fingerprint(part: TextPart) -> str:
 
 
 def train_run(prepared: PreparedRun) -> None:
-    """Record what a run is, and train it to its limit.
+    """Record what a run is, fit its router, and train it to its limit.
 
     Raises:
         DomextError: see `training.pretrain.pretrain`.
@@ -169,6 +169,9 @@ def train_run(prepared: PreparedRun) -> None:
     write_identity(run_dir, plan.identity)
     write_made_with(run_dir, describe_order(), prepared.goes_on_from.step if prepared.goes_on_from else 0)
     _write_origin(prepared)
+    general = prepared.corpora.beside[0][0] if plan.config.replay.corpus else None  # the first of `config.parts`
+    texts = (prepared.corpora.domain[0], general)
+    provide_routers(plan.config, run_dir, texts, prepared.tokenizer_dir, plan.base, plan.start)
     report = LiveReport(run_dir)
     task = PretrainTask(
         plan.config,
@@ -191,10 +194,8 @@ def train_run(prepared: PreparedRun) -> None:
 
 
 def report_run(prepared: PreparedRun) -> None:
-    """Fit a trained run's router, write its summary, report and line in the index, and print the table."""
-    plan, run_dir, manifest = prepared.plan, prepared.plan.paths.run, prepared.corpora.domain[0]
-    general = prepared.corpora.beside[0][0] if plan.config.replay.corpus else None  # the first of `config.parts`
-    provide_routers(plan.config, run_dir, (manifest, general), prepared.tokenizer_dir, plan.base, plan.start)
+    """Write a trained run's summary, report and line in the index, and print the table."""
+    run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
     summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)

@@ -32,7 +32,7 @@ from domext_ray.report.page import (
     format_settings,
 )
 from domext_ray.report.parts import list_parts
-from domext_ray.report.results import describe_result, describe_sizes, list_intervals
+from domext_ray.report.results import ROUTED, describe_result, describe_sizes, list_intervals
 from domext_ray.report.summary import measure_run
 from domext_ray.runs.run_directory import read_config
 from domext_ray.training.metrics import read_metrics
@@ -70,7 +70,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
         [
             format_paragraph(_describe_state(run_dir, config, records, state), "state"),
             format_paragraph(describe_result(summary), "result"),
-            format_html(("", "before", _name_after(records, state), "change"), list_intervals(summary)),
+            format_html(_name_figures(summary, _name_after(records, state)), list_intervals(summary)),
             format_paragraph(describe_sizes(summary), "note"),
             format_section("The parts of the text", format_html(_PART_HEADER, list_parts(summary))),
             format_section("Curves", format_pictures(list_curves(records))),
@@ -101,6 +101,10 @@ def _describe_state(run_dir: Path, config: PretrainConfig, records: Sequence[dic
     if state == "stopped":
         return f"Stopped at step {step:,} of {limit:,} on {moment}; the same command goes on."
     return f"Running: step {step:,} of {limit:,} on {moment}. The page is written anew after evaluations."
+
+
+def _name_figures(summary: dict[str, Any], after: str) -> tuple[str, ...]:
+    return ("", "before", after, "change", *([ROUTED] if "routed" in summary else []))
 
 
 def _name_after(records: Sequence[dict[str, Any]], state: State) -> str:

@@ -16,6 +16,8 @@ from domext_ray.config.mixture import DOMAIN
 
 NO_BREAK = "\u00a0"
 """Between the ends of an interval, which stay on one line."""
+ROUTED = "with its router"
+"""Head of the column for a run with a router, which sends each row to the domain or to the base."""
 Z = 1.959964
 """Of a normal distribution 95 % are within so many standard deviations."""
 
@@ -26,8 +28,13 @@ def format_summary(summary: dict[str, Any]) -> str:
     Args:
         summary: content of summary.json.
     """
-    rows = [("", "before", "after", "change"), *_compare(summary), *_compare_parts(summary)]
-    lines = [f"{name:<24}{before:>8}{after:>9}{change:>15}".rstrip() for name, before, after, change in rows]
+    figures, parts = _compare(summary), _compare_parts(summary)
+    routed = [ROUTED, *_compare_routed(summary), *[""] * len(parts)] if "routed" in summary else []
+    rows = [("", "before", "after", "change"), *figures, *parts]
+    lines = [
+        f"{name:<24}{before:>8}{after:>9}{change:>15}{beside:>24}".rstrip()
+        for (name, before, after, change), beside in zip(rows, routed or [""] * len(rows), strict=True)
+    ]
     return "\n".join([*lines, f"{_describe_parameters(summary)}; {_describe_cost(summary)}"])
 
 
@@ -68,6 +75,25 @@ def _compare(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary whose figures after training are those with the run's router.
+
+    Args:
+        summary: content of summary.json, with "routed".
+    """
+    routed = summary["routed"]
+
+    def put(name: str) -> dict[str, Any]:
+        return {each: {**pair, "after": routed[name].get(each)} for each, pair in summary[name].items()}
+
+    return {**summary, "domain": put("domain"), "general": put("general")}
+
+
+def _compare_routed(summary: dict[str, Any]) -> list[str]:
+    """A cell for each row of `_compare`: what it is with the run's router, and how far that is from before."""
+    return [f"{after} ({change})" for _, _, after, change in _compare(take_routed(summary))]
+
+
 def _is_measured(pair: dict[str, float | None]) -> bool:
     return pair["before"] is not None or pair["after"] is not None
 
@@ -99,20 +125,25 @@ def _show(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def list_intervals(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def list_intervals(summary: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return the rows figure, before, after, change, with 95 % intervals where a figure has one.
+
+    A run with a router has a fifth cell: what it reaches with that.
 
     Args:
         summary: content of summary.json.
     """
     sizes = summary["evaluation"]
     loss, accuracy, *bits, general = _compare(summary)
-    return [
+    rows: list[tuple[str, ...]] = [
         loss,
         (accuracy[0], *_show_bounds(summary["domain"]["mlm_accuracy"], sizes["domain_tokens"])),
         *bits,
         (general[0], *_show_bounds(summary["general"]["mlm_accuracy"], sizes["general_words"])),
     ]
+    if "routed" not in summary:
+        return rows
+    return [(*row, cell) for row, cell in zip(rows, _compare_routed(summary), strict=True)]
 
 
 def describe_sizes(summary: dict[str, Any]) -> str:

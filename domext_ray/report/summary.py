@@ -114,7 +114,8 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were measured
-        on), of a mixture "parts", and, once a step was trained, "train".
+        on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain" and
+        "general" at its end, where the router sends each row to the domain or to the base.
     """
     steps = [each for each in records if "train/mlm_loss" in each]
     evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
@@ -131,6 +132,11 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "general": {"mlm_accuracy": pair("general_mlm_accuracy")},
         "evaluation": {name: (after or before).get(f"eval/{name}", 0) for name in sizes},
     }
+    if any(f"eval/routed_domain_{name}" in after for name in figures):
+        measured["routed"] = {
+            "domain": {name: after.get(f"eval/routed_domain_{name}") for name in figures},
+            "general": {"mlm_accuracy": after.get("eval/routed_general_mlm_accuracy")},
+        }
     if parts := measure_parts(records):
         measured["parts"] = parts
     if steps:

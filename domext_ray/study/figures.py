@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from domext_ray.errors import RunError
 from domext_ray.report.comparison import find_undominated
-from domext_ray.report.results import get_word_bits
+from domext_ray.report.results import get_word_bits, take_routed
 
 MIN_SEEDS = 3
 """Fewer runs of a method say nothing on chance: figures are counts of words, and two of them are easily equal."""
 
 CHARACTER_TOLERANCE = 0.01
 """Bits a character still compare when the scored characters differ by this share, though not to the last digit."""
+
+WITH_ROUTER = " + router"
+"""Behind a method's name: its domain has the rows that its router gives it, and the base has the others."""
 
 PROBE, TEXT = "general probe", "general text"
 """The measures of forgetting: everyday sentences, and the text of --retention."""
@@ -101,6 +104,28 @@ class MethodRuns:
     def is_extension(self) -> bool:
         """Whether the base stays as it is."""
         return self.trains in ("extensions", "domain")
+
+
+def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns | None:
+    """Return the same runs as a method of its own, whose rows go where the runs' routers send them.
+
+    Args:
+        runs: finished runs of one method.
+        retained: accuracy on general text by seed with the routers, 0 to 1; empty: there is none.
+
+    Returns:
+        The method with `WITH_ROUTER` behind its name; None if a run has no router, or was not measured with it.
+    """
+    if not all("routed" in each for each in runs.summaries.values()):
+        return None
+    return replace(
+        runs,
+        name=runs.name + WITH_ROUTER,
+        summaries={seed: take_routed(each) for seed, each in runs.summaries.items()},
+        retained=retained,
+        family=(runs.family or runs.name) + WITH_ROUTER,
+        tried={},
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The runs of a study: each ends at rate 0 when its seconds or tokens do; rates are tried; general text is asked.
 
 Enters: arms, and where the study lives. Leaves: a run directory for each arm and seed, rates.json with what every rate
-reached, and retention/ with what each model predicts of general text.
+reached, and retention/ and retention-routed/ with what each model predicts of general text.
 """
 
 from __future__ import annotations
@@ -161,35 +161,43 @@ def _read_rates(path: Path) -> dict[str, dict[float, float | None]]:
         raise RunError(f"{path} does not say what rates reached; {_RATES_REMEDY}.") from error
 
 
-def configure_retention(config: StudyConfig, models: Mapping[str, str], folder: Path) -> ForgettingConfig:
+def configure_retention(
+    config: StudyConfig, models: Mapping[str, str], folder: Path, *, route: bool = False
+) -> ForgettingConfig:
     """Return the question of what models still predict of the text of --retention.
 
     Args:
         config: the study.
         models: where each model is, by name; the first one is the base.
         folder: where the answers go.
+        route: the models' routers choose.
     """
     return ForgettingConfig(
         models=",".join(f"{name}={model}" for name, model in models.items()),
         corpus=config.retention,
         output=str(folder),
         num_texts=config.retention_texts,
+        route=route,
         prepare=config.prepare,
     )
 
 
-def measure_retention(place: Workplace, names: Sequence[str]) -> tuple[Retained, dict[str, float]]:
+def measure_retention(
+    place: Workplace, names: Sequence[str], *, route: bool = False
+) -> tuple[Retained, dict[str, float]]:
     """Ask the base and finished runs for the masked words of general text; what was predicted before is read.
 
     Args:
         place: the study.
         names: of the runs.
+        route: the runs' routers choose; the answers have a folder of their own.
 
     Returns:
         What the base predicts, and each run's accuracy, 0 to 1.
     """
     models = {BASE: place.config.base, **{name: str(place.locate(name)) for name in names}}
-    result = measure_forgetting(configure_retention(place.config, models, place.paths.run / "retention"))
+    folder = place.paths.run / ("retention-routed" if route else "retention")
+    result = measure_forgetting(configure_retention(place.config, models, folder, route=route))
     write_forgetting(result)
     accuracies = {each.name: float(each.score.get(ACCURACY)) for each in result.models}
     return Retained(accuracies.pop(BASE), result.masks.describe()), accuracies

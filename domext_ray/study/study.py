@@ -37,7 +37,7 @@ from domext_ray.runs.run_directory import (
     write_identity,
 )
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
-from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study
+from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
 from domext_ray.study.picture import draw_study
 from domext_ray.study.runs import (
@@ -201,21 +201,33 @@ def _write_results(
 def _read_study(
     place: Workplace, arms: Sequence[Arm], seeds: Sequence[int], rates: Rates, left_out: Mapping[str, str]
 ) -> Study:
+    """Gather what the runs reached; those with routers count a second time, as methods of their own."""
+    asks = bool(place.config.retention)
     names = [name_run(arm.name, seed) for arm in arms for seed in seeds]
-    retained, accuracies = measure_retention(place, names) if place.config.retention else (None, {})
-    runs = [
-        MethodRuns(
-            arm.name,
-            arm.config.method.trains,
-            arm.config.method.trainable_budget or None,
-            arm.config.optim.lr,
-            {seed: read_summary(place.locate(name_run(arm.name, seed)) / "summary.json") for seed in seeds},
-            {seed: accuracies[name_run(arm.name, seed)] for seed in seeds} if retained else {},
-            family=arm.preset,
-            tried=rates.get(arm.name, {}),
+    retained, accuracies = measure_retention(place, names) if asks else (None, {})
+    runs = []
+    for arm in arms:
+        own = {seed: name_run(arm.name, seed) for seed in seeds}
+        runs.append(
+            MethodRuns(
+                arm.name,
+                arm.config.method.trains,
+                arm.config.method.trainable_budget or None,
+                arm.config.optim.lr,
+                {seed: read_summary(place.locate(name) / "summary.json") for seed, name in own.items()},
+                {seed: accuracies[name] for seed, name in own.items()} if asks else {},
+                family=arm.preset,
+                tried=rates.get(arm.name, {}),
+            )
         )
-        for arm in arms
-    ]
+    routed = [each for each in runs if route_runs(each, {})]
+    names = [name_run(each.name, seed) for each in routed for seed in seeds]
+    _, accuracies = measure_retention(place, names, route=True) if asks and names else (None, {})
+    for each in routed:
+        kept = {seed: accuracies[name_run(each.name, seed)] for seed in seeds} if asks else {}
+        twin = route_runs(each, kept)
+        assert twin is not None
+        runs.insert(runs.index(each) + 1, twin)
     base = make_base_figures(read_summary(place.locate(BASE) / "summary.json"), retained)
     return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out)
 

@@ -16,7 +16,7 @@ for such a run they are not measured, and its loss on held-out rows is that of t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,6 +65,10 @@ class Scores:
     num_tokens: int
     next_sentence_accuracy: float = math.nan
     num_pairs: int = 0
+
+
+Score = Callable[[Sequence[MaskedBatch]], Scores]
+"""Scores a fixed set of batches, the same one on every rank; collective."""
 
 
 def build_domain_batches(
@@ -157,17 +161,17 @@ def read_probe(path: str | Path = "") -> list[str]:
     return sentences
 
 
-def evaluate_characters(engine: Engine, characters: CharacterSet) -> float:
+def evaluate_characters(score: Score, characters: CharacterSet) -> float:
     """Return the bits per character of a fixed set, nan without any; collective, as `evaluate` is."""
-    scores = evaluate(engine, characters.batches)
+    scores = score(characters.batches)
     return scores.loss * scores.num_tokens / math.log(2) / characters.num_chars if characters.num_chars else math.nan
 
 
-def evaluate_words(engine: Engine, words: WordSet) -> float:
+def evaluate_words(score: Score, words: WordSet) -> float:
     """Return the word bits per character of a fixed set, nan without any; collective, as `evaluate` is."""
     if not words.num_chars:
         return math.nan
-    scores = evaluate(engine, words.batches)
+    scores = score(words.batches)
     return (scores.loss * scores.num_tokens / math.log(2) + words.price_bits) / words.num_chars
 
 

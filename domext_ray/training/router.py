@@ -172,6 +172,9 @@ def provide_routers(
 ) -> None:
     """Fit the router of a run's domain, where it has one and general text, beside those of the run it starts from.
 
+    A router depends on the run's texts and seed alone. It comes before the training, whose last evaluation asks it; a
+    run that goes on has it already.
+
     Args:
         config: the run.
         run_dir: its directory.
@@ -183,9 +186,10 @@ def provide_routers(
     Raises:
         RunError: routers of the earlier run are damaged.
     """
-    routers = {**(read_routers(start) if start else {}), **read_routers(run_dir)}
+    known = read_routers(run_dir)
+    routers = {**(read_routers(start) if start else {}), **known}
     domain, general = texts
-    if config.method.has_domain and general is not None and base is not None:
+    if config.method.has_domain and config.method.domain not in known and general is not None and base is not None:
         tokenizer = load_tokenizer(tokenizer_dir)
         fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed)
         routers[config.method.domain] = fitted

@@ -6,6 +6,7 @@ goes on from the newest checkpoint that verifies, and stops at any step that its
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -40,11 +41,12 @@ from domext_ray.training.checkpoint import (
 )
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine, StepFigures, TrainState
-from domext_ray.training.evaluate import build_evaluations, evaluate, evaluate_characters, evaluate_words
+from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
+from domext_ray.training.routing import find_routed_model
 from domext_ray.training.start import (
     NEW_WORD_TENSORS,
     apply_start,
@@ -135,6 +137,7 @@ class PretrainWorker:
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
         self.base = None if self.config.base == "none" else _load_checked_base(task)
         self.engine = self._build_engine()
+        self.score: Score = functools.partial(evaluate, self.engine)
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
         shortest = zip((each[0] for each in beside), tokenizers, strict=True)
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
@@ -180,7 +183,7 @@ class PretrainWorker:
         if dtype == "bf16" or (dtype == "auto" and self.device.type == "cuda" and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
-        network = cast(nn.Module, model).to(self.device)
+        self.model = network = cast(nn.Module, model).to(self.device)
         return Engine(
             network,
             engine=config.engine,
@@ -233,7 +236,7 @@ class PretrainWorker:
             if evaluates:
                 record |= self._evaluate()
             if done and self._is_done():
-                record |= self._evaluate_words()
+                record |= self._evaluate_words() | self._evaluate_routed()
             self._record(record)
             if saves and evaluates:
                 self._check_evaluation(record)
@@ -350,22 +353,22 @@ class PretrainWorker:
 
     def _evaluate(self) -> dict[str, Any]:
         self._enter_evaluation("held-out text")
-        domain = evaluate(self.engine, self.evaluations.domain)
+        domain = self.score(self.evaluations.domain)
         self._enter_evaluation("the general probe")
-        general = evaluate(self.engine, self.evaluations.general)
+        general = self.score(self.evaluations.general)
         self._enter_evaluation("bits per character")
         record = {
             "eval/domain_mlm_loss": domain.loss,
             "eval/domain_mlm_accuracy": domain.accuracy,
             "eval/domain_tokens": domain.num_tokens,
-            "eval/domain_bits_per_character": evaluate_characters(self.engine, self.evaluations.characters),
+            "eval/domain_bits_per_character": evaluate_characters(self.score, self.evaluations.characters),
             "eval/domain_characters": self.evaluations.characters.num_chars,
             "eval/general_mlm_accuracy": general.accuracy if general.num_tokens else None,
             "eval/general_words": general.num_tokens,
         }
         if self.parts.names:
             self._enter_evaluation("other texts")
-            losses = [domain.loss, *(evaluate(self.engine, each).loss for each in self.evaluations.parts)]
+            losses = [domain.loss, *(self.score(each).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
         if domain.num_pairs:
             record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
@@ -374,7 +377,23 @@ class PretrainWorker:
     def _evaluate_words(self) -> dict[str, Any]:
         """At the run's start and end only: it takes as long as the rest of an evaluation."""
         self._enter_evaluation("word bits per character")
-        return {"eval/domain_word_bits_per_character": evaluate_words(self.engine, self.evaluations.words)}
+        return {"eval/domain_word_bits_per_character": evaluate_words(self.score, self.evaluations.words)}
+
+    def _evaluate_routed(self) -> dict[str, Any]:
+        """What users get who let the run's router choose; empty where it has none."""
+        routed = find_routed_model(self.model, self.task.run_dir)
+        if routed is None:
+            return {}
+        self._enter_evaluation("all of it, with the router")
+        score = functools.partial(routed.evaluate, self.engine)
+        domain, general = score(self.evaluations.domain), score(self.evaluations.general)
+        return {
+            "eval/routed_domain_mlm_loss": domain.loss,
+            "eval/routed_domain_mlm_accuracy": domain.accuracy,
+            "eval/routed_domain_bits_per_character": evaluate_characters(score, self.evaluations.characters),
+            "eval/routed_domain_word_bits_per_character": evaluate_words(score, self.evaluations.words),
+            "eval/routed_general_mlm_accuracy": general.accuracy if general.num_tokens else None,
+        }
 
     def _enter_evaluation(self, what: str) -> None:
         """Each part of an evaluation is a phase: all of them together may take minutes, and something moves."""

@@ -72,6 +72,7 @@ def second(first: Path, tiny_base_folder: Path, corpus_file: Path) -> Path:
     return first.parent / "second"
 
 
+@pytest.mark.jobs  # the matrix learns both objectives, and tests of vocabularies and exports have new words
 def test_the_first_stage_learns_words_and_both_objectives(first: Path, tiny_base_folder: Path) -> None:
     extension = load_extension(first / "tokenizer")
     assert extension is not None and "thalamus" in extension.words and len(extension.words) <= 8
@@ -108,7 +109,8 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("stage", ["first", pytest.param("second", marks=pytest.mark.jobs)])
+@pytest.mark.jobs
+@pytest.mark.parametrize("stage", ["first", "second"])
 def test_the_export_loads_alone_with_its_new_words(stage: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     run: Path = request.getfixturevalue(stage)
     environment = {**os.environ, "HF_HOME": str(tmp_path), "PYTHONPATH": ""}

@@ -61,6 +61,20 @@ def test_word_bits_stand_below_the_bits_where_they_were_measured() -> None:
     assert ("word bits per character", "2.000", "–", "–") in list_intervals({**summary, "domain": running})
 
 
+def test_a_router_has_a_column_of_its_own() -> None:
+    routed = {"mlm_loss": 3.72, "mlm_accuracy": 0.40, "bits_per_character": 1.729, "word_bits_per_character": None}
+    summary = {**SUMMARY, "routed": {"domain": routed, "general": {"mlm_accuracy": 0.3855}}}
+    assert format_summary(summary).splitlines()[:5] == [
+        "                          before    after         change         with its router",
+        "held-out domain loss       4.800    3.600         -25.0%          3.720 (-22.5%)",
+        "held-out domain accuracy   29.0%    41.8%   +12.8 points    40.0% (+11.0 points)",
+        "bits per character         1.900    1.710         -10.0%           1.729 (-9.0%)",
+        "general-probe accuracy     38.6%    36.7%    -1.9 points     38.6% (-0.1 points)",
+    ]
+    assert [len(row) for row in list_intervals(summary)] == [5] * 4
+    assert list_intervals(summary)[3][4] == "38.6% (-0.1 points)"
+
+
 def test_accuracies_have_intervals_and_losses_none() -> None:
     assert [tuple(each.replace(NO_BREAK, "~") for each in row) for row in list_intervals(SUMMARY)] == [
         ("held-out domain loss", "4.800", "3.600", "-25.0%"),

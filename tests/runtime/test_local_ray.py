@@ -27,13 +27,6 @@ METRICS = b"# HELP "
 """What pages of counters (of the agent and the autoscaler, say) begin with: all that answers without a token."""
 
 
-class Worker:
-    """An actor: a process that is not about to end."""
-
-    def find_pid(self) -> int:
-        return os.getpid()
-
-
 def call(port: int, name: str, header: dict[str, str]) -> str:
     """The status of a gRPC call."""
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -59,6 +52,12 @@ def get(port: int) -> tuple[int, bytes]:
 
 @pytest.mark.usefixtures("local_ray")
 def test_every_listener_is_on_localhost_and_asks_for_the_token() -> None:
+    class Worker:
+        """A process that is not about to end."""
+
+        def find_pid(self) -> int:
+            return os.getpid()
+
     worker = ray.remote(num_cpus=0)(Worker).remote()
     busy = ray.get(worker.find_pid.remote())
     places = {

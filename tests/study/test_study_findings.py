@@ -25,6 +25,7 @@ from domext_ray.study.figures import (
     find_front,
     make_base_figures,
     make_study,
+    route_runs,
 )
 from domext_ray.study.findings import describe_findings, format_table, to_results
 from domext_ray.study.picture import draw_study
@@ -80,6 +81,22 @@ def test_gains_and_losses_are_counted_from_the_base() -> None:
     findings = " ".join(describe_findings(study))
     assert "words starts elsewhere" in findings and "not tested here" in findings
     assert make_base_figures(make_summary(1.0, 0.1)) == BASE
+
+
+def test_runs_with_routers_count_a_second_time() -> None:
+    adapter = make_method("adapter", [(1.80, 0.330), (1.81, 0.331), (1.82, 0.333)])
+    assert route_runs(adapter, {}) is None, "they have none"
+    for bits, summary in zip((1.83, 1.84, 1.85), adapter.summaries.values(), strict=True):
+        routed = {"bits_per_character": bits, "word_bits_per_character": None}
+        summary["routed"] = {"domain": routed, "general": {"mlm_accuracy": 0.349}}
+    twin = route_runs(adapter, dict.fromkeys(range(3), 0.174))
+    assert twin is not None
+    base = replace(BASE, retained=Retained(0.175, "Masked."))
+    full, plain, routed = make_study(base, [FULL, adapter, twin], "Setting.", 90.0).results
+    assert (plain.name, routed.name) == ("adapter", "adapter + router")
+    assert routed.gained.values == pytest.approx((0.47, 0.46, 0.45)) and plain.gained.mean == pytest.approx(0.49)
+    assert routed.lost[PROBE].mean == pytest.approx(0.1) and routed.lost[TEXT].mean == pytest.approx(0.1)
+    assert plain.lost[PROBE].mean == pytest.approx(1.8667, abs=1e-3) and full.lost[TEXT].mean > 2
 
 
 def test_the_table_has_a_line_a_method() -> None:

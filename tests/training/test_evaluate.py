@@ -7,6 +7,7 @@ import math
 import string
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -304,9 +305,9 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
                 assert "word_embeddings" in name or "bias" in name
     pieces = sum(each.num_masked for each in characters.batches)
     expected = math.log2(len(tokenizer)) * pieces / characters.num_chars
-    engine = make_engine(model)
-    assert evaluate_characters(engine, characters) == pytest.approx(expected, rel=1e-6)
-    assert math.isnan(evaluate_characters(engine, CharacterSet([], 0, 0)))
+    score = partial(evaluate, make_engine(model))
+    assert evaluate_characters(score, characters) == pytest.approx(expected, rel=1e-6)
+    assert math.isnan(evaluate_characters(score, CharacterSet([], 0, 0)))
 
 
 def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:

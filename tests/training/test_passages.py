@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.training.engine import Engine, join_alone
-from domext_ray.training.evaluate import evaluate_characters, evaluate_words
+from domext_ray.training.evaluate import evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.passages import (
     Passage,
     WordSet,
@@ -123,7 +124,8 @@ def measure(
     words, characters = (
         build(passages, tokenizer, batch_size=16) for build in (build_word_batches, build_character_batches)
     )
-    return evaluate_words(engine, words), evaluate_characters(engine, characters)
+    score = partial(evaluate, engine)
+    return evaluate_words(score, words), evaluate_characters(score, characters)
 
 
 def test_the_cuts_of_words_do_not_matter(manifest: Manifest, make_engine: Callable[[nn.Module], Engine]) -> None:
@@ -178,7 +180,9 @@ def test_the_price_of_a_number_of_pieces_is_how_often_other_words_have_it() -> N
 
 def test_nothing_to_score_is_not_a_number(make_engine: Callable[[nn.Module], Engine]) -> None:
     tokenizer = make_tokenizer(WHOLE)
-    assert math.isnan(evaluate_words(make_engine(Knowing(tokenizer, WHOLE, 0.0)), WordSet([], 0.0, 0)))
+    assert math.isnan(
+        evaluate_words(partial(evaluate, make_engine(Knowing(tokenizer, WHOLE, 0.0))), WordSet([], 0.0, 0))
+    )
 
 
 @pytest.mark.parametrize("base", ["tiny_base_folder", "tiny_roberta_folder"])
@@ -197,7 +201,7 @@ def test_a_piece_competes_with_those_that_can_stand_in_its_place(
     labels = [names[each] for batch in words.batches for each in batch.labels.tolist()]
     assert {marked[each] for each in labels} == {True, False}
     expected = sum(math.log2(sizes[marked[each]]) for each in labels) + words.price_bits
-    assert evaluate_words(make_engine(Ignorant(len(names))), words) == pytest.approx(
+    assert evaluate_words(partial(evaluate, make_engine(Ignorant(len(names)))), words) == pytest.approx(
         expected / words.num_chars, rel=1e-6
     )
 

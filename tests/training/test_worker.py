@@ -29,12 +29,14 @@ from domext_ray.config.pretrain import (
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
+from domext_ray.model.domext.layers_domext import ROUTER_PAIRS
 from domext_ray.report.summary import measure_run
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
 from domext_ray.training.phases import make_phases
+from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.worker import MAX_SKIPPED_STEPS, PretrainTask, PretrainWorker
 
 Start = Callable[..., PretrainWorker]
@@ -223,6 +225,27 @@ def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTas
     assert losses[0] == losses[1] and len(losses[0]) == 16
     assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6) and losses[0][-1][1] > 0
     assert sum(each[2] > 0 for each in losses[0]) > 8
+
+
+@pytest.mark.parametrize(("threshold", "step"), [(-math.inf, 16), (math.inf, 0)])
+def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed: PretrainTask, tmp_path: Path) -> None:
+    """One that sends every row to the domain gives the model's figures, one that sends none the base's."""
+    join_alone()
+    words = load_base(mixed.config.base).config.vocab_size
+    table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
+    save_routers(tmp_path, {mixed.config.method.domain: (table, RouterRecord(threshold, 1.0, 0.0))})
+    write_attempt(tmp_path, "0")
+    worker = PretrainWorker(replace(mixed, run_dir=tmp_path, attempt="0"), device=torch.device("cpu"))
+    worker.run()
+    worker.close()
+    records = {each["step"]: each for each in read_metrics(tmp_path / "metrics.jsonl")}
+    names = ["domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character", "domain_word_bits_per_character"]
+    for name in (*names, "general_mlm_accuracy"):
+        assert records[16][f"eval/routed_{name}"] == pytest.approx(records[step][f"eval/{name}"], rel=1e-5)
+    assert records[16]["eval/domain_mlm_loss"] != pytest.approx(records[0]["eval/domain_mlm_loss"], rel=1e-5)
+    routed = measure_run(list(records.values()))["routed"]
+    assert routed["domain"]["mlm_loss"] == records[16]["eval/routed_domain_mlm_loss"]
+    assert [each for each in records.values() if "eval/routed_domain_mlm_loss" in each] == [records[16]]
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: PretrainTask, tmp_path: Path) -> None:
