@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from domext_ray.corpus.vocabulary.extension import load_extension
 
-pytestmark = pytest.mark.timeout(1800)  # trainings on Ray: minutes on a busy machine
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]  # the matrix (test_methods.py) has the same, by the engine
 NUM_STEPS = 12
 
 
@@ -72,7 +72,6 @@ def second(first: Path, tiny_base_folder: Path, corpus_file: Path) -> Path:
     return first.parent / "second"
 
 
-@pytest.mark.jobs  # the matrix learns both objectives, and tests of vocabularies and exports have new words
 def test_the_first_stage_learns_words_and_both_objectives(first: Path, tiny_base_folder: Path) -> None:
     extension = load_extension(first / "tokenizer")
     assert extension is not None and "thalamus" in extension.words and len(extension.words) <= 8
@@ -109,7 +108,6 @@ print(json.dumps({
 """
 
 
-@pytest.mark.jobs
 @pytest.mark.parametrize("stage", ["first", "second"])
 def test_the_export_loads_alone_with_its_new_words(stage: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     run: Path = request.getfixturevalue(stage)
@@ -128,7 +126,6 @@ def test_the_export_loads_alone_with_its_new_words(stage: str, request: pytest.F
     assert np.shape(found["order"]) == (1, 2) and "domext_ray" not in found["modules"]
 
 
-@pytest.mark.jobs  # the matrix has a second stage through the engine
 def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Path, second: Path) -> None:
     last = [each for each in read_records(first) if "eval/domain_mlm_loss" in each][-1]
     start = read_records(second)[0]
@@ -142,7 +139,6 @@ def test_the_second_stage_goes_on_from_the_first_and_changes_the_base(first: Pat
     assert tokens[-1] - tokens[-2] > 1.4 * tokens[0], "the last quarter of the steps has long rows"
 
 
-@pytest.mark.jobs  # test_pipeline.py kills one, and the matrix resumes with pairs and with new words
 def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     first: Path, second: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
@@ -163,7 +159,6 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     assert len(losses[0]) == NUM_STEPS and losses[0] == losses[1]
 
 
-@pytest.mark.jobs  # the matrix (test_methods.py) has the same through the engine
 def test_a_task_bottleneck_trains_over_the_frozen_domain(
     first: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
@@ -205,7 +200,6 @@ def test_words_may_only_be_appended(first: Path, tiny_base_folder: Path, corpus_
     assert not (first.parent / "other").exists()
 
 
-@pytest.mark.jobs
 def test_a_word_is_appended_and_a_limit_ends_a_run(
     first: Path, tiny_base_folder: Path, corpus_file: Path, tmp_path: Path
 ) -> None:
