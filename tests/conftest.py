@@ -77,8 +77,8 @@ def make_random_model(model_class: type[PreTrainedModel], config: PreTrainedConf
     return model
 
 
-def make_tiny_base(folder: Path) -> Path:
-    """Save a BertForMaskedLM: 2 layers, 32 wide, 4 heads, 64 FFN units, 128 positions, about 250 WordPieces."""
+def write_tokenizer(folder: Path) -> int:
+    """Save a tokenizer of about 250 WordPieces; return how many."""
     letters = [*string.ascii_lowercase, *string.digits]
     tokens = [
         "[PAD]",
@@ -92,7 +92,12 @@ def make_tiny_base(folder: Path) -> Path:
     ]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*tokens, *WORDS]))}
     BertTokenizer(vocab=vocabulary, model_max_length=128).save_pretrained(folder)
-    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=128, **SHAPE)
+    return len(vocabulary)
+
+
+def make_tiny_base(folder: Path) -> Path:
+    """Save a BertForMaskedLM: 2 layers, 32 wide, 4 heads, 64 FFN units, 128 positions, about 250 WordPieces."""
+    config = BertConfig(vocab_size=write_tokenizer(folder), max_position_embeddings=128, **SHAPE)
     make_random_model(BertForMaskedLM, config).save_pretrained(folder)
     return folder
 

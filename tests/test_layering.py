@@ -24,6 +24,7 @@ ROOMS = (
     "corpus.vocabulary",
     "corpus",
     "model.domext",
+    "model.layouts",
     "model",
     "training",
     "export",

@@ -39,10 +39,11 @@ from domext_ray.errors import DomextError, RunError
 from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, find_others, is_extension, name_options
 from domext_ray.files import hash_file, new_folder, remove_folder, write_json
-from domext_ray.model.base import SHARED_FIELDS, SHIPPED_BASE, Base, load_base
+from domext_ray.model.base import SHIPPED_BASE, Base, load_base
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
+from domext_ray.model.layouts.layout import SHARED_FIELDS
 from domext_ray.options.places import hide_places
 from domext_ray.training.start import read_run_config
 
@@ -57,7 +58,8 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
 }
 _NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 _SHAPE = (*(each for each in SHARED_FIELDS if each not in _NOT_SHAPE), "position_rule", "mlm_head_act", "has_pooler")
-"""Fields of a configuration that decide what a base computes; the bank's base and a model for it agree on them."""
+"""Fields of a configuration that decide what a base computes; the bank's base and a model for it agree on them, and on
+those of a layout other than BERT's."""
 _SHAPE_TYPES: dict[str, type | tuple[type, ...]] = {
     name: (str, type(None)) if name == "mlm_head_act" else type(getattr(DomextConfig(), name)) for name in _SHAPE
 }
@@ -495,7 +497,7 @@ def _add_run(folder: Path, config: BankConfig) -> BankEntry:
 
 
 def _describe_shape(config: DomextConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in _SHAPE}
+    return {name: getattr(config, name) for name in _SHAPE} | config.describe_layout()
 
 
 def _check_types(values: Any, types: dict[str, type | tuple[type, ...]]) -> None:

@@ -31,6 +31,8 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import detach, name_plain
+from domext_ray.model.layouts.layout import Layout
+from domext_ray.model.layouts.table import find_layout
 
 ADAPTERS_VERSION = "1.3.0"
 """Version of AdapterHub's library whose format is written; without one it takes "gelu" for the tanh approximation."""
@@ -143,6 +145,7 @@ def export_adapterhub(
 
     Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
+    _find_layout(model, ADAPTERHUB)
     _check_bottlenecks(model, domain)
     config = cast(DomextConfig, model.config)
     plain = copy.deepcopy(model)
@@ -208,9 +211,10 @@ def export_peft(
     config = build_lora_config(method)
     config.base_model_name_or_path = _name_base(base)
     config.inference_mode = True
-    kind = "roberta" if _is_roberta(model) else "bert"
+    layout = _find_layout(model, PEFT)
+    kind = layout.config_class.model_type
     loads_into = {
-        "base_model_class": "RobertaForMaskedLM" if kind == "roberta" else "BertForMaskedLM",
+        "base_model_class": f"{layout.family}ForMaskedLM",
         "parent_library": f"transformers.models.{kind}.modeling_{kind}",
     }
     with new_export(folder, made_from or ExportRecord(PEFT), base.folder) as temporary:
@@ -223,7 +227,7 @@ def export_peft(
 
 
 def _check_bottlenecks(model: DomextForMaskedLM, domain: str) -> None:
-    """Refuse a model whose forward pass is more than a plain BERT's or RoBERTa's and the domain's bottlenecks."""
+    """Refuse a model whose forward pass is more than a plain encoder's and the domain's bottlenecks."""
     config = cast(DomextConfig, model.config)
     if domain not in config.domains:
         raise RunError(f"the model has no domain {domain!r} to export; it has {', '.join(config.domains) or 'none'}.")
@@ -286,12 +290,12 @@ def _list_bottlenecks(model: DomextForMaskedLM, domain: str) -> list[tuple[str, 
 
 def _name_bottlenecks(model: DomextForMaskedLM, domain: str) -> dict[str, Tensor]:
     """Return a domain's bottlenecks under the names of AdapterHub's library."""
-    prefix = "roberta" if _is_roberta(model) else "bert"
+    prefix = _find_layout(model, ADAPTERHUB).prefix
     tensors = {}
     for place, _, bottleneck in _list_bottlenecks(model, domain):
         for own, theirs in (("down", "adapter_down.0"), ("up", "adapter_up")):
             for name, tensor in getattr(bottleneck, own).named_parameters():
-                tensors[f"{prefix}.{place}.adapters.{domain}.{theirs}.{name}"] = tensor.detach().float().contiguous()
+                tensors[f"{prefix}{place}.adapters.{domain}.{theirs}.{name}"] = tensor.detach().float().contiguous()
     return tensors
 
 
@@ -300,7 +304,7 @@ def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> 
     config = cast(DomextConfig, model.config)
     sizes = config.domains[domain]
     layers = range(sizes.first_layer, sizes.last_layer + 1)
-    is_roberta = _is_roberta(model)
+    layout = _find_layout(model, ADAPTERHUB)
     return {
         "config": {
             "mh_adapter": sizes.bottleneck_place != "output",
@@ -325,9 +329,9 @@ def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> 
             "leave_out": [index for index in range(config.num_hidden_layers) if index not in layers],
         },
         "hidden_size": config.hidden_size,
-        "model_class": "RobertaForMaskedLM" if is_roberta else "BertForMaskedLM",
+        "model_class": f"{layout.family}ForMaskedLM",
         "model_name": base_name,
-        "model_type": "roberta" if is_roberta else "bert",
+        "model_type": layout.config_class.model_type,
         "name": domain,
         "version": f"adapters.{ADAPTERS_VERSION}",
     }
@@ -350,7 +354,7 @@ def find_reduction_factor(hidden_size: int, bottleneck_size: int) -> int | float
 
 
 def _name_lora(model: DomextForMaskedLM) -> dict[str, Tensor]:
-    """Return LoRA's tensors under the names of peft's folders, those of transformers' own BERT or RoBERTa inside."""
+    """Return LoRA's tensors under the names of peft's folders, those of transformers' own model inside."""
     tensors = {}
     params = dict(model.named_parameters())
     for own, plain in name_plain(model).items():
@@ -360,8 +364,13 @@ def _name_lora(model: DomextForMaskedLM) -> dict[str, Tensor]:
     return tensors
 
 
-def _is_roberta(model: nn.Module) -> bool:
-    return cast(DomextConfig, model.config).position_rule == "roberta"
+def _find_layout(model: nn.Module, form: str) -> Layout:
+    """Return a model's layout; refuse one whose layers the format's library does not know by BERT's names."""
+    layout = find_layout(cast(DomextConfig, model.config))
+    if form not in layout.formats:
+        advice = _MERGED if form == PEFT else _AUGMENTED
+        raise RunError(f"the format of {form} is not written for bases of the kind {layout.family}; {advice}.")
+    return layout
 
 
 def _describe_terms(base: Base) -> dict[str, str]:

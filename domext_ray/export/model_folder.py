@@ -32,6 +32,7 @@ from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, describe_plain, detach, merge_extensions, name_plain
+from domext_ray.model.layouts.table import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.router import attach_routers
@@ -118,8 +119,9 @@ def save_with_code(model: Any, folder: Path, auto_map: dict[str, str]) -> None:
     """Save a model with the code that it needs.
 
     AutoTokenizer reads config.json, too, and asks whether it may run code where it does not know `model_type`. So the
-    one that stands there is BERT's or RoBERTa's. Whoever loads the model as such, without its code, would leave its
-    extensions out in silence: `hidden_act` turns that into an error that says what is missing.
+    one that stands there is that of the base's layout. Whoever loads the model as such, without its code, would leave
+    its extensions out in silence, or all tensors that are called otherwise there: the activation, under the name that
+    the layout reads, turns that into an error that says what is missing.
 
     Args:
         model: a model of this library; its configuration gets the auto_map.
@@ -131,16 +133,19 @@ def save_with_code(model: Any, folder: Path, auto_map: dict[str, str]) -> None:
         model.save_pretrained(folder)
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
-    own = {name: values[name] for name in ("model_type", "hidden_act")}
-    kind = "roberta" if values["position_rule"] == "roberta" else "bert"
-    values |= {"model_type": kind, "hidden_act": _NEEDS_CODE, OWN_FIELDS: own}
+    layout = find_layout(model.config)
+    activation, default = layout.fields["hidden_act"], layout.config_class()
+    own = {name: values[name] for name in ("model_type", activation) if name in values}
+    refused = [name for name, value in values.items() if value is None and getattr(default, name, None) is not None]
+    own |= {name: values.pop(name) for name in refused}  # its checks would end AutoTokenizer, too
+    values |= {"model_type": layout.config_class.model_type, activation: _NEEDS_CODE, OWN_FIELDS: own}
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for name in CODE_FILES:
         shutil.copyfile(Path(code_room.__path__[0], name), folder / name)
 
 
 def save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
-    """Save a model without extensions in the format of transformers' own BERT or RoBERTa."""
+    """Save a model without extensions in the format of transformers' own model of its layout."""
     config = describe_plain(cast(DomextConfig, model.config), next_sentence=model.predicts_next_sentence)
     config.dtype = dtype
     config.save_pretrained(folder)

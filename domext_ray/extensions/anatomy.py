@@ -67,6 +67,11 @@ class Shape(Protocol):
     extension_vocab_size: int
     module_hidden_size: int
     module_ffn_size: int
+    gated_ffn: bool
+
+    @property
+    def has_pre_norm(self) -> bool:
+        """Whether LayerNorms stand before the sublayers; then the first layer's attention has none."""
 
     @property
     def domains(self) -> Mapping[str, Any]:

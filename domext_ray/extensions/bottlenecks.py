@@ -71,6 +71,12 @@ class Bottlenecks(DomainPart[BottleneckOptions]):
         num_places = 2 if domain.bottleneck_place == "both" else 1
         return num_places * (count_bottleneck_parameters(width, size) + num_norms * 2 * width)
 
+    def count_in_domain(self, shape: Shape, domain: Any) -> int:
+        """See `DomainPart.count_in_domain`; where no LayerNorm is, none is shifted."""
+        lacks_norm = shape.has_pre_norm and domain.first_layer == 0 and domain.bottleneck_place != "output"
+        unshifted = 2 * shape.hidden_size if lacks_norm and domain.bottleneck_size and domain.layer_norms else 0
+        return super().count_in_domain(shape, domain) - unshifted
+
     def describe_part(self, domain: Any) -> str:
         """See `DomainPart.describe_part`."""
         both = domain.bottleneck_place == "both"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_sizes
 from domext_ray.options.fields import MANY, require, require_one_of
@@ -25,6 +25,7 @@ _PLACES = {
     "intermediate": r"intermediate\.dense",
     "output": r"output\.dense",
 }
+_GATES = r"intermediate\.gate"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Lora(Extension[LoraOptions]):
     def count(self, shape: Shape, method: LoraOptions) -> int:
         """Count rank · (inputs + outputs) parameters per matrix."""
         width, units = shape.hidden_size, shape.intermediate_size
-        widths = {"intermediate": width + units, "output": width + units}
+        widths = {"intermediate": (1 + shape.gated_ffn) * (width + units), "output": width + units}
         a_layer = sum(widths.get(each, 2 * width) for each in set(method.lora_target_names))
         return shape.num_hidden_layers * method.lora_rank * a_layer if method.lora_rank else 0
 
@@ -77,7 +78,8 @@ class Lora(Extension[LoraOptions]):
         if method.lora_rank:
             from peft import inject_adapter_in_model
 
-            inject_adapter_in_model(build_lora_config(method), model)
+            gated = cast("Shape", model.config).gated_ffn
+            inject_adapter_in_model(build_lora_config(method, gated=gated), model)
 
     def merge(self, model: nn.Module) -> None:
         """Add the updates to the matrices and take the wrappers away; a model without LoRA stays as it is."""
@@ -97,11 +99,19 @@ class Lora(Extension[LoraOptions]):
         return "LoRA" if any(self.parameters.search(name) for name in parameters) else ""
 
 
-def build_lora_config(method: LoraOptions) -> Any:
-    """Return peft's `LoraConfig` of a method: its targets are the base's matrices, never those of an extension."""
+def build_lora_config(method: LoraOptions, *, gated: bool = False) -> Any:
+    """Return peft's `LoraConfig` of a method: its targets are the base's matrices, never those of an extension.
+
+    Args:
+        method: says which matrices.
+        gated: the base's FFN has gates; they are updated with "intermediate".
+    """
     from peft import LoraConfig  # loads slowly, and only LoRA needs it
 
-    places = "|".join(_PLACES[each] for each in method.lora_target_names)
+    targets = [_PLACES[each] for each in method.lora_target_names]
+    if gated and "intermediate" in method.lora_target_names:
+        targets.append(_GATES)
+    places = "|".join(targets)
     return LoraConfig(
         r=method.lora_rank,
         lora_alpha=method.lora_alpha or 2 * method.lora_rank,

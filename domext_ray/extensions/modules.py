@@ -45,11 +45,12 @@ class Modules(Extension[ModuleOptions]):
         require(units <= MANY, "method.module_ffn_size", units, f"at most {MANY:,}")
 
     def count(self, shape: Shape, method: ModuleOptions) -> int:
-        """See `Extension.count`; a gate adds d + 1 to `count_module_parameters`."""
+        """See `Extension.count`; a gate adds d + 1 to `count_module_parameters`, a gated FFN (d + 1)·f'."""
         width = shape.hidden_size
         if not shape.module_hidden_size:
             return 0
         a_module = count_module_parameters(width, shape.module_hidden_size, shape.module_ffn_size)
+        a_module += (width + 1) * shape.module_ffn_size if shape.gated_ffn else 0
         return shape.num_hidden_layers * (a_module + width + 1)
 
     def resize(self, method: ModuleOptions, factor: float, num_heads: int) -> dict[str, int]:

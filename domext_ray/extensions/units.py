@@ -31,12 +31,13 @@ class Units(DomainPart[UnitOptions]):
         check_sizes(method, {"ffn_units": MANY})
 
     def count_in_layer(self, shape: Shape, domain: Any) -> int:
-        """Count 2·d·a + a + d parameters.
+        """Count 2·d·a + a + d parameters, and d·a + a of gates where the base's units have these.
 
         Source: AF Adapter section 3.2.
         """
         width, units = shape.hidden_size, domain.ffn_units
-        return 2 * width * units + units + width if units else 0
+        inputs = (1 + shape.gated_ffn) * (width * units + units)
+        return inputs + width * units + width if units else 0
 
     def describe_part(self, domain: Any) -> str:
         """See `DomainPart.describe_part`."""

@@ -1,7 +1,7 @@
 """A base checkpoint -> its tensors in memory, under Hugging Face BERT's names.
 
-A base is any BERT, RoBERTa or XLM-R checkpoint, as a folder or a hub id. RoBERTa's names map to BERT's one to one, and
-`graft.detach` maps them back.
+A base is a checkpoint of one of the layouts in `layouts/table.py`, as a folder or a hub id. A layout maps names to
+BERT's, and `graft.detach` maps them back.
 """
 
 from __future__ import annotations
@@ -24,23 +24,14 @@ from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
 from domext_ray.errors import BaseModelError, CorpusError
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.layouts.layout import SHARED_FIELDS, Layout
+from domext_ray.model.layouts.table import LAYOUTS
 
 SHIPPED_BASE = "general-mini"
 ASSETS = Path(__file__).parent.parent / "assets"
-POSITION_RULES = {"bert": "absolute", "roberta": "roberta", "xlm-roberta": "roberta"}
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
-ROBERTA_HEAD = {
-    "lm_head.dense.": "cls.predictions.transform.dense.",
-    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
-    "lm_head.decoder.": "cls.predictions.decoder.",
-    "lm_head.bias": "cls.predictions.bias",
-}
-SHARED_FIELDS = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
-    "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps pad_token_id"
-).split()
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_relationship.", "bert.pooler."
 """What stands above the encoder, by the start of its tensors' names: MLM head, next-sentence head, pooler."""
@@ -55,7 +46,8 @@ class Base:
         folder: where its files are.
         config: shape, without extensions.
         tensors: fp32 tensors by internal name; tied copies are left out.
-        original_names: name in the checkpoint by internal name.
+        original_names: name in the checkpoint by internal name; of matrices that the checkpoint has in one tensor, in
+            the order in which it has them, the same name.
         sha256: `hash_tensors` of `tensors`.
         tokenizer_folder: where its tokenizer is.
     """
@@ -91,7 +83,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
             tokenizer is missing or another model's.
     """
     folder = _find_folder(base)
-    config, prefix = _read_config(folder, base)
+    config, layout = _read_config(folder, base)
     try:
         check_fit(load_tokenizer(folder), config.vocab_size, "this base")
     except CorpusError as error:
@@ -100,9 +92,10 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     for name, tensor in sorted(original.items()):
-        internal = _to_internal_name(name, prefix)
-        if internal is not None and (next_sentence or not internal.startswith(NEXT_SENTENCE_HEAD)):
-            tensors[internal], names[internal] = tensor.to(torch.float32).contiguous(), name
+        internal = layout.name_internal(name)
+        for own, part in zip(internal, tensor.chunk(len(internal)) if len(internal) > 1 else [tensor], strict=False):
+            if next_sentence or not own.startswith(NEXT_SENTENCE_HEAD):
+                tensors[own], names[own] = part.to(torch.float32).contiguous(), name
     has_head = f"{MLM_HEAD}transform.dense.weight" in tensors
     _untie(tensors, names, base)
     if not has_head:
@@ -124,7 +117,8 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
 
 def describe_base(config: DomextConfig) -> dict[str, Any]:
     """Return what a base's config.json decides beside its tensors."""
-    return {name: getattr(config, name) for name in (*SHARED_FIELDS, "position_rule", "mlm_head_act")}
+    shared = {name: getattr(config, name) for name in (*SHARED_FIELDS, "position_rule", "mlm_head_act")}
+    return shared | config.describe_layout()
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
@@ -153,7 +147,7 @@ def _find_folder(base: str) -> Path:
         raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
     folder = _fetch(base, SMALL_FILES)
     if not (folder / "config.json").is_file():
-        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a BERT or RoBERTa model.")
+        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
     return folder
 
 
@@ -172,8 +166,8 @@ def _fetch(hub_id: str, patterns: list[str]) -> Path:
         ) from error
 
 
-def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
-    """Return the shape that config.json describes and the prefix of the encoder's tensor names."""
+def _read_config(folder: Path, base: str) -> tuple[DomextConfig, Layout]:
+    """Return the shape that config.json describes, and the layout."""
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -184,32 +178,29 @@ def _read_config(folder: Path, base: str) -> tuple[DomextConfig, str]:
     kind = values.get("model_type")
     if is_own_config(values):
         raise BaseModelError(f"--base {base!r} is an export of this library; give the base that it was made from.")
-    if kind not in POSITION_RULES:
+    if kind not in LAYOUTS:
+        *others, last = LAYOUTS
         raise BaseModelError(
-            f"--base {base!r} has model_type {kind!r} in its config.json; give a base of "
-            f"{', '.join(list(POSITION_RULES)[:-1])} or {list(POSITION_RULES)[-1]}."
+            f"--base {base!r} has model_type {kind!r} in its config.json; give a base of {', '.join(others)} or {last}."
         )
+    layout = LAYOUTS[kind]
     try:  # transformers knows what a field that config.json leaves out means for this architecture
         found = CONFIG_MAPPING[kind].from_dict(values)
-        config = _convert_config(found.to_dict(), kind)
+        refusal = layout.refuse(found)
+        config = DomextConfig() if refusal else layout.describe(found)
     except Exception as error:  # its checks raise several kinds
         raise BaseModelError(f"{path} describes no {kind} model ({' '.join(str(error).split())}).") from error
-    if values.get("is_decoder") or values.get("position_embedding_type", "absolute") != "absolute":
-        raise BaseModelError(f"--base {base!r} is a decoder or has relative positions; give a plain encoder.")
-    if config.hidden_act not in ACT2FN:
-        raise BaseModelError(f"{path} names the activation {config.hidden_act!r}, which transformers does not have.")
-    return config, "bert." if kind == "bert" else "roberta."
+    if refusal:
+        raise BaseModelError(f"--base {base!r} {refusal}.")
+    for activation in (config.hidden_act, config.mlm_head_act or config.hidden_act):
+        if activation not in ACT2FN:
+            raise BaseModelError(f"{path} names the activation {activation!r}, which transformers does not have.")
+    return config, layout
 
 
 def is_own_config(values: dict[str, Any]) -> bool:
     """Whether a config.json is one of this library's models; an export's also names an architecture of transformers."""
     return values.get("model_type") == DomextConfig.model_type or OWN_FIELDS in values
-
-
-def _convert_config(values: dict[str, Any], kind: str) -> DomextConfig:
-    kept = {name: values[name] for name in SHARED_FIELDS if values.get(name) is not None}
-    head_act = None if kind == "bert" else "gelu"  # RoBERTa's masked-LM head does not read hidden_act
-    return DomextConfig(**kept, position_rule=POSITION_RULES[kind], mlm_head_act=head_act)
 
 
 def _list_weight_files(folder: Path, base: str) -> list[Path]:
@@ -254,21 +245,6 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
             raise BaseModelError(f"{path} cannot be read as weights ({type(error).__name__}: {reason}).") from error
     return tensors
-
-
-def _to_internal_name(name: str, prefix: str) -> str | None:
-    """Return BERT's name of a checkpoint's tensor; None for those that no masked LM uses."""
-    internal = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)  # TensorFlow's names, in old checkpoints
-    internal = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", internal)
-    for old, new in ROBERTA_HEAD.items():
-        if internal.startswith(old):
-            return new + internal[len(old) :]
-    if internal.startswith(("embeddings.", "encoder.", "pooler.")):  # saved without a head
-        internal = "bert." + internal
-    elif internal.startswith(prefix):
-        internal = "bert." + internal[len(prefix) :]
-    known = internal.startswith(("bert.embeddings.", "bert.encoder.", POOLER, MLM_HEAD, NEXT_SENTENCE_HEAD))
-    return internal if known and not internal.endswith(("position_ids", "token_type_ids")) else None
 
 
 def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None:

@@ -48,19 +48,24 @@ def count_parameters(
 
     """
     d, layers, ffn = config.hidden_size, config.num_hidden_layers, config.intermediate_size
-    embeddings = (config.base_vocab_size + config.max_position_embeddings + config.type_vocab_size) * d + 2 * d
-    layer = 4 * (d * d + d) + 2 * d * ffn + ffn + d + 4 * d
+    num_positions = config.max_position_embeddings if config.has_position_table else 0
+    norm, inner = d + d * config.norm_bias, ffn + ffn * config.gated_ffn
+    biases = 4 * d * config.attention_bias + (inner + d) * config.ffn_bias
+    embeddings = (config.base_vocab_size + num_positions + config.type_vocab_size) * d + norm
+    layer = 4 * d * d + d * inner + d * ffn + biases + 2 * norm
+    # With norms before the sublayers, the first layer has one less, and one stands behind the last layer.
+    moved = norm if config.has_pre_norm else 0
     pooler = d * d + d if config.has_pooler else 0
-    head = d * d + d + 2 * d + config.base_vocab_size
+    head = d * d + d * config.head_bias + norm + config.base_vocab_size
     order = 2 * d + 2 if next_sentence else 0
     encoder = embeddings + layers * layer + pooler + sum(each.count(config, method) for each in EXTENSIONS)
     total = encoder + head + sum(each.count_in_head(config) for each in EXTENSIONS) + order
     trainable = {
         "extensions": sum(each.count_trainable(config, method) for each in EXTENSIONS),
         "domain": sum(part.count_trainable(config, method) for part in DOMAIN_PARTS),
-        "top_layers": method.top_layers * layer,
-        "layer_norms": (2 * layers + 1) * 2 * d,
-        "biases": d + layers * (7 * d + ffn),
+        "top_layers": method.top_layers * layer - (moved if method.top_layers == layers else 0),
+        "layer_norms": (2 * layers + 1) * norm,
+        "biases": layers * biases + (2 * layers + 1) * d * config.norm_bias,
         "all": total if next_sentence else total - pooler,
     }[method.trains]
     if method.trains != "all":

@@ -11,15 +11,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, PreTrainedConfig, RobertaConfig
+from transformers import PreTrainedConfig
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, is_extension
-from domext_ray.model.base import HEADS, POOLER, ROBERTA_HEAD, SHARED_FIELDS, Base
+from domext_ray.model.base import HEADS, POOLER, Base
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.layouts.table import find_layout
 
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
@@ -73,7 +74,8 @@ def describe_shape(
 
     Raises:
         ConfigError: an extension module does not fit the base's number of heads, a layer is not in the encoder, a
-            domain's name is taken or unknown, or the base has one segment type and `next_sentence` needs two.
+            domain's name is taken or unknown, the base has one segment type and `next_sentence` needs two, or it has no
+            biases and these should train.
     """
     if base is None:
         config = DomextConfig(
@@ -92,6 +94,10 @@ def describe_shape(
     if method.top_layers > config.num_hidden_layers:
         raise ConfigError(
             f"--method.top_layers is {method.top_layers}; the encoder has {config.num_hidden_layers} layers."
+        )
+    if method.trains == "biases" and not (config.attention_bias or config.ffn_bias or config.norm_bias):
+        raise ConfigError(
+            f"--method.trains is biases; the base {base.id if base else 'none'!r} has none, so it must be another rule."
         )
     config.gate_bias, config.causal = method.gate_bias, causal
     config.extension_vocab_size = num_new_words
@@ -229,7 +235,7 @@ def build_model(
         assert all(is_extension(name) or name.startswith(HEADS) for name in missing), missing
         if method.word_init in ("subword_mean", "distill") and new_words:
             _start_from_pieces(model, new_words)
-    elif shape.position_init == "sinusoidal":
+    elif shape.position_init == "sinusoidal" and model.bert.embeddings.position_embeddings is not None:
         _start_from_sinusoids(model.bert.embeddings.position_embeddings.weight, config.initializer_range)
     with torch.random.fork_rng(devices=[]):
         torch.random.set_rng_state(after_model)
@@ -361,32 +367,27 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = Non
             the extensions, under Hugging Face BERT's names.
 
     Returns:
-        fp32 tensors that share memory with the model; tied copies are left out, as in `Base.tensors`.
+        fp32 tensors that share memory with the model, but for those that a checkpoint has in one; tied copies are left
+        out, as in `Base.tensors`.
     """
     params = {name_unwrapped(name): param for name, param in model.named_parameters()}
     if original_names is None:
         original_names = {name: name for name in params if not is_extension(name)}
     assert all(params[name].dtype == torch.float32 for name in original_names), "the base is stored in fp32"
-    return {original: params[name].detach() for name, original in original_names.items()}
+    parts: dict[str, list[Tensor]] = {}
+    for name, original in original_names.items():
+        parts.setdefault(original, []).append(params[name].detach())
+    return {name: each[0] if len(each) == 1 else torch.cat(each) for name, each in parts.items()}
 
 
 def describe_plain(config: DomextConfig, *, next_sentence: bool = False) -> PreTrainedConfig:
-    """Return the configuration of transformers' own BERT or RoBERTa that a model without extensions is."""
+    """Return the configuration of transformers' own model that a model without extensions is."""
     assert not config.has_extension
-    shared = {name: getattr(config, name) for name in SHARED_FIELDS}
-    is_roberta = config.position_rule == "roberta"
-    architecture = "RobertaForMaskedLM" if is_roberta else "BertForPreTraining" if next_sentence else "BertForMaskedLM"
-    return (RobertaConfig if is_roberta else BertConfig)(**shared, architectures=[architecture])
+    layout = find_layout(config)
+    return layout.restore(config, "ForPreTraining" if next_sentence and layout.has_plain_heads else "ForMaskedLM")
 
 
 def name_plain(model: DomextForMaskedLM) -> dict[str, str]:
-    """Return the name that transformers' own BERT or RoBERTa gives to each parameter, by internal name."""
-    config = cast(DomextConfig, model.config)
-    names = {name: name for name, _ in model.named_parameters()}
-    if config.position_rule != "roberta":
-        return names
-    heads = {internal: original for original, internal in ROBERTA_HEAD.items()}
-    for name in names:
-        prefix = next((each for each in heads if name.startswith(each)), "bert.")
-        names[name] = heads.get(prefix, "roberta.") + name[len(prefix) :]
-    return names
+    """Return the name that transformers' own model of this layout gives to each parameter, by internal name."""
+    layout = find_layout(cast(DomextConfig, model.config))
+    return {name: layout.name_plain(name) for name, _ in model.named_parameters()}

@@ -205,10 +205,8 @@ def _encode(model: DomextForMaskedLM, side: Side, table: Tensor) -> Tensor:
     known = bert.embeddings.word_embeddings(ids.masked_fill(new_ids >= 0, 0)).to(table.dtype)
     vectors = torch.where((new_ids >= 0)[..., None], nn.functional.embedding(new_ids.clamp_min(0), table), known)
     states = bert.embeddings(None, None, None, vectors)
-    mask = bert._build_mask(states, (words >= 0).long())
-    layers = list(bert.encoder.layer)
-    for layer in layers[: -(-len(layers) // 2)]:
-        states, _ = layer(states, mask)
+    num_layers = -(-cast(DomextConfig, model.config).num_hidden_layers // 2)
+    states = bert.run_layers(states, (words >= 0).long(), num_layers=num_layers)[0]
     is_token = words >= 0
     numbers, values = words[is_token], states[is_token]
     sums = values.new_zeros(int(numbers.max()) + 1, values.shape[-1]).index_add(0, numbers, values)

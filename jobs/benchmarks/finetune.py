@@ -44,6 +44,7 @@ from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.graft import describe_plain
+from domext_ray.model.layouts.table import find_layout
 from domext_ray.training.engine import join_alone
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -82,7 +83,7 @@ def run_finetune(options: argparse.Namespace) -> None:
     if loaded.family != "ner":
         raise ConfigError(f"--task {options.task!r} is of the family {loaded.family}; this benchmark takes ner.")
     start = load_start_model(options.model)
-    if start.config.has_extension or start.config.position_rule != "absolute":
+    if start.config.has_extension or not find_layout(start.config).has_plain_heads:
         raise ConfigError(f"--model {options.model!r} is no plain BERT; the rival is, so give a base.")
     task = make_task(loaded.family, loaded.data, start.tokenizer, TaskOptions()).stages[ONLY_STAGE]
     num_rows = options.batch_size * (options.steps + UNTIMED_STEPS)

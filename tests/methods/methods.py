@@ -94,7 +94,7 @@ ROWS = [
     Row(
         "LoRA, all matrices",
         {"lora_rank": 2, "lora_alpha": 3, "lora_targets": ALL_MATRICES},
-        r"\.(query|key|value|dense)\.lora_[AB]\.",
+        r"\.(query|key|value|dense|gate)\.lora_[AB]\.",
         {"lora_rank": 16, "lora_alpha": 0},
         plain_export=True,
         roberta=True,

@@ -1,8 +1,8 @@
 """A fine-tuned model becomes a Hugging Face folder that needs torch and transformers only.
 
-A model of a base without extensions is transformers' own BERT again where transformers has the head; every other one
-brings its code, as in export.py. The configuration names the labels (id2label) and what the task tuned on dev
-(`task_thresholds`).
+A model of a base without extensions is transformers' own again where transformers has the head with the same tensors,
+as it has for BERT; every other one brings its code, as in export.py. The configuration names the labels (id2label) and
+what the task tuned on dev (`task_thresholds`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new
 from domext_ray.export.model_folder import check_tokenizer, map_head, save_with_code
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
-from domext_ray.model.graft import describe_plain
+from domext_ray.model.layouts.table import find_layout
 
 PLAIN_HEADS = {
-    "DomextForTokenClassification": "BertForTokenClassification",
-    "DomextForSequenceClassification": "BertForSequenceClassification",
-    "DomextForQuestionAnswering": "BertForQuestionAnswering",
-    "DomextForMultipleChoice": "BertForMultipleChoice",
+    "DomextForTokenClassification": "ForTokenClassification",
+    "DomextForSequenceClassification": "ForSequenceClassification",
+    "DomextForQuestionAnswering": "ForQuestionAnswering",
+    "DomextForMultipleChoice": "ForMultipleChoice",
 }
-"""Heads that transformers' BERT has with the same tensors."""
+"""Heads that transformers has, with the same tensors in layouts that have plain heads."""
 
 
 def export_stages(
@@ -112,16 +112,15 @@ def export_fitted(
 
 
 def is_plain_task_model(model: Any) -> bool:
-    """Whether transformers' own BERT has this model, so that its folder needs no code of ours."""
+    """Whether transformers has this model, so that its folder needs no code of ours."""
     config = cast(DomextConfig, model.config)
-    is_bert = config.position_rule == "absolute" and not config.has_extension and not config.causal
-    return is_bert and not config.head_bilstm and type(model).__name__ in PLAIN_HEADS
+    is_plain = not config.has_extension and not config.head_bilstm and type(model).__name__ in PLAIN_HEADS
+    return is_plain and find_layout(config).has_plain_heads
 
 
 def _save_plain(model: nn.Module, folder: Path) -> None:
     own = cast(DomextConfig, model.config)
-    config = describe_plain(own)
-    config.architectures = [PLAIN_HEADS[type(model).__name__]]
+    config = find_layout(own).restore(own, PLAIN_HEADS[type(model).__name__])
     for name in ("id2label", "label2id", "problem_type", "task_thresholds", "classifier_dropout"):
         setattr(config, name, getattr(own, name))
     config.dtype = torch.float32

@@ -1,9 +1,9 @@
-"""Configuration of the augmented BERT: a BERT-layout encoder and the extensions that it carries.
+"""Configuration of the augmented BERT: an encoder of BERT's family and the extensions that it carries.
 
-This file is exported as it is: it imports torch and transformers only. One configuration describes a plain BERT or
-RoBERTa (no extension) and the same encoder with extra attention heads and FFN units (AF Adapter) and bottlenecks
-(Houlsby) per named domain, with shifts of the base's words per domain, with new words in a table of their own, and with
-a gated extension module beside every layer (exBERT).
+This file is exported as it is: it imports torch and transformers only. One configuration describes a plain encoder (no
+extension; BERT's layout where nothing else is said, see `LAYOUT_DEFAULTS`) and the same encoder with extra attention
+heads and FFN units (AF Adapter) and bottlenecks (Houlsby) per named domain, with shifts of the base's words per domain,
+with new words in a table of their own, and with a gated extension module beside every layer (exBERT).
 """
 
 from __future__ import annotations
@@ -17,6 +17,19 @@ from transformers import PreTrainedConfig
 
 OWN_FIELDS = "domext"
 """Key of an export's config.json; below it are values that are another to those who do not load the export's code."""
+LAYOUT_DEFAULTS: dict[str, Any] = {
+    "norm_place": "post",
+    "gated_ffn": False,
+    "attention_bias": True,
+    "ffn_bias": True,
+    "norm_bias": True,
+    "head_bias": True,
+    "rope_theta": 10_000.0,
+    "local_rope_theta": 10_000.0,
+    "local_window": 0,
+    "local_layers": [],
+}
+"""Values that describe a layout beside BERT's sizes; these are BERT's own, and config.json leaves them out."""
 _SIZES = ("heads", "ffn_units", "bottleneck_size", "word_rows")
 BOTTLENECK_CHOICES = {
     "bottleneck_activation": ("gelu", "relu", "tanh"),
@@ -78,12 +91,13 @@ class DomextConfig(PreTrainedConfig):
         mlm_head_act: activation of the MLM head; None: `hidden_act`. RoBERTa's head is GELU whatever `hidden_act` is.
         hidden_dropout_prob: dropout of embeddings and of each sublayer's output, 0 to 1.
         attention_probs_dropout_prob: dropout of attention weights, 0 to 1.
-        max_position_embeddings: rows of the position table.
-        type_vocab_size: segment types.
+        max_position_embeddings: rows of the position table; tokens of a row, where positions are rotary.
+        type_vocab_size: segment types; 0: the layout has none, and `token_type_ids` are not read.
         initializer_range: standard deviation of random weights.
         layer_norm_eps: epsilon of every LayerNorm.
         pad_token_id: id of [PAD].
-        position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1.
+        position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1,
+            "rotary" turns queries and keys by their positions instead of adding a table's rows.
         has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
         domains: a `Domain`, or a mapping of some of its values, by name. What a mapping leaves out is the default, and
             the last layer is the model's.
@@ -103,6 +117,17 @@ class DomextConfig(PreTrainedConfig):
             start for bottlenecks.
         bottleneck_std: standard deviation of that start, truncated at twice it.
         classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
+        norm_place: "post": a LayerNorm behind every sublayer and its residual (BERT); "pre": before every sublayer,
+            but for the first layer's attention, which reads the normalised embeddings, and behind the last layer.
+        gated_ffn: the FFN is `(act(x W) * x V) W_o` instead of `act(x W) W_o`.
+        attention_bias: the base's attention has biases. Extensions always have theirs.
+        ffn_bias: its FFN has biases.
+        norm_bias: its LayerNorms have biases.
+        head_bias: the dense layer of its MLM head has a bias.
+        rope_theta: base of rotary positions' wavelengths in layers with global attention.
+        local_rope_theta: the same in layers with local attention.
+        local_window: tokens on either side that a token of a layer with local attention sees.
+        local_layers: layers with local attention, from 0.
     """
 
     model_type = "domext"
@@ -139,6 +164,16 @@ class DomextConfig(PreTrainedConfig):
         domain_init: str = "zero",
         bottleneck_std: float = 0.01,
         classifier_dropout: float | None = None,
+        norm_place: str = "post",
+        gated_ffn: bool = False,
+        attention_bias: bool = True,
+        ffn_bias: bool = True,
+        norm_bias: bool = True,
+        head_bias: bool = True,
+        rope_theta: float = 10_000.0,
+        local_rope_theta: float = 10_000.0,
+        local_window: int = 0,
+        local_layers: Sequence[int] = (),
         tie_word_embeddings: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -174,6 +209,16 @@ class DomextConfig(PreTrainedConfig):
         self.domain_init = domain_init
         self.bottleneck_std = bottleneck_std
         self.classifier_dropout = classifier_dropout
+        self.norm_place = norm_place
+        self.gated_ffn = gated_ffn
+        self.attention_bias = attention_bias
+        self.ffn_bias = ffn_bias
+        self.norm_bias = norm_bias
+        self.head_bias = head_bias
+        self.rope_theta = rope_theta
+        self.local_rope_theta = local_rope_theta
+        self.local_window = local_window
+        self.local_layers = list(local_layers)
         self.pad_token_id = pad_token_id
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**kwargs)
@@ -200,8 +245,7 @@ class DomextConfig(PreTrainedConfig):
                 f"module_ffn_size is {self.module_ffn_size} and module_hidden_size {self.module_hidden_size}; "
                 "both or neither must be above 0."
             )
-        if self.position_rule not in ("absolute", "roberta"):
-            raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute or roberta.")
+        self._check_layout()
         if self.domain_init not in ("zero", "paper"):
             raise ValueError(f"domain_init is {self.domain_init!r}; it must be zero or paper.")
         if not 0.0 < self.bottleneck_std <= 1.0:
@@ -222,6 +266,20 @@ class DomextConfig(PreTrainedConfig):
                 )
         check_active(self.active_domains, self.domains)
 
+    def _check_layout(self) -> None:
+        if self.position_rule not in ("absolute", "roberta", "rotary"):
+            raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute, roberta or rotary.")
+        if self.position_rule == "rotary" and self.head_size % 2:
+            raise ValueError(f"the heads' size is {self.head_size}; it must be even where positions are rotary.")
+        if self.norm_place not in ("post", "pre"):
+            raise ValueError(f"norm_place is {self.norm_place!r}; it must be post or pre.")
+        if self.local_window < 0:
+            raise ValueError(f"local_window is {self.local_window}; it must be 0 or more.")
+        if not set(self.local_layers) <= set(range(self.num_hidden_layers)):
+            raise ValueError(
+                f"local_layers is {self.local_layers}; the model has the layers 0 to {self.num_hidden_layers - 1}."
+            )
+
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read config.json; of an export, with the values that it keeps from transformers' own BERT."""
@@ -229,8 +287,34 @@ class DomextConfig(PreTrainedConfig):
         return values | values.pop(OWN_FIELDS, {}), unused
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON keeps them."""
-        return {**super().to_dict(), "domains": {name: asdict(domain) for name, domain in self.domains.items()}}
+        """Return the values as JSON keeps them; those of a layout only where they are not BERT's."""
+        values = {**super().to_dict(), "domains": {name: asdict(domain) for name, domain in self.domains.items()}}
+        return {name: each for name, each in values.items() if each != LAYOUT_DEFAULTS.get(name, ...)}
+
+    def describe_layout(self) -> dict[str, Any]:
+        """Return those values of `LAYOUT_DEFAULTS` that are not BERT's."""
+        found = {name: getattr(self, name) for name in LAYOUT_DEFAULTS}
+        return {name: value for name, value in found.items() if value != LAYOUT_DEFAULTS[name]}
+
+    @property
+    def head_size(self) -> int:
+        """Size of an attention head, d / h."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether positions are rows of a table."""
+        return self.position_rule != "rotary"
+
+    @property
+    def has_pre_norm(self) -> bool:
+        """Whether sublayers read what a LayerNorm makes of the residual stream."""
+        return self.norm_place == "pre"
+
+    @property
+    def sliding_window(self) -> int | None:
+        """`local_window` as transformers' masks ask for it; None: attention is global in all layers."""
+        return self.local_window if self.local_layers else None
 
     @property
     def base_vocab_size(self) -> int:
@@ -239,12 +323,12 @@ class DomextConfig(PreTrainedConfig):
 
     @property
     def has_extension(self) -> bool:
-        """Whether this is more than a plain BERT or RoBERTa, or another: one that reads from left to right."""
+        """Whether this is more than a plain encoder, or another: one that reads from left to right."""
         return bool(self.domains or self.extension_vocab_size or self.module_hidden_size or self.causal)
 
     @property
     def max_row_length(self) -> int:
-        """Longest row of tokens that the position table serves."""
+        """Longest row of tokens that the positions serve."""
         if self.position_rule == "roberta":
             return self.max_position_embeddings - self.pad_token_id - 1
         return self.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Layers of the augmented BERT: the base's modules under Hugging Face's names, and the extensions beside them.
+"""Layers of the augmented encoder: the base's modules under BERT's names, and the extensions beside them.
 
 This file is exported as it is: it imports torch and transformers only. The base is frozen while extensions train, so
 the two never share a matmul: joining their weights would compute the base's weight gradients only to throw them away.
@@ -11,6 +11,10 @@ two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Domain heads an
 Houlsby et al. section 2.1: `LN(A(sublayer(x)) + x)`, `A(u) = u + W_up φ(W_down u + b_down) + b_up`. Bottlenecks of
 several domains read the same u, which has the domains' heads and units in it, and their terms are summed. Section 3.6,
 parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
+
+Where a layout has its norms before the sublayers, `x + A(sublayer(LN(x)))`: a sublayer's extensions read LN(x), too,
+and bottlenecks shift that LN. Extra heads turn and see as the layer's own heads do, and extra FFN units are gated where
+the base's are.
 
 exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
 transformer layer of the same kind, w a d -> 1 layer. New words have embeddings of their own, tied to their output.
@@ -141,13 +145,53 @@ class LayerNorm(nn.LayerNorm):
         inputs = inputs.to(self.weight.dtype)
         if not weight_shifts:
             return super().forward(inputs)
+        own_bias = torch.zeros_like(self.weight) if self.bias is None else self.bias
         if all(each.rows is None for each in weight_shifts):
-            weight, bias = add_terms(self.weight, weight_shifts), add_terms(self.bias, bias_shifts)
+            weight, bias = add_terms(self.weight, weight_shifts), add_terms(own_bias, bias_shifts)
             return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
         shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
         weight = add_terms(self.weight.expand(shape), weight_shifts)
-        return normalized * weight + add_terms(self.bias.expand(shape), bias_shifts)
+        return normalized * weight + add_terms(own_bias.expand(shape), bias_shifts)
+
+
+def make_norm(config: DomextConfig) -> LayerNorm:
+    """Make one of the base's LayerNorms."""
+    return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.norm_bias)
+
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles by which heads of one size turn queries and keys, fp32 [1 or B, 1, N, size // 2]."""
+
+
+def compute_rotation(position_ids: Tensor, size: int, theta: float) -> Rotation:
+    """Return the rotation of heads.
+
+    Args:
+        position_ids: int64 [1 or B, N].
+        size: of a head; the last dimension of an odd size stays as it is.
+        theta: base of the wavelengths.
+
+    Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), with pairs half a head apart, as transformers has them.
+    """
+    rates = 1.0 / theta ** (torch.arange(0, size - size % 2, 2, device=position_ids.device, dtype=torch.float32) / size)
+    angles = position_ids[:, None, :, None].float() * rates
+    return angles.cos(), angles.sin()
+
+
+def turn(states: Tensor, rotation: Rotation) -> Tensor:
+    """Turn queries or keys [B, heads, N, size] by their positions, in fp32."""
+    cos, sin = rotation
+    half = cos.shape[-1]
+    first, second, rest = states.float().split([half, half, states.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(states.dtype)
+
+
+def take_rotation(rotation: Rotation | None, rows: Tensor | None) -> Rotation | None:
+    """Return the rotation of some rows; see `take_rows`."""
+    if rotation is None:
+        return None
+    return cast(Tensor, take_rows(rotation[0], rows)), cast(Tensor, take_rows(rotation[1], rows))
 
 
 class HeadGroup(nn.Module):
@@ -157,15 +201,16 @@ class HeadGroup(nn.Module):
         config: the model's configuration.
         num_heads: heads of this group.
         head_size: their size; 0: that of the base's heads.
+        bias: the projections have biases.
     """
 
-    def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0) -> None:
+    def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0, *, bias: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.head_size = head_size or config.hidden_size // config.num_attention_heads
-        self.query = Linear(config.hidden_size, num_heads * self.head_size)
-        self.key = Linear(config.hidden_size, num_heads * self.head_size)
-        self.value = Linear(config.hidden_size, num_heads * self.head_size)
+        self.head_size = head_size or config.head_size
+        self.query = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
+        self.key = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
+        self.value = Linear(config.hidden_size, num_heads * self.head_size, bias=bias)
 
     @property
     def is_causal(self) -> bool:
@@ -173,13 +218,18 @@ class HeadGroup(nn.Module):
         return self.config.causal
 
     def attend(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        rotation: Rotation | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with this group's heads.
 
         Args:
             hidden_states: [B, N, d].
             attention_mask: as the attention implementation wants it, or None when nothing is padded.
+            rotation: of heads of this size, where positions are rotary.
             **kwargs: for the attention implementation.
 
         Returns:
@@ -189,6 +239,8 @@ class HeadGroup(nn.Module):
         query = self.query(hidden_states).view(shape).transpose(1, 2)
         key = self.key(hidden_states).view(shape).transpose(1, 2)
         value = self.value(hidden_states).view(shape).transpose(1, 2)
+        if rotation is not None:
+            query, key = turn(query, rotation), turn(key, rotation)
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         context, weights = interface(
             self,
@@ -207,7 +259,7 @@ class SelfAttention(HeadGroup):
     """The base's heads (`attention.self`)."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__(config, config.num_attention_heads)
+        super().__init__(config, config.num_attention_heads, bias=config.attention_bias)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -233,17 +285,22 @@ class DomainHeads(HeadGroup):
 
 
 class DomainUnits(nn.Module):
-    """Extra FFN units of one domain: `GELU(x W'_1 + b'_1) W'_2 + b'_2`; [B, N, d] -> [B, N, d]."""
+    """Extra FFN units of one domain: `GELU(x W'_1 + b'_1) W'_2 + b'_2`; [B, N, d] -> [B, N, d].
+
+    Where the base's units are gated, these are: `(GELU(x W'_1 + b'_1) * (x V' + c')) W'_2 + b'_2`.
+    """
 
     def __init__(self, config: DomextConfig, num_units: int) -> None:
         super().__init__()
         self.input = Linear(config.hidden_size, num_units)
+        self.gate = Linear(config.hidden_size, num_units) if config.gated_ffn else None
         self.output = ExtensionOutput(num_units, config.hidden_size)
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return this domain's term of the FFN output."""
-        return self.output(self.activation(self.input(hidden_states)))
+        units = self.activation(self.input(hidden_states))
+        return self.output(units if self.gate is None else units * self.gate(hidden_states))
 
 
 class NormShift(nn.Module):
@@ -276,9 +333,10 @@ class Bottleneck(nn.Module):
     Args:
         config: the model's configuration.
         domain: its domain.
+        has_norm: its sublayer has a LayerNorm, which the domain may shift.
     """
 
-    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+    def __init__(self, config: DomextConfig, domain: Domain, *, has_norm: bool = True) -> None:
         super().__init__()
         width, size = config.hidden_size, domain.bottleneck_size
         self.is_parallel = domain.bottleneck_parallel
@@ -286,7 +344,7 @@ class Bottleneck(nn.Module):
         self.down = BottleneckInput(width, size)
         self.activation = ACT2FN[domain.bottleneck_activation]
         self.up = BottleneckOutput(size, width)
-        self.norm = NormShift(config) if domain.layer_norms else None
+        self.norm = NormShift(config) if domain.layer_norms and has_norm else None
 
     def forward(self, sublayer_input: Tensor, sublayer_output: Tensor) -> Tensor:
         """Return this domain's term of the sublayer's output, from whichever of the two it reads."""
@@ -319,13 +377,22 @@ def select_domains(
 
 
 class SublayerOutput(nn.Module):
-    """Output projection of a sublayer, then `LayerNorm(A(dropout(projection + terms)) + residual)`."""
+    """Output projection of a sublayer and its LayerNorm: `LayerNorm(A(dropout(projection + terms)) + residual)`.
 
-    def __init__(self, config: DomextConfig, num_inputs: int) -> None:
+    Where norms stand before the sublayers, `normalize` makes what the sublayer reads, and the sum is the output.
+
+    Args:
+        config: the model's configuration.
+        num_inputs: width of what is projected.
+        bias: the projection has a bias.
+        norm: the sublayer's LayerNorm; None: it has none.
+    """
+
+    def __init__(self, config: DomextConfig, num_inputs: int, *, bias: bool, norm: LayerNorm | None) -> None:
         super().__init__()
         self.config = config
-        self.dense = Linear(num_inputs, config.hidden_size)
-        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = Linear(num_inputs, config.hidden_size, bias=bias)
+        self.LayerNorm = norm
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.domains = nn.ModuleDict()
 
@@ -335,6 +402,7 @@ class SublayerOutput(nn.Module):
         residual: Tensor,
         terms: Sequence[Term],
         domain_rows: dict[str, Tensor] | None = None,
+        read: Tensor | None = None,
     ) -> Tensor:
         """Join the base's term, the domains' terms and bottlenecks, and the residual.
 
@@ -343,26 +411,47 @@ class SublayerOutput(nn.Module):
             residual: [B, N, d].
             terms: of the domains' heads or units.
             domain_rows: see `select_domains`.
+            read: [B, N, d], what the sublayer has read; None: the residual.
         """
         output = self.dropout(add_terms(self.dense(hidden_states), terms))
+        read = residual if read is None else read
         bottlenecks = select_domains(self.config, self.domains, domain_rows)
-        inner = [Term(rows, each(take_rows(residual, rows), take_rows(output, rows))) for each, rows in bottlenecks]
+        inner = [Term(rows, each(take_rows(read, rows), take_rows(output, rows))) for each, rows in bottlenecks]
+        total = add_terms(output, inner) + residual
+        return total if self.config.has_pre_norm else self._normalize(total, bottlenecks)
+
+    def normalize(self, hidden_states: Tensor, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
+        """Return what the sublayer reads of the residual stream, [B, N, d]."""
+        if not self.config.has_pre_norm:
+            return hidden_states
+        return self._normalize(hidden_states, select_domains(self.config, self.domains, domain_rows))
+
+    def _normalize(self, hidden_states: Tensor, bottlenecks: Sequence[tuple[Any, Tensor | None]]) -> Tensor:
+        """Apply the LayerNorm with the shifts of some bottlenecks."""
+        if self.LayerNorm is None:
+            return hidden_states
         shifts = [(rows, *each.norm()) for each, rows in bottlenecks if each.norm is not None]
         return self.LayerNorm(
-            add_terms(output, inner) + residual,
+            hidden_states,
             [Term(rows, weight) for rows, weight, _ in shifts],
             [Term(rows, bias) for rows, _, bias in shifts],
         )
 
 
 class Attention(nn.Module):
-    """Attention sublayer: the base's heads and those of the domains."""
+    """Attention sublayer: the base's heads and those of the domains.
 
-    def __init__(self, config: DomextConfig) -> None:
+    Args:
+        config: the model's configuration.
+        index: the layer's place, from 0.
+    """
+
+    def __init__(self, config: DomextConfig, index: int = 0) -> None:
         super().__init__()
         self.config = config
         self.self = SelfAttention(config)
-        self.output = SublayerOutput(config, config.hidden_size)
+        norm = None if config.has_pre_norm and index == 0 else make_norm(config)
+        self.output = SublayerOutput(config, config.hidden_size, bias=config.attention_bias, norm=norm)
         self.domains = nn.ModuleDict()
 
     def forward(
@@ -370,28 +459,34 @@ class Attention(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         domain_rows: dict[str, Tensor] | None = None,
+        rotation: Rotation | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d] and the base heads' attention weights, if any."""
-        context, weights = self.self(hidden_states, attention_mask, **kwargs)
-        terms = [
-            Term(rows, each(take_rows(hidden_states, rows), take_rows(attention_mask, rows), **kwargs))
-            for each, rows in select_domains(self.config, self.domains, domain_rows)
-        ]
-        return self.output(context, hidden_states, terms, domain_rows), weights
+        read = self.output.normalize(hidden_states, domain_rows)
+        context, weights = self.self(read, attention_mask, rotation=rotation, **kwargs)
+        terms = []
+        for each, rows in select_domains(self.config, self.domains, domain_rows):
+            turned = take_rotation(rotation, rows)
+            term = each(take_rows(read, rows), take_rows(attention_mask, rows), rotation=turned, **kwargs)
+            terms.append(Term(rows, term))
+        return self.output(context, hidden_states, terms, domain_rows, read), weights
 
 
 class Intermediate(nn.Module):
-    """First FFN projection of the base, with its activation."""
+    """First FFN projection of the base, with its activation and its gate, if any."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.intermediate_size)
+        width, units = config.hidden_size, config.intermediate_size
+        self.dense = Linear(width, units, bias=config.ffn_bias)
+        self.gate = Linear(width, units, bias=config.ffn_bias) if config.gated_ffn else None
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, intermediate_size]."""
-        return self.activation(self.dense(hidden_states))
+        units = self.activation(self.dense(hidden_states))
+        return units if self.gate is None else units * self.gate(hidden_states)
 
 
 class Gate(nn.Linear):
@@ -409,21 +504,29 @@ class ExtensionModule(nn.Module):
     """A smaller transformer layer beside the base's, and the gate that mixes the two (exBERT).
 
     Attention projects d -> h' -> d with the base's number of heads, the FFN d -> f' -> d; both LayerNorms have size d.
-    The heads' size differs from the base's, so the two branches share the mask but not a kernel call.
+    The heads' size differs from the base's, so the two branches share the mask but not a kernel call. Where norms stand
+    before the sublayers, the gate reads what the module's attention reads, for the residual stream grows with depth.
     """
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
         width, num_heads = config.module_hidden_size, config.num_attention_heads
         self.heads = HeadGroup(config, num_heads, width // num_heads)
-        self.attention_output = SublayerOutput(config, width)
+        norms = [LayerNorm(config.hidden_size, eps=config.layer_norm_eps) for _ in range(2)]
+        self.attention_output = SublayerOutput(config, width, bias=True, norm=norms[0])
         self.intermediate = Linear(config.hidden_size, config.module_ffn_size)
+        self.intermediate_gate = Linear(config.hidden_size, config.module_ffn_size) if config.gated_ffn else None
         self.activation = ACT2FN[config.hidden_act]
-        self.output = SublayerOutput(config, config.module_ffn_size)
+        self.output = SublayerOutput(config, config.module_ffn_size, bias=True, norm=norms[1])
         self.gate = Gate(config)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, base_output: Tensor, **kwargs: Any
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        base_output: Tensor,
+        rotation: Rotation | None = None,
+        **kwargs: Any,
     ) -> Tensor:
         """Mix the base's branch and this one.
 
@@ -431,15 +534,21 @@ class ExtensionModule(nn.Module):
             hidden_states: [B, N, d], the layer's input.
             attention_mask: as in `HeadGroup.attend`.
             base_output: [B, N, d], what the base's layer made of `hidden_states`.
+            rotation: of the module's heads, where positions are rotary.
             **kwargs: for the attention implementation.
 
         Returns:
             [B, N, d].
         """
-        context, _ = self.heads.attend(hidden_states, attention_mask, **kwargs)
+        read = self.attention_output.normalize(hidden_states)
+        context, _ = self.heads.attend(read, attention_mask, rotation, **kwargs)
         attended = self.attention_output(context, hidden_states, [])
-        own_output = self.output(self.activation(self.intermediate(attended)), attended, [])
-        return torch.lerp(own_output, base_output, self.gate(hidden_states).to(own_output.dtype))
+        inputs = self.output.normalize(attended)
+        units = self.activation(self.intermediate(inputs))
+        if self.intermediate_gate is not None:
+            units = units * self.intermediate_gate(inputs)
+        own_output = self.output(units, attended, [])
+        return torch.lerp(own_output, base_output, self.gate(read).to(own_output.dtype))
 
 
 class Layer(GradientCheckpointingLayer):
@@ -454,9 +563,10 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.config = config
         self.index = index
-        self.attention = Attention(config)
+        self.is_local = index in config.local_layers
+        self.attention = Attention(config, index)
         self.intermediate = Intermediate(config)
-        self.output = SublayerOutput(config, config.intermediate_size)
+        self.output = SublayerOutput(config, config.intermediate_size, bias=config.ffn_bias, norm=make_norm(config))
         self.domains = nn.ModuleDict()
         self.extension = ExtensionModule(config) if config.module_hidden_size else None
         for name in config.domains:
@@ -475,7 +585,8 @@ class Layer(GradientCheckpointingLayer):
         if domain.bottleneck_size:
             for place, sublayer in (("attention", self.attention.output), ("output", self.output)):
                 if domain.bottleneck_place in ("both", place):
-                    parts.append((sublayer.domains, Bottleneck(self.config, domain)))
+                    bottleneck = Bottleneck(self.config, domain, has_norm=sublayer.LayerNorm is not None)
+                    parts.append((sublayer.domains, bottleneck))
         for domains, part in parts:
             domains[name] = part
         return [part for _, part in parts]
@@ -491,17 +602,22 @@ class Layer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         domain_rows: dict[str, Tensor] | None = None,
+        rotation: Rotation | None = None,
+        module_rotation: Rotation | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, N, d] and the base heads' attention weights, if any."""
-        attended, weights = self.attention(hidden_states, attention_mask, domain_rows, **kwargs)
+        if self.is_local:  # flash attention takes no mask, and does not count a window's last place
+            kwargs["sliding_window"] = self.config.local_window + 1
+        attended, weights = self.attention(hidden_states, attention_mask, domain_rows, rotation, **kwargs)
+        read = self.output.normalize(attended, domain_rows)
         terms = [
-            Term(rows, each(take_rows(attended, rows)))
+            Term(rows, each(take_rows(read, rows)))
             for each, rows in select_domains(self.config, self.domains, domain_rows)
         ]
-        output = self.output(self.intermediate(attended), attended, terms, domain_rows)
+        output = self.output(self.intermediate(read), attended, terms, domain_rows, read)
         if self.extension is not None:
-            output = self.extension(hidden_states, attention_mask, output, **kwargs)
+            output = self.extension(hidden_states, attention_mask, output, module_rotation, **kwargs)
         return output, weights
 
 
@@ -602,7 +718,7 @@ class Routers(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word, position and segment embeddings, summed and normalised; the words with the domains' shifts."""
+    """Word, position and segment embeddings as far as a layout has them, summed and normalised; words with shifts."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
@@ -610,9 +726,12 @@ class Embeddings(nn.Module):
         num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
         self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        width, num_types = config.hidden_size, config.type_vocab_size
+        self.position_embeddings = (
+            nn.Embedding(config.max_position_embeddings, width) if config.has_position_table else None
+        )
+        self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
+        self.LayerNorm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.domains = nn.ModuleDict()
         for name in config.domains:
@@ -648,12 +767,16 @@ class Embeddings(nn.Module):
             longest = self.config.max_row_length
             if words.shape[1] > longest:
                 raise ValueError(f"a row has {words.shape[1]} tokens; the model has positions for {longest}.")
-            position_ids = self._count_positions(input_ids, words)
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
         # Summed in the LayerNorm's dtype: tables stored in bf16 are rounded once, not again at every addition.
-        embedded = words.to(self.LayerNorm.weight.dtype) + self.token_type_embeddings(token_type_ids)
-        embedded = embedded + self.position_embeddings(position_ids)
+        embedded = words.to(self.LayerNorm.weight.dtype)
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
+            embedded = embedded + self.token_type_embeddings(token_type_ids)
+        if self.position_embeddings is not None:
+            if position_ids is None:
+                position_ids = self._count_positions(input_ids, words)
+            embedded = embedded + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
 
     def embed_words(self, input_ids: Tensor | None, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
@@ -681,30 +804,65 @@ class Embeddings(nn.Module):
         return (torch.cumsum(is_token, dim=1).type_as(is_token) * is_token).long() + pad
 
 
+@dataclass(frozen=True)
+class View:
+    """What the heads of one kind of layers see of a batch, made once per forward pass.
+
+    Args:
+        mask: as the attention implementation wants it; None: nothing is hidden.
+        rotation: of the base's heads and the domains'; None: positions are in the embeddings.
+        module_rotation: of the extension modules' heads, which have another size.
+    """
+
+    mask: Any
+    rotation: Rotation | None = None
+    module_rotation: Rotation | None = None
+
+
 class Encoder(nn.Module):
-    """The stack of layers."""
+    """The stack of layers, and the LayerNorm behind it where norms stand before the sublayers."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList([Layer(config, index) for index in range(config.num_hidden_layers)])
+        self.LayerNorm = make_norm(config) if config.has_pre_norm else None
 
     def forward(
         self,
         hidden_states: Tensor,
-        attention_mask: Tensor | None,
+        global_view: View,
+        local_view: View,
         *,
+        num_layers: int | None = None,
         keep_states: bool = False,
         keep_weights: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Return the last hidden states [B, N, d]; all hidden states (L + 1) and attention weights (L) if kept."""
+        """Run the layers.
+
+        Args:
+            hidden_states: [B, N, d].
+            global_view: of layers with global attention.
+            local_view: of those with local attention.
+            num_layers: run the first ones only; None: all.
+            keep_states: also return all hidden states, L + 1.
+            keep_weights: also return all attention weights, L.
+            **kwargs: for the layers.
+
+        Returns:
+            The last hidden states [B, N, d], and what was kept.
+        """
         states, weights = [hidden_states], []
-        for layer in self.layer:
-            hidden_states, attended = layer(hidden_states, attention_mask, **kwargs)
+        for layer in self.layer[:num_layers]:
+            view = local_view if cast(Layer, layer).is_local else global_view
+            rotations = {"rotation": view.rotation, "module_rotation": view.module_rotation}
+            hidden_states, attended = layer(hidden_states, view.mask, **rotations, **kwargs)
             if keep_states:
                 states.append(hidden_states)
             if keep_weights:
                 weights.append(attended)
+        if self.LayerNorm is not None:
+            hidden_states = states[-1] = self.LayerNorm(hidden_states)
         return hidden_states, tuple(states) if keep_states else None, tuple(weights) if keep_weights else None
 
 
@@ -820,9 +978,9 @@ class PredictionTransform(nn.Module):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
         self.activation = ACT2FN[config.mlm_head_act or config.hidden_act]
-        self.LayerNorm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = make_norm(config)
 
     def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
         """[B, ..., d] -> [B, ..., d]; `shifts` are those of domains that shift the transform, with their rows."""

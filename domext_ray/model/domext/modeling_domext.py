@@ -1,6 +1,6 @@
-"""The augmented BERT as transformers models: encoder, masked LM and pre-training; heads_domext.py has the tasks' heads.
+"""The augmented encoder as transformers models: encoder, masked LM, pre-training; heads_domext.py has the tasks' heads.
 
-This file is exported as it is: it imports torch and transformers only. Base parameters keep Hugging Face BERT's names;
+This file is exported as it is: it imports torch and transformers only. Base parameters have Hugging Face BERT's names;
 extensions stand under `domains.<name>` (heads, units and bottlenecks) and `extension` (modules and new words). In
 masked-LM training the vocabulary projection runs on the predicted positions only (`masked_positions`).
 """
@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    sliding_window_bidirectional_overlay,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple
@@ -37,7 +42,9 @@ from .layers_domext import (
     PreTrainingHeads,
     Router,
     Routers,
+    View,
     WordShift,
+    compute_rotation,
 )
 
 NO_DOMAIN = "__base__"
@@ -296,15 +303,60 @@ class DomextModel(DomextPreTrainedModel):
         rows = {name: [i for i, each in enumerate(adapter_names) if each == name] for name in named}
         return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
 
-    def _build_mask(self, embedded: Tensor, attention_mask: Tensor | None) -> Any:
-        """Return the mask that the attention implementation wants; None where there is nothing to hide from it."""
-        if self.config.causal:
-            return create_causal_mask(
-                config=self.config, inputs_embeds=embedded, attention_mask=attention_mask, past_key_values=None
-            )
-        if attention_mask is None:
-            return None
-        return create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
+    def run_layers(
+        self,
+        embedded: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        num_layers: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+        """Run layers over embedded rows.
+
+        Args:
+            embedded: [B, N, d], what the embeddings return.
+            attention_mask: [B, N], 0 for padding; None: nothing is padded.
+            position_ids: int64 [B, N]; None: counted from 0. Read where positions are rotary.
+            num_layers: run the first ones only; None: all.
+            **kwargs: for `Encoder.forward`.
+
+        Returns:
+            See `Encoder.forward`.
+        """
+        config = self.config
+        masks = self._build_masks(embedded, attention_mask)
+        views = [View(mask) for mask in masks]
+        if not config.has_position_table:
+            if position_ids is None:
+                position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]
+            sizes = config.head_size, config.module_hidden_size // config.num_attention_heads
+            thetas = config.rope_theta, config.local_rope_theta
+            views = [
+                View(mask, *(compute_rotation(position_ids, size, theta) if size else None for size in sizes))
+                for mask, theta in zip(masks, thetas, strict=True)
+            ]
+        return self.encoder(embedded, *views, num_layers=num_layers, **kwargs)
+
+    def _build_masks(self, embedded: Tensor, attention_mask: Tensor | None) -> tuple[Any, Any]:
+        """Return the masks of global and local layers, as the attention implementation wants them; None: sees all."""
+        config, window = self.config, self.config.sliding_window
+        values: dict[str, Any] = {"config": config, "inputs_embeds": embedded, "attention_mask": attention_mask}
+        everywhere, nearby = None, None
+        if config.causal:
+            everywhere = create_causal_mask(**values, past_key_values=None)
+        elif attention_mask is not None:
+            everywhere = create_bidirectional_mask(**values)
+        if window is None:
+            return everywhere, None
+        if config.causal:
+            overlay = sliding_window_bidirectional_overlay(window)
+            nearby = create_causal_mask(**values, past_key_values=None, and_mask_function=overlay)
+        else:
+            nearby = create_bidirectional_sliding_window_mask(**values)
+        if nearby is not None and attention_mask is not None and config._attn_implementation == "sdpa":
+            # Padding far from every token would see nothing, and a softmax over nothing is nan.
+            nearby = cast(Tensor, nearby) | torch.eye(embedded.shape[1], dtype=torch.bool, device=embedded.device)
+        return everywhere, nearby
 
     @can_return_tuple
     def forward(
@@ -325,7 +377,7 @@ class DomextModel(DomextPreTrainedModel):
         Args:
             input_ids: int64 [B, N]; None with `inputs_embeds`.
             attention_mask: [B, N], 1 for tokens and 0 for padding; None when nothing is padded, which is faster.
-            token_type_ids: int64 [B, N]; None: all 0.
+            token_type_ids: int64 [B, N]; None: all 0. A layout without segment types does not read them.
             position_ids: int64 [B, N]; None: by the configuration's rule.
             inputs_embeds: float [B, N, d], word embeddings in the place of `input_ids`.
             output_hidden_states: also return the embeddings and every layer's output.
@@ -352,9 +404,10 @@ class DomextModel(DomextPreTrainedModel):
         adapter_names = self.name_rows(adapter_names, input_ids)
         domain_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
-        last, states, weights = self.encoder(
+        last, states, weights = self.run_layers(
             embedded,
-            self._build_mask(embedded, attention_mask),
+            attention_mask,
+            position_ids,
             keep_states=bool(keep_states),
             keep_weights=bool(keep_weights),
             domain_rows=domain_rows,

@@ -53,7 +53,7 @@ def test_defaults_are_bert_base() -> None:
     assert not config.causal and not config.has_extension
 
 
-@pytest.mark.parametrize(("rule", "pad", "longest"), [("absolute", 0, 512), ("roberta", 1, 510)])
+@pytest.mark.parametrize(("rule", "pad", "longest"), [("absolute", 0, 512), ("roberta", 1, 510), ("rotary", 0, 512)])
 def test_longest_row(rule: str, pad: int, longest: int) -> None:
     assert DomextConfig(position_rule=rule, pad_token_id=pad).max_row_length == longest
 
@@ -62,7 +62,11 @@ def test_longest_row(rule: str, pad: int, longest: int) -> None:
     ("values", "message"),
     [
         ({"num_attention_heads": 7}, "hidden_size is 768; it must be a multiple of num_attention_heads, 7"),
-        ({"position_rule": "rotary"}, "position_rule is 'rotary'"),
+        ({"position_rule": "learned"}, "position_rule is 'learned'"),
+        ({"position_rule": "rotary", "num_attention_heads": 768}, "the heads' size is 1; it must be even"),
+        ({"norm_place": "middle"}, "norm_place is 'middle'"),
+        ({"local_window": -1}, "local_window is -1"),
+        ({"local_layers": [12]}, "local_layers is .12.; the model has the layers 0 to 11"),
         ({"domain_init": "ones"}, "domain_init is 'ones'"),
         ({"domains": {"a.b": {"heads": 1, "ffn_units": 1}}}, "is called 'a.b'"),
         ({"domains": {"keys": {"heads": 1}}}, "is called 'keys'"),
