@@ -217,7 +217,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
 
     Args:
         place: a run or its directory (its export, or its newest checkpoint where that is newer), an export, the folder
-            or hub id of a BERT or RoBERTa, or "general-mini".
+            or hub id of a base, or "general-mini".
 
     Returns:
         The tokenizer and the model: with a masked-LM head, or with the head that it was fine-tuned with.

@@ -49,7 +49,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     verbs = parser.add_subparsers(required=True)
     step = verbs.add_parser("step", help="a training step against a rival's")
     step.set_defaults(run=run_step)
-    step.add_argument("--method", choices=tuple(PAIRINGS), default="af")
+    step.add_argument("--method", choices=tuple(dict.fromkeys(method for _, method in PAIRINGS)), default="af")
     step.add_argument("--rival_python", default="", help="bottleneck: interpreter that has AdapterHub's library")
     step.add_argument("--steps", type=int, default=5, help="lora: timed steps of a run")
     methods = verbs.add_parser("methods", help="a training step of every method, as shares of continued pre-training")
@@ -91,6 +91,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the options of the models and batches that are timed."""
+    parser.add_argument("--layout", choices=("bert", "modernbert"), default="bert", help="layout of the base")
     parser.add_argument("--layers", type=int, default=12, help="layers of BERT-base width")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step, about")

@@ -110,7 +110,7 @@ class CardFacts:
 
     @property
     def has_extension(self) -> bool:
-        """Whether the model is more than a plain BERT or RoBERTa, or another, so that its folder brings code."""
+        """Whether the model is more than a plain encoder, or another, so that its folder brings code."""
         return self.shape.has_extension
 
 

@@ -3,8 +3,8 @@
 Enters: a model, its tokenizer and the facts for its card; or a run directory, from whose newest checkpoint the model is
 rebuilt. Leaves: one folder with safetensors, config.json, the tokenizer, and README.md, the model card. An augmented
 model brings its code files as they are (`auto_map`):
-`AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)` loads it. A model without extensions is a plain
-BERT or RoBERTa again, which needs no code of ours.
+`AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)` loads it. A model without extensions is one of
+transformers' own again, which needs no code of ours.
 """
 
 from __future__ import annotations

@@ -17,14 +17,19 @@ import torch.nn.functional as F
 from benchmarks.output import describe_machine, write_json
 from benchmarks.rivals import AfRival, ExbertRival, Rival
 from benchmarks.rivals_adapters import AdaptersRival
+from benchmarks.rivals_modernbert import ModernBertRival
 from benchmarks.timing import Batch, Clock, Seconds, check_figures, compute_figures, make_batch, make_step
 from torch import Tensor
+from transformers import ModernBertConfig
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
+from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model, choose_attention
+from domext_ray.model.graft import build_model, choose_attention, detach
+from domext_ray.model.layouts.table import LAYOUTS
 
 VOCAB_SIZE = 30_522
 RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run
@@ -111,6 +116,16 @@ def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
     )
 
 
+def make_base(options: argparse.Namespace) -> Base | None:
+    """Make random weights of a layout in the sizes of its own base model; None: BERT's, which need no base."""
+    if options.layout == "bert":
+        return None
+    longest = max(ModernBertConfig().max_position_embeddings, *options.lengths)
+    found = ModernBertConfig(num_hidden_layers=options.layers, max_position_embeddings=longest)
+    config = LAYOUTS[options.layout].describe(found)
+    return Base("random", Path(), config, detach(DomextForMaskedLM(config)), {}, "", Path())
+
+
 def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
     """Make a model of BERT-base width on the device.
 
@@ -126,9 +141,10 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
         max_position_embeddings=max(512, *options.lengths),
     )
     new_words = [[0]] * options.new_words if method == "exbert" else []
-    config = describe_method(options, method)
+    config, base = describe_method(options, method), make_base(options)
+    vocab_size = VOCAB_SIZE if base is None else base.config.vocab_size
     model = build_model(
-        None, shape, config, vocab_size=VOCAB_SIZE, new_words=new_words, dropout=options.dropout, seed=0
+        base, shape, config, vocab_size=vocab_size, new_words=new_words, dropout=options.dropout, seed=0
     )
     choose_attention(model, torch.device(options.device), bf16=options.precision == "bf16")
     # Without a base its heads would train too; a real base brings them.
@@ -146,6 +162,22 @@ def pair_with_equations(options: argparse.Namespace) -> Iterator[Callable[[Batch
 
     def prepare(batch: Batch) -> Pair:
         rival.model.load_state_dict(model.state_dict())  # a length may have trained them already
+        difference = check_figures(
+            compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
+        )
+        time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
+        return Pair(time_model, make_step(rival, rival, batch, bf16=bf16), difference)
+
+    yield prepare
+
+
+@contextmanager
+def pair_with_class(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
+    """Pair a ModernBERT with transformers' own class, which has AF Adapter's equations in it, on the same weights."""
+    model, bf16 = make_model(options, options.method), options.precision == "bf16"
+
+    def prepare(batch: Batch) -> Pair:
+        rival = ModernBertRival(copy.deepcopy(model)).to(options.device).train()
         difference = check_figures(
             compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
         )
@@ -199,17 +231,21 @@ def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch],
 
 
 PAIRINGS = {
-    "af": pair_with_equations,
-    "exbert": pair_with_equations,
-    "bottleneck": pair_with_adapters,
-    "lora": pair_with_trainer,
+    ("bert", "af"): pair_with_equations,
+    ("bert", "exbert"): pair_with_equations,
+    ("bert", "bottleneck"): pair_with_adapters,
+    ("bert", "lora"): pair_with_trainer,
+    ("modernbert", "af"): pair_with_class,
 }
+"""By layout and method."""
 
 
 def measure_step(options: argparse.Namespace) -> list[StepTimes]:
     """Time both sides at every length, in turn."""
     results = []
-    with PAIRINGS[options.method](options) as prepare:
+    if (options.layout, options.method) not in PAIRINGS:
+        raise ConfigError(f"--method is {options.method!r}; with --layout {options.layout} it must be af.")
+    with PAIRINGS[options.layout, options.method](options) as prepare:
         for length in options.lengths:
             batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, torch.device(options.device))
             pair = prepare(batch)
@@ -260,7 +296,9 @@ def run_step(options: argparse.Namespace) -> None:
         "machine": describe_machine(torch.device(options.device)),
         "results": [{**asdict(each), "ratio": each.ratio, "cpu_ratio": each.cpu_ratio} for each in results],
     }
-    path = Path(options.output or f"runs/benchmark/step-{options.method}-{options.device}-{options.precision}.json")
+    layout = "" if options.layout == "bert" else f"{options.layout}-"
+    name = f"step-{layout}{options.method}-{options.device}-{options.precision}.json"
+    path = Path(options.output or f"runs/benchmark/{name}")
     write_json(path, content)
     print(f"written to {path}")
 

@@ -49,8 +49,8 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
     """Load a model with its masked-LM head; code that a folder brings along is never run.
 
     Args:
-        model: a run's directory (its newest checkpoint), an export of this library, a folder with a BERT or RoBERTa, or
-            a hub id of one.
+        model: a run's directory (its newest checkpoint), an export of this library, a base's folder, or a hub id of
+            one.
 
     Returns:
         The model in evaluation mode, fp32, LoRA's updates merged, and its tokenizer.

@@ -1,6 +1,6 @@
 """What fine-tuning starts from: a run, an export, a base -> an encoder's tensors, and a model with a task's head.
 
-Any BERT or RoBERTa is an encoder of this library without extensions, so published models compare directly with
+Any base is an encoder of this library without extensions, so published models compare directly with
 adapted ones.
 """
 

@@ -25,7 +25,7 @@ class Electra(Layout):
         "generator_lm_head.bias": "cls.predictions.bias",
     }
     fixed = {"position_rule": "absolute", "mlm_head_act": "gelu"}
-    formats = ("adapterhub", "peft")
+    formats = ("peft",)
 
     def refuse(self, found: PreTrainedConfig) -> str:
         """See `Layout.refuse`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from tiny_layouts import TINY_LAYOUTS
 from torch import Tensor
@@ -207,6 +208,17 @@ def test_berts_configuration_says_nothing_of_a_layout() -> None:
     assert not LAYOUT_DEFAULTS.keys() & describe_base(config).keys()
     described = DomextConfig(gated_ffn=True, local_layers=[1], local_window=4)
     assert DomextConfig(**{**described.to_dict(), "model_type": None}).describe_layout() == described.describe_layout()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TINY_LAYOUTS if "peft" in LAYOUTS[kind].formats])
+def test_pefts_folder_loads_beside_transformers_own_model(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    base, method = load(folders, kind), MethodConfig(heads=0, ffn_units=0, lora_rank=3, lora_targets="query,output")
+    model = augment(base, method)
+    run_steps(model)
+    export_peft(model, tmp_path / "export", method, base)
+    theirs = AutoModelForMaskedLM.from_pretrained(folders[kind], dtype=torch.float32)
+    loaded = PeftModel.from_pretrained(theirs, str(tmp_path / "export")).eval()
+    torch.testing.assert_close(score(loaded), score(model), atol=1e-5, rtol=0)
 
 
 # --- ModernBERT: rows longer than the window, padding, rotary positions ---------------------------------------------
