@@ -59,6 +59,7 @@ class PrepareConfig:
     min_document_chars: int = 20  # shorter documents are dropped and counted
     max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
+    packed: bool = added(False)  # rows hold several documents that do not see each other, each with its own [CLS]
     chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word per character
     shard_bytes: int = 8 * 2**20  # source bytes of one reading task, which makes one shard
     max_dropped_frac: float = free(0.5)  # share of rows without text (null, no such field, not UTF-8) that is refused
@@ -360,6 +361,7 @@ class PretrainConfig:
             "none when --base is none, for there is no base to keep",
         )
         self._check_distillation()
+        self._check_packed()
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
@@ -408,6 +410,12 @@ class PretrainConfig:
             has_words = self.vocab.extends_base and self.base != "none"
             require(has_words, option, value, "random without new words beside a base (--vocab.size, --vocab.words)")
             require(not self.objective.is_left_to_right, option, value, "random or subword_mean with left_to_right")
+
+    def _check_packed(self) -> None:
+        """Refuse packed rows for objectives that read a row as one text."""
+        reads_whole = self.objective.is_left_to_right or self.objective.next_sentence
+        rule = "false with --objective.next_sentence or left_to_right, which read a row as one text"
+        require(not (self.prepare.packed and reads_whole), "prepare.packed", True, rule)
 
     @property
     def parts(self) -> tuple[TextPart, ...]:

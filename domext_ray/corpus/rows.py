@@ -62,6 +62,7 @@ class RowSettings:
         cross_documents: a row may go on with the next document, [SEP] between them.
         chinese_words: words of Han text are jieba's; else every Han character is a word.
         pairs: rows are chunks for next-sentence prediction (see `pairs`).
+        packed: a row may go on with the next document, which has a [CLS] of its own.
     """
 
     tokenizer_json: str
@@ -71,6 +72,7 @@ class RowSettings:
     cross_documents: bool
     chinese_words: bool
     pairs: bool = False
+    packed: bool = False
 
 
 @functools.cache
@@ -216,6 +218,7 @@ class RowBuilder:
     def __post_init__(self) -> None:
         self._cls, self._sep = (np.array([i], dtype=np.int32) for i in (self.settings.cls_id, self.settings.sep_id))
         self._special = np.ones(1, dtype=bool)
+        self._between = np.concatenate([self._sep, self._cls]) if self.settings.packed else self._sep
 
     def add(self, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Take a sentence; yield the rows that it completes, [CLS] and [SEP] included."""
@@ -232,13 +235,14 @@ class RowBuilder:
             ids, starts = ids[cut:], starts[cut:]
 
     def end_document(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Mark the end of a document: a [SEP] in the row, or the row's end."""
-        if not self._size or self._ids[-1] is self._sep:
+        """Mark the end of a document: a [SEP] in the row, and a [CLS] where rows are packed, or the row's end."""
+        if not self._size or self._ids[-1] is self._between:
             return
-        if not self.settings.cross_documents or self._size + 2 > self.settings.seq_length - 2:
+        goes_on = self.settings.cross_documents or self.settings.packed
+        if not goes_on or self._size + len(self._between) + 1 > self.settings.seq_length - 2:
             yield self._finish()
         else:
-            self._append(self._sep, self._special)
+            self._append(self._between, np.ones(len(self._between), dtype=bool))
 
     def end(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the last row."""
@@ -251,7 +255,7 @@ class RowBuilder:
         self._size += len(ids)
 
     def _finish(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._ids[-1] is self._sep:  # the row's own [SEP] ends the last document
+        if self._ids[-1] is self._between:  # the row's own [SEP] ends the last document
             self._ids.pop()
             self._starts.pop()
         row = np.concatenate([self._cls, *self._ids, self._sep])

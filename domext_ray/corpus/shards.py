@@ -152,6 +152,7 @@ def make_settings(
         prepare.cross_documents,
         prepare.chinese_words,
         pairs,
+        prepare.packed,
     )
 
 

@@ -40,7 +40,10 @@ class BatchMaker:
         is_general = [False, *(part.keep for part in config.parts)]
         tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
         seeds = seed_parts(config)
-        self.maskers = [Masker(each, config.objective, seed) for each, seed in zip(tokenizers, seeds, strict=True)]
+        self.maskers = [
+            Masker(each, config.objective, seed, packed=config.prepare.packed)
+            for each, seed in zip(tokenizers, seeds, strict=True)
+        ]
         self.is_kept = [each and config.objective.keep != "none" for each in is_general]
 
     def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[MaskedBatch], list[int]]]:

@@ -175,16 +175,14 @@ class MaskedLoss(Objective):
         kept: KeptRows | None = None,
         kinds: Tensor | None = None,
         parts: Tensor | None = None,
+        document_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return sums of losses (fp32): words', pairs', keeping; exact predictions, in eval mode; losses by part."""
-        asked = self._ask_base(input_ids, attention_mask, token_type_ids, kept) if self.training else None
+        rows = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        rows |= {} if document_ids is None else {"document_ids": document_ids}
+        asked = self._ask_base(rows, kept) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            outputs = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                token_type_ids=token_type_ids,
-                masked_positions=masked_positions,
-            )
+            outputs = self.model(**rows, masked_positions=masked_positions)
         logits = outputs[0] if kinds is None else _keep_kinds(outputs[0], labels, kinds)
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         loss_sum = (losses * weights).sum()
@@ -208,22 +206,16 @@ class MaskedLoss(Objective):
         is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
         return torch.where(is_own, losses, 0.0).sum(1)
 
-    def _ask_base(
-        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None, kept: KeptRows | None
-    ) -> Tensor | None:
+    def _ask_base(self, rows: Mapping[str, Tensor | None], kept: KeptRows | None) -> Tensor | None:
         """Return the base's log-probabilities at the kept positions, fp32 [P', V]; None where it is not asked."""
         if kept is None or (self.teacher is None and not self.teaches_itself):
             return None
         teacher = self.model if self.teacher is None else self.teacher
-        rows = {
-            "input_ids": input_ids.index_select(0, kept.rows),
-            "attention_mask": None if attention_mask is None else attention_mask.index_select(0, kept.rows),
-            "token_type_ids": None if token_type_ids is None else token_type_ids.index_select(0, kept.rows),
-        }
+        own = {name: None if each is None else each.index_select(0, kept.rows) for name, each in rows.items()}
         bypass = bypass_extensions(teacher) if self.teaches_itself else contextlib.nullcontext()
         teacher.eval()
         with torch.no_grad(), bypass, torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            logits = teacher(**rows, masked_positions=kept.positions)[0]
+            logits = teacher(**own, masked_positions=kept.positions)[0]
         teacher.train(self.teaches_itself)
         return logits[:, : self.num_words].float().log_softmax(-1)
 

@@ -80,6 +80,7 @@ def build_domain_batches(
     batch_size: int,
     pad_to: int = 0,
     split: Split = "held_out",
+    packed: bool = False,
 ) -> list[MaskedBatch]:
     """Mask a fixed choice of rows, those that are held out unless told otherwise.
 
@@ -91,13 +92,14 @@ def build_domain_batches(
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
         split: where the rows are from.
+        packed: rows have several documents.
     """
     order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")
     shard_rows = [each.num_rows for each in manifest.records(split)]
     table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[:num_rows]))
     if manifest.pairs:
         table = make_pair_drawer(manifest, split, EVALUATION_SEED).draw(table, epoch=0)
-    masker = Masker(tokenizer, objective, EVALUATION_SEED)
+    masker = Masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
     return masker.collate(masker.mask(table, epoch=0), batch_size, pad_to)
 
 
@@ -236,7 +238,12 @@ def build_evaluations(
     pad_to = config.train.seq_length if config.engine.compile else 0
     domain, *parts = (
         build_domain_batches(
-            *each, config.objective, num_rows=config.train.eval_rows, batch_size=batch_size, pad_to=pad_to
+            *each,
+            config.objective,
+            num_rows=config.train.eval_rows,
+            batch_size=batch_size,
+            pad_to=pad_to,
+            packed=config.prepare.packed,
         )
         for each in ((manifest, tokenizer), *beside)
     )

@@ -63,6 +63,7 @@ class MaskedBatch:
         kept: the rows of general text, whose predicted tokens have weight 0 above; None: there is no keeping term.
         kinds: uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all.
         parts: int64 [P], the part of a mixture that each predicted token is of, -1 for filler; None: there are none.
+        document_ids: int64 [B, N], which of its row's documents each token is of; None: a row is one document.
     """
 
     input_ids: torch.Tensor
@@ -75,6 +76,7 @@ class MaskedBatch:
     kept: KeptRows | None = None
     kinds: torch.Tensor | None = None
     parts: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
 
     @property
     def num_masked(self) -> int:
@@ -174,10 +176,14 @@ class Masker:
         tokenizer: gives the special tokens, which are never predicted and never drawn as replacements.
         objective: rates, and whether words are masked as wholes.
         seed: the run's seed.
+        packed: rows have several documents, each of which begins with [CLS].
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
+    ) -> None:
         self.objective = objective
+        self.first_id = tokenizer.cls_token_id if packed else None
         self.seed = seed
         self.mask_id = tokenizer.mask_token_id
         self.pad_id = tokenizer.pad_token_id
@@ -253,6 +259,7 @@ class Masker:
                     next_sentence=None if rows.next_sentence is None else rows.next_sentence[own],
                     is_kept=None if rows.is_kept is None else rows.is_kept[own],
                     parts=None if rows.parts is None else rows.parts[own],
+                    first_id=self.first_id,
                 )
             )
         return batches
@@ -276,6 +283,7 @@ def pad_batch(
     next_sentence: np.ndarray | None = None,
     is_kept: np.ndarray | None = None,
     parts: np.ndarray | None = None,
+    first_id: int | None = None,
 ) -> MaskedBatch:
     """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
 
@@ -289,6 +297,7 @@ def pad_batch(
         next_sentence: int64 [B], next-sentence labels; None: there are none.
         is_kept: bool [B], rows that the keeping term reads; None: there is no such term.
         parts: int64 [B], parts of a mixture; None: there are none.
+        first_id: id of the token that each document of a row begins with; None: a row is one document.
     """
     lengths = np.array([len(each) for each in inputs])
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
@@ -319,6 +328,7 @@ def pad_batch(
         next_sentence_labels=None if next_sentence is None else torch.from_numpy(next_sentence),
         kept=kept,
         parts=None if own is None else torch.from_numpy(own),
+        document_ids=None if first_id is None else torch.from_numpy((input_ids == first_id).cumsum(1)),
     )
 
 

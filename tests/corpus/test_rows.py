@@ -32,7 +32,11 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> RobertaTokenizer:
 
 
 def make_settings(
-    tokenizer: PreTrainedTokenizerBase, seq_length: int = 10, cross_documents: bool = True, chinese_words: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int = 10,
+    cross_documents: bool = True,
+    chinese_words: bool = True,
+    packed: bool = False,
 ) -> RowSettings:
     return RowSettings(
         tokenizer.backend_tokenizer.to_str(),
@@ -41,6 +45,7 @@ def make_settings(
         seq_length,
         cross_documents,
         chinese_words,
+        packed=packed,
     )
 
 
@@ -76,6 +81,19 @@ def test_layout_of_rows(wordpiece: BertTokenizer) -> None:
         "[CLS] a cat ! [SEP]",
         "[CLS] the dog runs very fast . [SEP]",
     ]
+
+
+def test_packed_documents_have_a_first_token_of_their_own(wordpiece: BertTokenizer) -> None:
+    documents = ["the cat runs. the dog runs.", "a cat!", "the dog runs very fast."]
+    assert show_rows(documents, wordpiece, seq_length=16, packed=True) == [
+        "[CLS] the cat runs . the dog runs . [SEP] [CLS] a cat ! [SEP]",
+        "[CLS] the dog runs very fast . [SEP]",
+    ]
+    for seq_length in range(12, 17):  # a row never ends with the beginning of a document that has no room in it
+        rows = show_rows(documents, wordpiece, seq_length=seq_length, packed=True)
+        assert all(row.startswith("[CLS]") and row.endswith(" [SEP]") and "[CLS] [SEP]" not in row for row in rows)
+        tokens = " ".join(rows).replace("[CLS] ", "").replace("[SEP]", "").split()
+        assert tokens == wordpiece.tokenize(" ".join(documents))
 
 
 def test_rows_keep_every_token_in_order(wordpiece: BertTokenizer) -> None:

@@ -130,7 +130,7 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     model = build(base, config, dropout=0.5, start="zero")
     loss = make_loss_of(base, config, model).train()
     asked = [
-        loss._ask_base(batch.input_ids, batch.attention_mask, None, batch.kept)
+        loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.kept)
         for batch in (make_batch(KEPT), make_batch(KEPT))
     ]
     assert torch.equal(cast(Tensor, asked[0]), cast(Tensor, asked[1]))

@@ -248,6 +248,33 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     assert [each for each in records.values() if "eval/routed_domain_mlm_loss" in each] == [records[16]]
 
 
+def test_packed_rows_train_and_go_on_exactly(task: PretrainTask, mixed: PretrainTask, tmp_path: Path) -> None:
+    """Beside general rows that the base is asked for; what is read of a document does not depend on its neighbours."""
+    join_alone()
+    train = replace(mixed.config.train, seq_length=64, dropout=0.0)
+    config = replace(mixed.config, prepare=replace(mixed.config.prepare, packed=True), train=train)
+    tokenizer_dir, corpora = provide_inputs(config)
+    folders = (corpora.domain[0].folder,), ((corpora.beside[0][0].folder,),)
+    assert folders[0] != task.corpus_dirs, "packed rows are another corpus"
+    packed = replace(mixed, config=config, corpus_dirs=folders[0], beside_dirs=folders[1], tokenizer_dir=tokenizer_dir)
+    losses = []
+    for run, cuts in (("straight", (16,)), ("cut", (7, 16))):
+        (tmp_path / run).mkdir()
+        for number, cut in enumerate(cuts):
+            write_attempt(tmp_path / run, str(number))
+            own = replace(packed, run_dir=tmp_path / run, attempt=str(number))
+            worker = PretrainWorker(own, device=torch.device("cpu"))
+            worker.run(cut)
+            worker.close()
+        records = [each for each in read_metrics(tmp_path / run / "metrics.jsonl") if "train/mlm_loss" in each]
+        losses.append([(each["train/mlm_loss"], each["train/keep_loss"]) for each in records])
+    assert losses[0] == losses[1] and len(losses[0]) == 16
+    assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
+    batch = worker.evaluations.domain[0]
+    assert batch.document_ids is not None and int(batch.document_ids.max()) > 1
+    assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
+
+
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: PretrainTask, tmp_path: Path) -> None:
     worker = start(train=replace(task.config.train, max_steps=6, eval_every=2))
     worker.run(4)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import (
+    and_masks,
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
     create_causal_mask,
+    packed_sequence_mask_function,
     sliding_window_bidirectional_overlay,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput
@@ -309,6 +311,7 @@ class DomextModel(DomextPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         num_layers: int | None = None,
+        document_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Run layers over embedded rows.
@@ -318,13 +321,14 @@ class DomextModel(DomextPreTrainedModel):
             attention_mask: [B, N], 0 for padding; None: nothing is padded.
             position_ids: int64 [B, N]; None: counted from 0. Read where positions are rotary.
             num_layers: run the first ones only; None: all.
+            document_ids: int64 [B, N], as in `forward`; None: a row is one document.
             **kwargs: for `Encoder.forward`.
 
         Returns:
             See `Encoder.forward`.
         """
         config = self.config
-        masks = self._build_masks(embedded, attention_mask)
+        masks = self._build_masks(embedded, attention_mask, document_ids)
         views = [View(mask) for mask in masks]
         if not config.has_position_table:
             if position_ids is None:
@@ -337,26 +341,39 @@ class DomextModel(DomextPreTrainedModel):
             ]
         return self.encoder(embedded, *views, num_layers=num_layers, **kwargs)
 
-    def _build_masks(self, embedded: Tensor, attention_mask: Tensor | None) -> tuple[Any, Any]:
+    def _build_masks(
+        self, embedded: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
+    ) -> tuple[Any, Any]:
         """Return the masks of global and local layers, as the attention implementation wants them; None: sees all."""
         config, window = self.config, self.config.sliding_window
         values: dict[str, Any] = {"config": config, "inputs_embeds": embedded, "attention_mask": attention_mask}
+        own = None if document_ids is None else packed_sequence_mask_function(document_ids)
         everywhere, nearby = None, None
         if config.causal:
-            everywhere = create_causal_mask(**values, past_key_values=None)
-        elif attention_mask is not None:
-            everywhere = create_bidirectional_mask(**values)
+            everywhere = create_causal_mask(**values, past_key_values=None, and_mask_function=own)
+        elif attention_mask is not None or own is not None:
+            everywhere = create_bidirectional_mask(**values, and_mask_function=own)
         if window is None:
             return everywhere, None
         if config.causal:
             overlay = sliding_window_bidirectional_overlay(window)
-            nearby = create_causal_mask(**values, past_key_values=None, and_mask_function=overlay)
+            both = overlay if own is None else and_masks(overlay, own)
+            nearby = create_causal_mask(**values, past_key_values=None, and_mask_function=both)
         else:
-            nearby = create_bidirectional_sliding_window_mask(**values)
+            nearby = create_bidirectional_sliding_window_mask(**values, and_mask_function=own)
         if nearby is not None and attention_mask is not None and config._attn_implementation == "sdpa":
             # Padding far from every token would see nothing, and a softmax over nothing is nan.
             nearby = cast(Tensor, nearby) | torch.eye(embedded.shape[1], dtype=torch.bool, device=embedded.device)
         return everywhere, nearby
+
+    def _count_positions(self, document_ids: Tensor) -> Tensor:
+        """Positions of tokens in their documents, [B, N]."""
+        if "flash" in (self.config._attn_implementation or ""):
+            raise ValueError('document_ids need attn_implementation "sdpa", "eager" or "flex_attention".')
+        places = torch.arange(document_ids.shape[1], device=document_ids.device)
+        begins = torch.nn.functional.pad(document_ids.diff(dim=1) != 0, (1, 0), value=True)
+        positions = places - torch.where(begins, places, 0).cummax(1).values
+        return positions + (self.config.pad_token_id + 1 if self.config.position_rule == "roberta" else 0)
 
     @can_return_tuple
     def forward(
@@ -370,6 +387,7 @@ class DomextModel(DomextPreTrainedModel):
         output_attentions: bool | None = None,
         pool: bool = True,
         adapter_names: Sequence[str] | None = None,
+        document_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode rows.
@@ -386,6 +404,8 @@ class DomextModel(DomextPreTrainedModel):
             adapter_names: for each row the domain that it uses, besides those in `config.active_domains` if these are
                 set, or "__base__" for none, as in peft: one batch serves many domains. "auto": the domains' routers
                 choose (`route`). None: all rows use the active domains.
+            document_ids: int64 [B, N], which of its row's documents each token is of, neighbours together. A document
+                does not see another, and its positions are its own. None: a row is one document.
             **kwargs: for the attention implementation.
 
         Returns:
@@ -401,6 +421,8 @@ class DomextModel(DomextPreTrainedModel):
         if keep_weights and self.config._attn_implementation != "eager":
             raise ValueError('output_attentions needs attn_implementation="eager": fused attention keeps no weights.')
         given = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
+        if document_ids is not None and position_ids is None:
+            position_ids = self._count_positions(document_ids)
         adapter_names = self.name_rows(adapter_names, input_ids)
         domain_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
@@ -408,6 +430,7 @@ class DomextModel(DomextPreTrainedModel):
             embedded,
             attention_mask,
             position_ids,
+            document_ids=document_ids,
             keep_states=bool(keep_states),
             keep_weights=bool(keep_weights),
             domain_rows=domain_rows,

@@ -248,3 +248,43 @@ def test_a_model_without_new_words_is_resized(ids: Tensor, tmp_path: Path) -> No
     again = DomextForMaskedLM.from_pretrained(tmp_path).eval()
     assert torch.equal(again(ids + 7).logits, model(ids + 7).logits)
     assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight
+
+
+MODERN = {
+    **{"position_rule": "rotary", "norm_place": "pre", "gated_ffn": True, "type_vocab_size": 0},
+    **{"local_window": 2, "local_layers": [1]},
+}
+EVERYTHING = {"law": {"heads": 1, "ffn_units": 6, "bottleneck_size": 4, "word_rows": VOCAB - 10}}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "layout", [{}, {"position_rule": "roberta"}, MODERN], ids=["absolute positions", "roberta's", "rotary, local layers"]
+)
+def test_a_packed_row_is_its_documents_alone(attention: str, causal: bool, layout: dict[str, Any]) -> None:
+    """With every extension; the second row is padded."""
+    extended = {"domains": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
+    model = make_model(**layout, causal=causal, domain_init="paper", **extended)
+    model.set_attn_implementation(attention)
+    draw = torch.Generator().manual_seed(3)
+    documents = [torch.randint(1, VOCAB, (1, size), generator=draw) for size in (7, 3, 6, 4)]
+    rows = torch.zeros(2, 12, dtype=torch.long)
+    rows[0, :10], rows[1, :10] = torch.cat(documents[:2], dim=1), torch.cat(documents[2:], dim=1)
+    mask = (rows != 0).long()
+    document_ids = torch.tensor([[1] * 7 + [2] * 5, [1] * 6 + [2] * 6])
+    with torch.no_grad():
+        packed = model(rows, attention_mask=mask, document_ids=document_ids).logits
+        alone = [model(each).logits[0] for each in documents]
+        mixed = model(rows, attention_mask=mask).logits
+    assert packed.isfinite().all()
+    for row, own in enumerate((alone[:2], alone[2:])):
+        torch.testing.assert_close(packed[row, :10], torch.cat(own), rtol=0, atol=2e-5)
+    assert (mixed[0, 7:10] - alone[1]).abs().max() > 1e-2, "a row that is one text reads all of it"
+
+
+def test_packed_rows_need_an_attention_that_knows_documents(ids: Tensor) -> None:
+    model = make_model(DomextModel)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match='document_ids need attn_implementation "sdpa"'):
+        model(ids, document_ids=torch.ones_like(ids))
