@@ -260,7 +260,9 @@ EVERYTHING = {"law": {"heads": 1, "ffn_units": 6, "bottleneck_size": 4, "word_ro
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    "layout", [{}, {"position_rule": "roberta"}, MODERN], ids=["absolute positions", "roberta's", "rotary, local layers"]
+    "layout",
+    [{}, {"position_rule": "roberta"}, MODERN],
+    ids=["absolute positions", "roberta's", "rotary, local layers"],
 )
 def test_a_packed_row_is_its_documents_alone(attention: str, causal: bool, layout: dict[str, Any]) -> None:
     """With every extension; the second row is padded."""
