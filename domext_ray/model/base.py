@@ -75,7 +75,8 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     """Read a base checkpoint.
 
     Args:
-        base: "general-mini" (ships with the package), a folder, or a hub id such as bert-base-uncased.
+        base: "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
+            hub id such as bert-base-uncased.
         next_sentence: also read its next-sentence head, if it has one.
 
     Raises:
@@ -138,6 +139,8 @@ def _find_folder(base: str) -> Path:
             f"--base {base!r} is missing from this installation ({folder}); install the package again."
         )
     if folder.is_dir():
+        if not (folder / "config.json").is_file() and (folder / "export" / "config.json").is_file():
+            return folder / "export"  # of a run that trained all weights
         if not (folder / "config.json").is_file():
             raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
         return folder

@@ -117,9 +117,10 @@ def test_what_has_no_extension_is_exported_as_transformers_own(
     base = load(folders, kind)
     model = augment(base, dropout=base.config.hidden_dropout_prob)
     run_steps(model)
-    save_plain(model, tmp_path, torch.float32)
-    AutoTokenizer.from_pretrained(folders[kind]).save_pretrained(tmp_path)
-    loaded, info = AutoModelForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    export = tmp_path / "export"  # of a run, whose directory stands for it as a base
+    save_plain(model, export, torch.float32)
+    AutoTokenizer.from_pretrained(folders[kind]).save_pretrained(export)
+    loaded, info = AutoModelForMaskedLM.from_pretrained(export, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     torch.testing.assert_close(score(loaded.eval()), score(model), atol=1e-5, rtol=0)
     again = load_base(str(tmp_path))
