@@ -95,7 +95,7 @@ def describe_shape(
         raise ConfigError(
             f"--method.top_layers is {method.top_layers}; the encoder has {config.num_hidden_layers} layers."
         )
-    if method.trains == "biases" and not (config.attention_bias or config.ffn_bias or config.norm_bias):
+    if method.trains == "biases" and not config.has_biases:
         raise ConfigError(
             f"--method.trains is biases; the base {base.id if base else 'none'!r} has none, so it must be another rule."
         )

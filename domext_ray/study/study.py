@@ -24,6 +24,7 @@ from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.files import write_json, write_text
 from domext_ray.inputs import check_texts
+from domext_ray.model.base import Base
 from domext_ray.options.fields import require
 from domext_ray.options.places import hide_places
 from domext_ray.plan import load_run_base
@@ -56,7 +57,6 @@ from domext_ray.study.runs import (
 from domext_ray.training.evaluate import read_probe
 
 DEFAULT_NAME = "comparison"
-_BASE_PRESET = {"method": {"trains": "biases", "heads": 0, "ffn_units": 0}}  # starts from the base as it is
 Rates = Mapping[str, Mapping[float, float | None]]
 
 
@@ -90,7 +90,7 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
         return paths.run
     print(f"study directory: {paths.run}", flush=True)
     with hold_run(paths.run):
-        _run_all(Workplace(config, paths), arms, left_out, identity)
+        _run_all(Workplace(config, paths), arms, left_out, identity, base)
     return paths.run
 
 
@@ -162,11 +162,13 @@ def _check_study(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def _run_all(
-    place: Workplace, arms: Mapping[str, Arm], left_out: Mapping[str, str], identity: Mapping[str, Any]
+    place: Workplace, arms: Mapping[str, Arm], left_out: Mapping[str, str], identity: Mapping[str, Any], base: Base
 ) -> None:
     """Score the base, learn vocabularies, try rates, then train every seed of every method."""
     config, folder = place.config, place.paths.run
-    train_base(place, make_configs(config, BASE, _BASE_PRESET)[BASE])
+    trains = "biases" if base.config.has_biases else "layer_norms"  # either starts from the base as it is
+    unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
+    train_base(place, make_configs(config, BASE, unchanged)[BASE])
     write_identity(folder, {**(read_identity(folder) or {}), **identity})
     ready = [provide_words(place, each) for each in arms.values()]
     rates: Rates = {}

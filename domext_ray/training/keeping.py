@@ -56,7 +56,7 @@ def _copy_base(base: Base, config: PretrainConfig, device: torch.device) -> Dome
     model = build_model(
         base,
         config.shape,
-        MethodConfig(name="base", trains="biases", heads=0, ffn_units=0),
+        MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0),
         vocab_size=base.config.vocab_size,
         causal=config.objective.is_left_to_right,
         pad_token_id=base.config.pad_token_id,

@@ -89,7 +89,7 @@ def lacks(places: Places, row: Row) -> bool:
     """Whether a row's base does not have what the row trains: biases, or segment types for pairs."""
     config = load_base(str(places.base_of(row))).config
     trains_biases = row.make_method().trains == "biases"
-    return (row.pairs and config.type_vocab_size < 2) or (trains_biases and not config.norm_bias)
+    return (row.pairs and config.type_vocab_size < 2) or (trains_biases and not config.has_biases)
 
 
 def make_sharded(*stages: int) -> Any:
@@ -133,9 +133,10 @@ def list_losses(figures: list[StepFigures]) -> list[float]:
 
 @torch.no_grad()
 def score(model: torch.nn.Module, row: Row, places: Places) -> Tensor:
-    """Logits of a padded batch of the row's text."""
+    """Logits of the tokens of a padded batch of the row's text."""
     batch = draw_batches(row, places, STEPS)[0][0]
-    return model.eval()(batch.input_ids, attention_mask=batch.attention_mask)[0]
+    assert batch.attention_mask is not None
+    return model.eval()(batch.input_ids, attention_mask=batch.attention_mask)[0][batch.attention_mask.bool()]
 
 
 # --- the matrix -----------------------------------------------------------------------------------------------------

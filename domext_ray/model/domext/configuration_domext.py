@@ -312,6 +312,11 @@ class DomextConfig(PreTrainedConfig):
         return self.norm_place == "pre"
 
     @property
+    def has_biases(self) -> bool:
+        """Whether the base's layers have any bias."""
+        return self.attention_bias or self.ffn_bias or self.norm_bias
+
+    @property
     def sliding_window(self) -> int | None:
         """`local_window` as transformers' masks ask for it; None: attention is global in all layers."""
         return self.local_window if self.local_layers else None

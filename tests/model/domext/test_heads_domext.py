@@ -40,6 +40,15 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextFor
 
 VOCAB, LENGTH, WIDTH = 90, 12, 32
 DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
+MODERN = {
+    "norm_place": "pre",
+    "position_rule": "rotary",
+    "gated_ffn": True,
+    "norm_bias": False,
+    "type_vocab_size": 0,
+    "local_layers": [1],
+    "local_window": 2,
+}
 POSITIONS = torch.tensor([[1, 4], [2, 7], [0, 3]])
 
 
@@ -128,7 +137,14 @@ def test_every_head_is_listed_for_exports() -> None:
 @pytest.mark.parametrize("head", SHAPES)
 @pytest.mark.parametrize(
     "values",
-    [{}, {"position_rule": "roberta"}, {"causal": True}, {"head_bilstm": 6}, {"causal": True, "head_bilstm": 6}],
+    [
+        {},
+        {"position_rule": "roberta"},
+        MODERN,
+        {"causal": True},
+        {"head_bilstm": 6},
+        {"causal": True, "head_bilstm": 6},
+    ],
 )
 def test_shapes_parameters_and_padding(head: Any, values: dict[str, Any], ids: Tensor, mask: Tensor) -> None:
     model = make_model(head, num_labels=5, **values)
