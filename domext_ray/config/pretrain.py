@@ -99,7 +99,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class VocabConfig:
-    """WordPieces that are learned on the corpus: new words beside a base's, or, with `--base none`, all of them."""
+    """Words that are learned on the corpus: new ones beside a base's, or, with `--base none`, WordPieces for all."""
 
     size: int = 0  # entries to learn: new words beside the base's (0: none), or the whole vocabulary with --base none
     lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
+from domext_ray.corpus.texts.sentences import split_sentences
 from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.errors import CorpusError
 
@@ -27,28 +28,12 @@ MAX_CACHED_CHARS = 8 * 2**20
 """Characters of chunks that a tokenizer remembers, at most: about 100 MB with their tokens."""
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
-_SENTENCE_END = re.compile(
-    r"""[.!?…]["'”’)\]]?\s+"""  # a Latin sentence ends before a space
-    r"|[。！？；][。！？；…]*[”’」』）]*\s*"  # a CJK sentence ends anywhere
-    r"|…+[”’」』）]*(?=[\u3400-\u9fff])"
-)
 _CHUNK = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")  # BERT isolates every ASCII punctuation mark
 
 
 def count_han(text: str) -> int:
     """Return the number of Han characters."""
     return 0 if text.isascii() else len(_HAN.findall(text))
-
-
-def split_sentences(document: str) -> list[str]:
-    """Cut a clean document after sentence ends of Latin and CJK scripts."""
-    sentences, first = [], 0
-    for match in _SENTENCE_END.finditer(document):
-        sentences.append(document[first : match.end()].rstrip())
-        first = match.end()
-    if first < len(document) and not document[first:].isspace():
-        sentences.append(document[first:])
-    return sentences
 
 
 @dataclass(frozen=True)

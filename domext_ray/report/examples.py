@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.rows import split_sentences
+from domext_ray.corpus.texts.sentences import split_sentences
 from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
 from domext_ray.export.model_folder import RebuiltRun, rebuild_run
 from domext_ray.model.graft import Extensions

@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.rows import split_sentences
+from domext_ray.corpus.texts.sentences import split_sentences
 from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
 from domext_ray.training.objective import MaskedBatch, pad_batch
 

@@ -33,7 +33,8 @@ from transformers import (
 
 from domext_ray.config.identity import dump_yaml
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import PretrainConfig, VocabConfig
+from domext_ray.corpus.vocabulary.extension import decompose, import_words
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
@@ -203,6 +204,31 @@ def test_an_exports_tokenizer_and_model_load_without_a_word(
     start = load_start_model(str(folder))
     assert (start.kind, start.config.hidden_act, start.config.model_type) == ("export", "gelu", "domext")
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_export_carries_new_words_beside_byte_level_bpe(tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    base = load_base(str(tiny_roberta_folder))
+    (tmp_path / "words.txt").write_text("gardenhouse\n##house\n")
+    number = base.config.vocab_size
+    made = import_words(
+        VocabConfig(words=str(tmp_path / "words.txt")),
+        base="tiny",
+        tokenizer_folder=base.tokenizer_folder,
+        num_base_rows=number,
+        folder=tmp_path / "vocab",
+    )
+    tokenizer, pieces = load_tokenizer(made.folder), decompose(load_tokenizer(base.tokenizer_folder), made.words)
+    model = build_model(
+        base, CONFIG.shape, CONFIG.method, vocab_size=number, new_words=pieces, dropout=0.1, seed=0
+    ).eval()
+    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    (tmp_path / "elsewhere").mkdir()
+    loaded = load_alone(folder, tmp_path / "elsewhere")
+    torch.testing.assert_close(torch.tensor(loaded["logits"]), score(model, tokenizer), atol=1e-5, rtol=0)
+    assert len(loaded["logits"][0][0]) == number + 2
+    again = AutoTokenizer.from_pretrained(folder)
+    assert fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
+    assert again("a gardenhouse", add_special_tokens=False).input_ids[-1] == number
 
 
 def test_an_export_has_every_file_and_says_what_it_is(

@@ -76,16 +76,20 @@ def copy_tensors(model: DomextForMaskedLM) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def prepared(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Prepared:
-    folder = tmp_path_factory.mktemp("distillation")
+    return prepare(tiny_base_folder, NEW_WORDS, tmp_path_factory.mktemp("distillation"))
+
+
+def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
+    """Make a corpus and the inputs of a run on it."""
     random, lines = np.random.default_rng(0), []
     for number in range(400):
         words = [*random.choice(WORDS, 12), *random.choice(COMMON[:3], 2), f"{random.choice(WORDS)}ly"]
         random.shuffle(words)
         lines.append(" ".join([*words, *[RARE] * (number < NUM_RARE)]) + ".\n")
     (folder / "corpus.txt").write_text("".join(lines), encoding="utf-8")
-    (folder / "words.txt").write_text("\n".join(NEW_WORDS) + "\n", encoding="utf-8")
+    (folder / "words.txt").write_text("\n".join(new_words) + "\n", encoding="utf-8")
     config = PretrainConfig(
-        base=str(tiny_base_folder),
+        base=str(base_folder),
         corpus=str(folder / "corpus.txt"),
         vocab=VocabConfig(words=str(folder / "words.txt")),
         method=MethodConfig(name="words", heads=0, ffn_units=8, word_init="distill"),
@@ -107,16 +111,16 @@ def prepared(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, l
 
 
 @torch.no_grad()
-def measure_distance(prepared: Prepared, model: DomextForMaskedLM) -> float:
+def measure_distance(prepared: Prepared, model: DomextForMaskedLM, *words: str) -> float:
     """Mean squared difference of the new words' states from the mean of their pieces', after the first layer of two."""
     tokenizer, base_tokenizer = load_tokenizer(prepared.tokenizer_dir), load_tokenizer(prepared.base.tokenizer_folder)
     cast(nn.Module, model).eval()
     total = 0.0
-    for word in (*COMMON[:3], "cityly"):
+    for word in (*COMMON[:3], *words):
         states = []
         for each in (tokenizer, base_tokenizer):
             before, after = each.encode("the man read a")[:-1], each.encode("in the old garden.")[1:]
-            inside = each.encode(word, add_special_tokens=False)
+            inside = each.encode(f" {word}", add_special_tokens=False)
             ids = torch.tensor([[*before, *inside, *after]])
             found = model.bert(ids, output_hidden_states=True, pool=False).hidden_states[1][0]
             states.append(found[len(before) : -len(after)].mean(0))
@@ -127,9 +131,27 @@ def measure_distance(prepared: Prepared, model: DomextForMaskedLM) -> float:
 def test_fitted_words_act_as_their_pieces_do(prepared: Prepared) -> None:
     """In a sentence that is in no snippet."""
     model = prepared.build()
-    mean = measure_distance(prepared, model)
+    mean = measure_distance(prepared, model, "cityly")
     prepared.distill(model)
-    assert measure_distance(prepared, model) < 0.9 * mean
+    assert measure_distance(prepared, model, "cityly") < 0.9 * mean
+
+
+def test_words_beside_byte_level_bpe_act_as_their_pieces_do(
+    tiny_roberta_folder: Path, tmp_path: Path, local_ray: None
+) -> None:
+    own = prepare(tiny_roberta_folder, [*COMMON[:3], RARE, ABSENT, "##dogs"], tmp_path)
+    tokenizer, base_tokenizer = load_tokenizer(own.tokenizer_dir), load_tokenizer(tiny_roberta_folder)
+    assert len(tokenizer.tokenize(" greenhouse")) == 1 < len(base_tokenizer.tokenize(" greenhouse"))
+    told: list[str] = []
+    model, start = own.build(), copy_tensors(own.build("subword_mean"))
+    pieces = base_tokenizer.encode(" greenhouse", add_special_tokens=False)
+    known, new = (start[f"bert.embeddings.{name}.weight"] for name in ("word_embeddings", "extension"))
+    torch.testing.assert_close(new[1], known[pieces].mean(0))
+    mean = measure_distance(own, model)
+    fitted = own.distill(model, tell=told.append)
+    assert measure_distance(own, model) < 0.9 * mean
+    assert told[-1].endswith("2 that no row has start from the mean of their pieces") or "; " in told[-1]
+    assert torch.equal(fitted[NEW_WORD_TENSORS[0]][-2], new[-2]), "a word that is nowhere keeps its start"
 
 
 def test_only_the_new_words_change_and_a_seed_decides(prepared: Prepared) -> None:

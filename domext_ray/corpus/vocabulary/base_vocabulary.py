@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from domext_ray.corpus.vocabulary.kind import MAX_WORD_CHARS, PREFIX, Splitter, VocabularyKind
+from domext_ray.corpus.vocabulary.kinds import require_kind
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.corpus.vocabulary.word_counts import MAX_WORD_CHARS, PREFIX, WordSplitter, require_bert_words
 from domext_ray.errors import CorpusError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class BaseVocabulary:
 
     Args:
         name: what the user calls the base.
+        kind: what kind of vocabulary it is.
         tokenizer: the base's.
         entries: id by entry; the ids from 0 to the last row have no gap, `[unusedN]` fills those without a name.
         fingerprint: `vocab.fingerprint_tokenizer` of the tokenizer.
@@ -27,10 +29,11 @@ class BaseVocabulary:
     """
 
     name: str
+    kind: VocabularyKind
     tokenizer: PreTrainedTokenizerBase
     entries: dict[str, int]
     fingerprint: str
-    splitter: WordSplitter
+    splitter: Splitter
 
     @property
     def tokenizer_json(self) -> str:
@@ -47,11 +50,11 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
         num_base_rows: rows of its embedding table, which may be more than its tokenizer has entries.
 
     Raises:
-        CorpusError: the tokenizer is no WordPiece model over BERT's words, or has more ids than there are rows.
+        CorpusError: the tokenizer takes no new words, or has more ids than there are rows.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
-    require_bert_words(tokenizer_json, base)
+    kind = require_kind(tokenizer, base)
     entries = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
     highest = max(entries.values())
     if highest >= num_base_rows or len(set(entries.values())) < len(entries):
@@ -62,7 +65,8 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
     names = (name for i in range(2 * num_base_rows) if (name := f"[unused{i}]") not in entries)
     taken = set(entries.values())
     filled = entries | {next(names): i for i in range(num_base_rows) if i not in taken}
-    return BaseVocabulary(base, tokenizer, filled, fingerprint_tokenizer(tokenizer), WordSplitter(tokenizer_json))
+    splitter = kind.make_splitter(tokenizer_json)
+    return BaseVocabulary(base, kind, tokenizer, filled, fingerprint_tokenizer(tokenizer), splitter)
 
 
 def read_words(path: str, option: str, known: BaseVocabulary, may_be_known: bool = False) -> list[str]:
@@ -103,11 +107,12 @@ def _find_fault(word: str, known: BaseVocabulary, may_be_known: bool) -> str:
         return "is a special token"
     if len(text) > MAX_WORD_CHARS:
         return f"has more than {MAX_WORD_CHARS} characters, so no text can produce it"
-    if word in known.entries:
+    if known.kind.has_entry(word, known.entries):
         return "" if may_be_known else "is in the base's vocabulary already"
-    seen = known.splitter.split_text(f"a{text}" if is_inside else text)
+    seen = known.kind.split_word(word, known.splitter)
     if len(seen) != 1:
         return f"can never be one token: the base's tokenizer cuts it into {len(seen)} words"
-    if seen[0] != (f"a{text}" if is_inside else text):
-        return f"can never be a token: the base's normaliser makes it {seen[0][1:] if is_inside else seen[0]!r}"
-    return ""
+    if seen[0] != word:
+        found = seen[0].removeprefix(PREFIX) if is_inside else seen[0]
+        return f"can never be a token: the base's normaliser makes it {found!r}"
+    return known.kind.find_fault(word)

@@ -1,6 +1,6 @@
 """Extension vocabularies: new words beside a base's own, learned on a corpus or brought (exBERT, section 3).
 
-Enters: a base's tokenizer, and word counts of a corpus or a list of words. Leaves: a folder that is one BERT tokenizer
+Enters: a base's tokenizer, and word counts of a corpus or a list of words. Leaves: a folder that is one tokenizer
 over base and new words, with `extension.json`, which says what the new words are, and the statistics of the corpus.
 The base's ids stay; new ids follow the last row of its embedding table and are only ever appended to.
 """
@@ -20,15 +20,16 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary, read_words
-from domext_ray.corpus.vocabulary.new_words import Ranking, find_longest, rank_entries, split_greedily
-from domext_ray.corpus.vocabulary.statistics import count_pieces, describe_vocabulary, format_table
+from domext_ray.corpus.vocabulary.kind import CountPieces, Ranking, WordCounts
+from domext_ray.corpus.vocabulary.kinds import find_kind
+from domext_ray.corpus.vocabulary.statistics import describe_vocabulary, format_table
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.corpus.vocabulary.word_counts import WordCounts, keep_counts
+from domext_ray.corpus.vocabulary.word_counts import keep_counts
 from domext_ray.errors import CorpusError
 from domext_ray.files import write_text
 
 if TYPE_CHECKING:
-    from transformers import BertTokenizer, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 FORMAT_VERSION = 1
 RECORD_FILE = "extension.json"
@@ -43,7 +44,7 @@ class ExtensionVocabulary:
 
     Args:
         folder: the tokenizer over base and new words.
-        words: the new entries in the order of their ids, pieces of words as `##…`.
+        words: names of the new words in the order of their ids, pieces of words as `##…` (see `kind`).
         first_id: id of the first one: rows of the base's embedding table.
         base: what the user called the base.
         base_fingerprint: `vocab.fingerprint_tokenizer` of the base's tokenizer.
@@ -80,7 +81,7 @@ def learn_extension(
         cache_dir: where finished counts are kept until the words are learned.
 
     Raises:
-        CorpusError: the base's tokenizer is no WordPiece one, the size has no room for the words that must be in or for
+        CorpusError: the base's tokenizer takes no new words, the size has no room for the words that must be in or for
             the alphabet, or the corpus has nothing new.
     """
     known = read_base_vocabulary(base, tokenizer_folder, num_base_rows)
@@ -106,15 +107,18 @@ def _rank_words(
     spec: str, vocab: VocabConfig, counts: WordCounts, known: BaseVocabulary, given: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the words of a learned vocabulary, and its statistics."""
-    ranking = rank_entries(
-        counts.words,
-        counts.counts.tolist(),
-        {*known.entries, *given},
-        vocab.size,
-        vocab.min_frequency,
-        vocab.whole_words,
+    ranking = known.kind.rank(
+        counts,
+        known.tokenizer_json,
+        known.entries,
+        given,
+        size=vocab.size,
+        min_frequency=vocab.min_frequency,
+        whole_words=vocab.whole_words,
     )
-    words, further, unreachable = _choose_words(counts, known, given, ranking, vocab.size)
+    unk_token = str(known.tokenizer.unk_token)
+    count_pieces = known.kind.make_counter(counts, known.tokenizer_json, known.entries, unk_token)
+    words, further, unreachable = _choose_words(count_pieces, known, given, ranking, vocab.size)
     if len(words) == len(given) < vocab.size:
         raise CorpusError(
             f"--corpus {spec!r} has no new word for --base {known.name} with {vocab.min_frequency} occurrences; give "
@@ -122,8 +126,7 @@ def _rank_words(
         )
     if len(words) < vocab.size:
         print(f"new words: the corpus has only {len(words):,} of {vocab.size:,}", file=sys.stderr)
-    unk_token = str(known.tokenizer.unk_token)
-    statistics = describe_vocabulary(counts, known.entries, unk_token, words, further, unreachable)
+    statistics = describe_vocabulary(counts, count_pieces, known.kind.spell, words, further, unreachable)
     statistics["feed_scale"] = ranking.feed_scale
     return words, statistics
 
@@ -134,7 +137,8 @@ def _read_given(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
     is_full = bool(given) and len(given) == vocab.size
     if vocab.protected:
         protected = read_words(vocab.protected, "vocab.protected", known, may_be_known=True)
-        given = list(dict.fromkeys([*given, *(each for each in protected if each not in known.entries)]))
+        new = [each for each in protected if not known.kind.has_entry(each, known.entries)]
+        given = list(dict.fromkeys([*given, *new]))
     if len(given) > vocab.size or is_full:
         raise CorpusError(
             f"--vocab.size is {vocab.size}; the words of --vocab.extend and --vocab.protected are {len(given)} "
@@ -144,7 +148,7 @@ def _read_given(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
 
 
 def _choose_words(
-    counts: WordCounts, known: BaseVocabulary, given: list[str], ranking: Ranking, size: int
+    count_pieces: CountPieces, known: BaseVocabulary, given: list[str], ranking: Ranking, size: int
 ) -> tuple[list[str], list[str], list[str]]:
     """Take the best entries until there are `size`; return them, the ones after them, and all that are unreachable.
 
@@ -162,9 +166,7 @@ def _choose_words(
     for _ in range(MAX_REFILLS):
         rest = [each for each in ranking.entries if each not in unused]
         words, further = [*fixed, *rest[: size - len(fixed)]], rest[size - len(fixed) :]
-        first_id = len(known.entries)
-        vocabulary = {**known.entries, **{word: first_id + i for i, word in enumerate(words)}}
-        usage = count_pieces(counts, vocabulary, str(known.tokenizer.unk_token)).usage[first_id:]
+        usage = count_pieces(words).usage
         found = {word for word, number in zip(words, usage.tolist(), strict=True) if not number}.difference(fixed)
         if not found:
             break
@@ -186,7 +188,7 @@ def import_words(
         folder: where to save; a folder of the same words and base is kept.
 
     Raises:
-        CorpusError: the base's tokenizer is no WordPiece one, or the list has a word that can be no new entry.
+        CorpusError: the base's tokenizer takes no new words, or the list has a word that can be no new entry.
     """
     known = read_base_vocabulary(base, tokenizer_folder, num_base_rows)
     words = _read_brought(vocab, known)
@@ -225,9 +227,11 @@ def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir
         raise CorpusError(f"{folder} has no {RECORD_FILE}; make it with domext vocab.")
     tokenizer = load_tokenizer(folder)
     base = {word: i for word, i in tokenizer.get_vocab().items() if i < extension.first_id}
+    kind, tokenizer_json = find_kind(tokenizer), tokenizer.backend_tokenizer.to_str()
     sources = resolve_sources(spec, prepare)
-    with keep_counts(sources, prepare, tokenizer.backend_tokenizer.to_str(), cache_dir) as counts:
-        statistics = describe_vocabulary(counts, base, str(tokenizer.unk_token), extension.words, [], [])
+    with keep_counts(sources, prepare, tokenizer_json, cache_dir) as counts:
+        count_pieces = kind.make_counter(counts, tokenizer_json, base, str(tokenizer.unk_token))
+        statistics = describe_vocabulary(counts, count_pieces, kind.spell, extension.words, [], [])
         for name, text in ((STATISTICS_FILE, _dump(statistics)), (TABLE_FILE, format_table(statistics))):
             write_text(folder / name, text)
 
@@ -258,16 +262,20 @@ def load_extension(folder: Path) -> ExtensionVocabulary | None:
                 f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; make it again."
             )
         words, first_id = record["words"], record["first_id"]
-        tokenizer = json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+        tokenizer_json = (Path(folder) / "tokenizer.json").read_text(encoding="utf-8")
+        kind = find_kind(tokenizer_json)
+        tokenizer = kind.read_entries(json.loads(tokenizer_json))
         for i, (word, number) in enumerate(words.items()):
-            if number != first_id + i or tokenizer.get(word) != number:
+            found = tokenizer.get(kind.to_entry(word))
+            if number != first_id + i or found != number:
                 raise CorpusError(
                     f"{path} gives {word!r} the id {number}, where {first_id + i} comes next and the tokenizer beside "
-                    f"it has {tokenizer.get(word)}; ids must go on without gaps or changes: make the folder again."
+                    f"it has {found}; ids must go on without gaps or changes: make the folder again."
                 )
-        if len(tokenizer) != first_id + len(words):
+        num_entries = max(tokenizer.values()) + 1
+        if num_entries != first_id + len(words):
             raise CorpusError(
-                f"{path} has {len(words)} words from id {first_id} on, but the tokenizer beside it {len(tokenizer)} "
+                f"{path} has {len(words)} words from id {first_id} on, but the tokenizer beside it {num_entries} "
                 "entries; make the folder again."
             )
         return ExtensionVocabulary(Path(folder), tuple(words), first_id, record["base"], record["base_fingerprint"])
@@ -309,13 +317,8 @@ def check_appended(old: ExtensionVocabulary, new: ExtensionVocabulary) -> None:
 
 
 def decompose(base_tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[list[int]]:
-    """Return the base's ids of every new entry; `##…` is the inside of a word, and what cannot be spelled is [UNK]."""
-    entries = base_tokenizer.get_vocab()
-    longest = find_longest(entries)
-    return [
-        [entries[piece] for piece in split_greedily(word, entries, longest) or [str(base_tokenizer.unk_token)]]
-        for word in words
-    ]
+    """Return the base's ids of every new word, by name; what cannot be spelled is the unknown token."""
+    return find_kind(base_tokenizer).decompose(base_tokenizer, words)
 
 
 def _read_earlier(folder: str, known: BaseVocabulary) -> list[str]:
@@ -362,7 +365,7 @@ def _save(
     if folder.exists() and not (folder / RECORD_FILE).exists() and any(folder.iterdir()):
         raise CorpusError(f"{folder} holds other files; give another --run.name, or remove them.")
     first_id = len(known.entries)
-    tokenizer = _unite(known, words)
+    tokenizer = known.kind.unite(known.tokenizer, known.name, known.entries, words)
     record = {
         "format": FORMAT_VERSION,
         "base": known.name,
@@ -380,34 +383,6 @@ def _save(
         if fingerprint_tokenizer(load_tokenizer(temporary)) != fingerprint_tokenizer(tokenizer):
             raise CorpusError(f"the tokenizer of --base {known.name} changes when it is saved with new words.")
     return ExtensionVocabulary(folder, tuple(words), first_id, known.name, known.fingerprint)
-
-
-def _unite(known: BaseVocabulary, words: Sequence[str]) -> BertTokenizer:
-    """Make one WordPiece tokenizer over base and new words; it normalises and cuts text exactly as the base's does."""
-    from transformers import BertTokenizer
-
-    base = known.tokenizer
-    rule = json.loads(known.tokenizer_json)
-    tokenizer = BertTokenizer(
-        vocab={**known.entries, **{word: len(known.entries) + i for i, word in enumerate(words)}},
-        do_lower_case=rule["normalizer"]["lowercase"],
-        strip_accents=rule["normalizer"]["strip_accents"],
-        tokenize_chinese_chars=rule["normalizer"]["handle_chinese_chars"],
-        model_max_length=base.model_max_length,
-        **{f"{name}_token": getattr(base, f"{name}_token") for name in ("unk", "sep", "pad", "cls", "mask")},
-    )
-    extra = [each for each in base.all_special_tokens if each not in tokenizer.all_special_tokens]
-    if extra:
-        tokenizer.add_special_tokens({"additional_special_tokens": extra})  # they have their base's ids
-    made = json.loads(tokenizer.backend_tokenizer.to_str())
-    for part in ("normalizer", "pre_tokenizer", "added_tokens", "model"):
-        old, new = ({**each[part], "vocab": None} if part == "model" else each[part] for each in (rule, made))
-        if old != new:
-            raise CorpusError(
-                f"the tokenizer of --base {known.name} has a {part.replace('_', '-')} that a BERT tokenizer cannot "
-                f"have ({json.dumps(old)[:200]}); new words need a BERT tokenizer."
-            )
-    return tokenizer
 
 
 def _dump(record: dict[str, Any]) -> str:

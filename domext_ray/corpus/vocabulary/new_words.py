@@ -12,39 +12,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from domext_ray.corpus.vocabulary.word_counts import PREFIX
+from domext_ray.corpus.vocabulary.kind import NUM_CANDIDATES, PREFIX, UNKNOWN_PIECES, Ranking
 
 MAX_FED_WORDS = 20_000_000
 """Occurrences of words that the trainer is fed, at most: counts are scaled down to that."""
-NUM_CANDIDATES = 40_000
-"""Learned entries and whole words that are considered, of each kind, at least; so sizes up to that are nested."""
 MAX_RANKED_WORDS = 500_000
 """Distinct words that the ranking looks at: the most frequent that the base splits."""
 ALPHABET_SHARE = 1e-6
 """A character that the base lacks gets entries when it is one in a million of the text, or more."""
-UNKNOWN_PIECES = 2
-"""What a word that cannot be spelled counts as: knowing it is worth a token."""
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Entries that a base lacks, the most useful first.
-
-    Args:
-        alphabet: entries for characters that the base cannot spell; they come before all others.
-        entries: the others, by the tokens that they save.
-        unreachable: candidates that greedy longest match never takes, sorted.
-        feed_scale: what counts were multiplied by for the trainer.
-    """
-
-    alphabet: tuple[str, ...]
-    entries: tuple[str, ...]
-    unreachable: tuple[str, ...]
-    feed_scale: float
 
 
 def split_greedily(text: str, entries: Collection[str], longest: int, without: str = "") -> list[str] | None:

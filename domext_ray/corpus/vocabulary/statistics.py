@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models
 
-from domext_ray.corpus.vocabulary.word_counts import MAX_WORD_CHARS, WordCounts
+from domext_ray.corpus.vocabulary.kind import MAX_WORD_CHARS, CountPieces, PieceCounts, WordCounts
 
 TABLE_SIZES = (0, 1_000, 2_000, 5_000, 10_000, 20_000)
 NUM_TOP_WORDS = 50
 NUM_EXAMPLES = 20
-_BLOCK_WORDS = 20_000
 _WORDS_PER_LINE = 5
 
 
@@ -38,58 +35,6 @@ class SizeStatistics:
     unknown_frac: float
 
 
-@dataclass(frozen=True)
-class PieceCounts:
-    """What the words of a corpus become.
-
-    Args:
-        num_pieces: tokens of each word, int64 [W].
-        is_unknown: the word is [UNK], bool [W].
-        usage: occurrences of each id in the corpus, int64 [V].
-    """
-
-    num_pieces: np.ndarray
-    is_unknown: np.ndarray
-    usage: np.ndarray
-
-
-def _split_words(
-    words: Sequence[str], vocabulary: dict[str, int], unk_token: str
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (ids, number of ids of each word) of blocks of words, which are not cut or normalised any more."""
-    model = models.WordPiece(vocabulary, unk_token=unk_token, max_input_chars_per_word=MAX_WORD_CHARS)
-    tokenizer = Tokenizer(model)
-    for first in range(0, len(words), _BLOCK_WORDS):
-        block = list(words[first : first + _BLOCK_WORDS])
-        ids = [each.ids for each in tokenizer.encode_batch(block, add_special_tokens=False)]
-        yield np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64), np.fromiter(map(len, ids), np.int64)
-
-
-def count_pieces(counts: WordCounts, vocabulary: dict[str, int], unk_token: str) -> PieceCounts:
-    """Tokenise every counted word once.
-
-    Args:
-        counts: the words.
-        vocabulary: id by entry.
-        unk_token: the entry for words that cannot be spelled.
-    """
-    num_pieces = np.ones(len(counts.words), dtype=np.int64)
-    is_unknown = np.zeros(len(counts.words), dtype=bool)
-    usage = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
-    # Greedy longest match takes a word that is an entry as a whole.
-    whole = np.fromiter((vocabulary.get(each, -1) for each in counts.words), dtype=np.int64)
-    np.add.at(usage, whole[whole >= 0], counts.counts[whole >= 0])
-    rest = np.flatnonzero(whole < 0)
-    first = 0
-    for ids, sizes in _split_words([counts.words[i] for i in rest], vocabulary, unk_token):
-        places = rest[first : first + len(sizes)]
-        first += len(sizes)
-        num_pieces[places] = sizes
-        is_unknown[places] = ids[np.cumsum(sizes) - sizes] == vocabulary[unk_token]
-        np.add.at(usage, ids, np.repeat(counts.counts[places], sizes))
-    return PieceCounts(num_pieces, is_unknown, usage)
-
-
 def _measure_size(counts: WordCounts, has_letter: np.ndarray, pieces: PieceCounts, num_new: int) -> SizeStatistics:
     """Sum up what the words of a corpus become with so many new words."""
     num_ordinary = max(int(counts.counts[has_letter].sum()), 1)
@@ -109,8 +54,8 @@ def _measure_size(counts: WordCounts, has_letter: np.ndarray, pieces: PieceCount
 
 def describe_vocabulary(
     counts: WordCounts,
-    base: dict[str, int],
-    unk_token: str,
+    count_pieces: CountPieces,
+    spell: Callable[[str], str],
     words: Sequence[str],
     further: Sequence[str],
     unreachable: Sequence[str],
@@ -119,23 +64,21 @@ def describe_vocabulary(
 
     Args:
         counts: the words of the corpus.
-        base: id by entry of the base.
-        unk_token: its entry for words that cannot be spelled.
+        count_pieces: tells what they become with some new words.
+        spell: tells the text of one.
         words: the new words.
         further: what would come next in a larger vocabulary.
         unreachable: candidates that can never be a token.
     """
     ranked = [*words, *further]
     sizes = sorted({*(each for each in TABLE_SIZES if each <= len(ranked)), len(words)})
-    first_id = max(base.values()) + 1
-    has_letter = np.fromiter((any(map(str.isalnum, each)) for each in counts.words), dtype=bool)
+    has_letter = np.fromiter((any(map(str.isalnum, spell(each))) for each in counts.words), dtype=bool)
     rows = []
     for size in sizes:
-        vocabulary = {**base, **{word: first_id + i for i, word in enumerate(ranked[:size])}}
-        pieces = count_pieces(counts, vocabulary, unk_token)
+        pieces = count_pieces(ranked[:size])
         rows.append(asdict(_measure_size(counts, has_letter, pieces, size)))
         if size == len(words):
-            usage = pieces.usage[first_id : first_id + size].tolist()
+            usage = pieces.usage.tolist()
     top = sorted(zip(words, usage, strict=True), key=lambda item: (-item[1], item[0]))[:NUM_TOP_WORDS]
     return {
         "format": 1,

@@ -1,0 +1,395 @@
+"""New words beside every kind of vocabulary: the base's texts stay as they are, and a new word is one token."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_tokenizers import MAKERS, PROSE, learn_bytes, learn_unigram, save_unigram
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaConfig
+
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig
+from domext_ray.corpus.rows import RowSettings, tokenize_sentences
+from domext_ray.corpus.texts.sentences import split_sentences
+from domext_ray.corpus.vocabulary.extension import (
+    ExtensionVocabulary,
+    decompose,
+    import_words,
+    learn_extension,
+    load_extension,
+    measure_extension,
+)
+from domext_ray.corpus.vocabulary.kind import PREFIX
+from domext_ray.corpus.vocabulary.kinds import KINDS, find_kind, require_kind
+from domext_ray.corpus.vocabulary.unigram import MARK, OTHER_MARK, write_pattern
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer, make_backend
+from domext_ray.errors import CorpusError
+
+PREPARE = PrepareConfig(min_document_chars=5)
+TERMS = ["thalamus", "thal", "epithalamus", "Naïveté", "αopioid", "##thalamus", "##dopamine", "中脑"]
+"""Words that the prose does not have."""
+ODD_TEXTS = [
+    "",
+    " ",
+    "thalamuses hypothalamus subthalamus_2 thalamic thalamusthalamus naïveté 中脑里 大中脑",
+    "  two  spaces   and    more  ",
+    "tab\tline\nend\r\n\u00a0no-break \u200b zero width \u2028 line",
+    "don't it's I'LL we've (parens) [brackets] {x1} a-b-c 3.14 1,000 $5.00 100% #tag @name e-mail@host.org",
+    "<s> </s> <mask> [MASK] [CLS] <|endoftext|> |||IP_ADDRESS||| [unused0] [unused3] Ġword ▁word _▁_ ▁▁",
+    "ﬁne ½ ² Ⅳ ① Å e\u0301 n\u0303 한국어 ไทย हिन्दी العربية עברית 日本語 中文。你好，世界！",
+    f"marks {MARK}{OTHER_MARK} {MARK}xenon {MARK}thalamuses t{MARK}halamuses x{MARK} th{MARK}",
+    "😀👍🏽 emoji\U0001f600joined \ud7ff \ufffd",
+]
+
+
+def make(name: str, folder: Path) -> Path:
+    return MAKERS[name](folder)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bases")
+    return {name: make(name, folder / name) for name in MAKERS}
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def base_folder(request: pytest.FixtureRequest, bases: dict[str, Path]) -> Path:
+    return bases[request.param]
+
+
+def bring(words: list[str], base: Path, folder: Path, more_rows: int = 0, **vocab: Any) -> ExtensionVocabulary:
+    path = folder.parent / f"{folder.name}.txt"
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    return import_words(
+        VocabConfig(words=str(path), **vocab),
+        base="tiny",
+        tokenizer_folder=base,
+        num_base_rows=count_rows(base) + more_rows,
+        folder=folder,
+    )
+
+
+def count_rows(base: Path) -> int:
+    return max(load_tokenizer(base).get_vocab().values()) + 1
+
+
+@pytest.fixture(scope="module")
+def made(base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ExtensionVocabulary:
+    return bring(TERMS, base_folder, tmp_path_factory.mktemp("made") / "vocab", more_rows=3)
+
+
+def read(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[Any, ...]:
+    found = make_backend(tokenizer).encode(text)
+    return found.ids, found.offsets, found.word_ids, found.special_tokens_mask
+
+
+def show(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """The texts of the tokens."""
+    found = make_backend(tokenizer).encode(text, add_special_tokens=False)
+    return [text[first:end] for first, end in found.offsets]
+
+
+def test_texts_without_new_words_are_cut_as_before(made: ExtensionVocabulary, base_folder: Path) -> None:
+    base, union = load_tokenizer(base_folder), load_tokenizer(made.folder)
+    for text in [*PROSE, *ODD_TEXTS, *(f"{first} {end}" for first, end in zip(PROSE, ODD_TEXTS, strict=False))]:
+        assert read(union, text) == read(base, text), text
+        if MARK not in text:
+            ids = base(text).input_ids
+            assert union(text).input_ids == ids and union.decode(ids) == base.decode(ids)
+
+
+def test_words_of_the_prose_as_new_words_change_nothing_else(base_folder: Path, tmp_path: Path) -> None:
+    """Where a new word's pieces are put back, the base's tokens are there."""
+    base = load_tokenizer(base_folder)
+    kind, backend = find_kind(base), make_backend(base)
+    splitter = kind.make_splitter(backend.to_str())
+    units = sorted({unit for line in PROSE for unit in splitter.split_text(line)})
+    names = [name for unit in units if (name := unit.lstrip("Ġ▁")).isalpha() and kind.spell(unit) == name]
+    words = [word for word in names[::3] if not kind.has_entry(word, base.get_vocab())]
+    extension = bring(words, base_folder, tmp_path / "vocab")
+    union, pieces = load_tokenizer(extension.folder), decompose(base, words)
+    other = make_backend(union)
+    new = {kind.to_entry(word).replace(MARK, "") for word in words}
+    num_with = num_without = 0
+    for line in PROSE:
+        before, after = backend.encode(line), other.encode(line)
+        has_new = not new.isdisjoint(splitter.split_text(line))
+        assert has_new == (max(after.ids) >= extension.first_id)
+        num_with, num_without = num_with + has_new, num_without + (not has_new)
+        put_back = [
+            piece for i in after.ids for piece in (pieces[i - extension.first_id] if i >= extension.first_id else [i])
+        ]
+        assert put_back == before.ids
+        assert len(after.ids) < len(before.ids) or not has_new
+        assert union.decode(after.ids) == base.decode(before.ids)
+    assert len(words) > 50 and num_with > 100 and num_without > 20
+
+
+def test_a_new_word_is_one_token_with_its_place_and_its_text(made: ExtensionVocabulary, base_folder: Path) -> None:
+    union, base = load_tokenizer(made.folder), load_tokenizer(base_folder)
+    text = "the thalamus, epithalamus; Naïveté (thalamus) thal-x thalamuses _thal 中脑"
+    after, before = (make_backend(each).encode(text, add_special_tokens=False) for each in (union, base))
+    new = [place for place, i in enumerate(after.ids) if i >= made.first_id]
+    assert [text[slice(*after.offsets[place])].strip() for place in new] == [
+        "thalamus", "epithalamus", "Naïveté", "thalamus", "thal", "中脑"
+    ]  # fmt: skip
+    starts, ends = zip(*before.offsets, strict=True)
+    for place in new:
+        first, end = after.offsets[place]
+        assert first in starts and end in ends, "a word has the place of its pieces"
+        assert after.word_ids[place] in before.word_ids
+        assert union.decode([after.ids[place]]).strip() == text[first:end].strip()
+    assert max(after.word_ids) == max(before.word_ids)
+    plain = "the thalamus, epithalamus thalamuses thal, thal."
+    back = [each.decode(each(plain).input_ids, skip_special_tokens=True) for each in (union, base)]
+    assert back[0] == back[1] and back[0].strip() == plain
+
+
+def test_a_new_word_is_masked_as_one_word(made: ExtensionVocabulary, base_folder: Path) -> None:
+    tokenizers = load_tokenizer(made.folder), load_tokenizer(base_folder)
+    sentence = "We read of the thalamus and the Naïveté of it"
+    starts = []
+    for tokenizer in tokenizers:
+        ends = tokenizer.cls_token_id, tokenizer.sep_token_id
+        settings = RowSettings(tokenizer.backend_tokenizer.to_str(), *ends, 32, True, False)
+        ((ids, begins),) = tokenize_sentences([sentence], settings)
+        starts.append(begins.tolist())
+        assert len(ids) == len(begins)
+    assert sum(starts[0]) == sum(starts[1]) == len(sentence.split()) and len(starts[0]) < len(starts[1])
+
+
+def test_one_tokenizer_that_loads_everywhere(made: ExtensionVocabulary, base_folder: Path, tmp_path: Path) -> None:
+    base, union = load_tokenizer(base_folder), AutoTokenizer.from_pretrained(made.folder)
+    assert load_extension(made.folder) == made
+    assert not {"vocab.json", "merges.txt"} & {each.name for each in made.folder.iterdir()}
+    union.save_pretrained(tmp_path / "again")
+    RobertaConfig().save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert fingerprint_tokenizer(again) == fingerprint_tokenizer(union)
+    for name in ("all_special_ids", "all_special_tokens", "model_input_names", "model_max_length", "padding_side"):
+        assert getattr(again, name) == getattr(union, name) == getattr(base, name)
+    texts = ["one thalamus", "a longer row of it"]
+    assert again(texts, padding=True) == union(texts, padding=True)
+    assert union("a <mask> b").input_ids == base("a <mask> b").input_ids
+
+
+def test_ids_follow_the_bases_rows(made: ExtensionVocabulary, base_folder: Path, tmp_path: Path) -> None:
+    base, union = load_tokenizer(base_folder), load_tokenizer(made.folder)
+    kind, vocabulary = find_kind(base), union.get_vocab()
+    assert made.first_id == count_rows(base_folder) + 3 and len(union) == made.first_id + len(made.words)
+    assert [vocabulary[kind.to_entry(word)] for word in made.words] == list(range(made.first_id, len(union)))
+    assert {entry: i for entry, i in vocabulary.items() if entry in base.get_vocab()} == base.get_vocab()
+    longer = bring(["amygdala"], base_folder, tmp_path / "longer", more_rows=3, extend=str(made.folder))
+    assert longer.words == (*made.words, "amygdala")
+    with pytest.raises(CorpusError, match="whose tokenizer is another"):
+        bring(["amygdala"], base_folder, tmp_path / "other", more_rows=4, extend=str(made.folder))
+
+
+def test_new_words_in_the_bases_pieces(made: ExtensionVocabulary, base_folder: Path) -> None:
+    base = load_tokenizer(base_folder)
+    for word, pieces in zip(made.words, decompose(base, made.words), strict=True):
+        assert pieces and max(pieces) < count_rows(base_folder)
+        if base.unk_token_id not in pieces:
+            mark = "" if word.startswith(PREFIX) else " "
+            assert base.decode(pieces).strip() == word.removeprefix(PREFIX), mark
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("[MASK]", "is a special token|cuts it into 3 words"),
+        ("the", "is in the base's vocabulary already"),
+        ("co-opt", "cuts it into 3 words"),
+        ("basal ganglia", "cuts it into 2 words"),
+        ("", "is empty"),
+        (" neuron", "can never be"),
+        ("x" * 101, "more than 100 characters"),
+    ],
+)
+def test_lists_with_a_mistake(base_folder: Path, tmp_path: Path, word: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        bring(["amygdala", word], base_folder, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_words_that_a_kind_cannot_have(bases: dict[str, Path], tmp_path: Path) -> None:
+    for name, word, message in [
+        ("roberta", "thalamus2", "cuts it into 2 words"),
+        ("modernbert", "e\u0301te\u0301", "the base's normaliser makes it 'été'"),
+        ("xlm-roberta", "ﬁbrosis", "the base's normaliser makes it 'fibrosis'"),
+        ("xlm-roberta", "->", "is no word of letters and digits alone"),
+        ("roberta with a space first", "##co-opt", "cuts it into 3 words"),
+    ]:
+        with pytest.raises(CorpusError, match=message):
+            bring([word], bases[name], tmp_path / "made")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw = random.Random(3)
+    terms = [f"{first}{last}" for first in ("neuro", "dopa", "Sero", "hippo") for last in ("genic", "toxin", "ectomy")]
+    lines = []
+    for line in PROSE:
+        words = line.split(" ")
+        for _ in range(3):
+            term = draw.choice(terms)
+            words.insert(draw.randrange(1, len(words)), draw.choice([term, f"{term},", f"({term})", f"{term}-like"]))
+        lines.append(" ".join(words))
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def learn(text: Path, base: Path, folder: Path, **vocab: Any) -> ExtensionVocabulary:
+    return learn_extension(
+        str(text),
+        PREPARE,
+        VocabConfig(**vocab),
+        base="tiny",
+        tokenizer_folder=base,
+        num_base_rows=count_rows(base),
+        folder=folder,
+        cache_dir=text.parent / "cache",
+    )
+
+
+def test_words_are_learned_in_the_bases_notion_of_them(
+    base_folder: Path, text: Path, tmp_path: Path, local_ray: None
+) -> None:
+    learned = learn(text, base_folder, tmp_path / "vocab", size=30)
+    assert {"neurogenic", "Serotoxin", "hippoectomy"} <= set(learned.words) and "serotoxin" not in learned.words
+    assert "##neurogenic" in learned.words
+    assert learn(text, base_folder, tmp_path / "fewer", size=12).words == learned.words[:12]
+    union, base = load_tokenizer(learned.folder), load_tokenizer(base_folder)
+    kind, backends = find_kind(union), (make_backend(base), make_backend(union))
+    sentences = [each for line in text.read_text(encoding="utf-8").split("\n") for each in split_sentences(line)]
+    num_before, num_after = 0, 0
+    usage = np.zeros(len(union), dtype=np.int64)
+    for sentence in sentences:
+        before, after = (backend.encode(sentence, add_special_tokens=False).ids for backend in backends)
+        num_before, num_after = num_before + len(before), num_after + len(after)
+        np.add.at(usage, after, 1)
+    ids = union.get_vocab()
+    counts = {word: int(usage[ids[kind.to_entry(word)]]) for word in learned.words}
+    assert min(counts.values()) >= 5, "every new word is a token of the text"
+    record = json.loads((learned.folder / "statistics.json").read_text())
+    assert {word: count for word, count in record["top_words"]} == counts
+    rows = {row["num_new"]: row["tokens_per_document"] * record["num_documents"] for row in record["sizes"]}
+    assert rows[30] == pytest.approx(num_after, rel=1e-9 if kind is KINDS["BPE"] else 0.02)
+    assert rows[0] == pytest.approx(num_before, rel=1e-9 if kind is KINDS["BPE"] else 0.02)
+    learn(text, base_folder, tmp_path / "again", size=30)
+    for path in learned.folder.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+    measure_extension(str(text), PREPARE, learned.folder, tmp_path / "cache")
+    assert json.loads((learned.folder / "statistics.json").read_text())["sizes"][:2] == record["sizes"][:2]
+
+
+def test_the_pattern_finds_words_that_stand_alone() -> None:
+    """Against a plain search for each word."""
+    draw = random.Random(1)
+    words = sorted({"".join(draw.choices("abé", k=draw.randrange(1, 5))) for _ in range(40)})
+    spaced, joined = words[::2], words[1::3]
+    pattern = Regex(write_pattern([*spaced, *(PREFIX + word for word in joined)]))
+    normalizer = normalizers.Replace(pattern, "|")
+    num_found = 0
+    for _ in range(3000):
+        text = "".join(draw.choices("abé  (-_7", k=draw.randrange(1, 14)))
+
+        def mark(match: re.Match[str], text: str = text) -> str:
+            before = text[: match.start()][-1:]
+            is_new = match[0] in (spaced if before in ("", " ") else joined)
+            return f"{match[0][0]}|{match[0][1:]}" if is_new else match[0]
+
+        expected = re.sub(r"\w+", mark, text)
+        assert normalizer.normalize_str(text) == expected
+        num_found += expected.count("|")
+    assert num_found > 500
+
+
+def change_unigram(edit: Callable[[dict[str, Any]], Any]) -> str:
+    record = learn_unigram()
+    edit(record)
+    return json.dumps(record)
+
+
+def make_bytes(**options: Any) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", "model": {**learn_bytes(["<unk>"]), **options}}))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def test_byte_level_tokenizers_that_take_no_new_words() -> None:
+    gemma = make_bytes()
+    gemma.normalizer = normalizers.Replace(" ", "▁")
+    gemma.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    unsplit = make_bytes()
+    unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    lost = make_bytes()
+    lost.add_tokens(["thalamus"])
+    require_kind(make_bytes().to_str(), "base")
+    require_kind(make_bytes(ignore_merges=True).to_str(), "base")
+    for tokenizer, message in [
+        (gemma, "is a BPE model that is not byte-level, and new words beside it would change other words"),
+        (make_bytes(byte_fallback=True), "is a BPE model that is not byte-level"),
+        (make_bytes(dropout=0.1), "drops merges at random"),
+        (unsplit, "does not cut text into words before its BPE model"),
+        (lost, "has the entry 'thalamus', which its merges do not lead to"),
+        (Tokenizer(models.WordLevel({"a": 0}, "a")), "is a WordLevel model; new words need WordPiece"),
+    ]:
+        with pytest.raises(CorpusError, match=message):
+            require_kind(tokenizer.to_str(), "base")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda record: record["model"]["vocab"].pop(), "beside which the token '<mask>' stands"),
+        (lambda record: record["model"].update(byte_fallback=True), "that spells unknown characters as bytes"),
+        (
+            lambda record: record["model"]["vocab"].append(["▁high", 0.0]),
+            "whose piece '▁high' has a score of 0 or more",
+        ),
+        (lambda record: record["model"]["vocab"].append([f"a{MARK}b", -1.0]), "that has new words already"),
+        (lambda record: record.update(pre_tokenizer={"type": "WhitespaceSplit"}), "do not always begin with '▁'"),
+        (
+            lambda record: record["pre_tokenizer"]["pretokenizers"][1].update(prepend_scheme="first"),
+            "do not always begin with '▁'",
+        ),
+    ],
+)
+def test_unigram_tokenizers_that_take_no_new_words(edit: Callable[[dict[str, Any]], Any], message: str) -> None:
+    with pytest.raises(CorpusError, match=f"of --base base is a unigram model .*{message}"):
+        require_kind(change_unigram(edit), "base")
+
+
+def test_words_beside_new_words_are_refused_as_a_base(bases: dict[str, Path], tmp_path: Path) -> None:
+    made = bring(["thalamus"], bases["xlm-roberta"], tmp_path / "made")
+    with pytest.raises(CorpusError, match="that has new words already"):
+        bring(["amygdala"], made.folder, tmp_path / "more")
+    made = bring(["thalamus"], bases["roberta"], tmp_path / "bytes")
+    more = bring(["amygdala"], made.folder, tmp_path / "more bytes")
+    assert show(load_tokenizer(more.folder), " thalamus amygdala") == ["thalamus", "amygdala"]
+
+
+def test_a_unigram_base_without_normaliser(tmp_path: Path) -> None:
+    record = learn_unigram() | {"normalizer": None}
+    base = save_unigram(tmp_path / "base", record)
+    made = bring(["thalamus"], base, tmp_path / "made")
+    union, plain = load_tokenizer(made.folder), load_tokenizer(base)
+    assert show(union, "the thalamus")[-1] == "thalamus"
+    assert all(read(union, text) == read(plain, text) for text in (*PROSE[:50], "thalamuses", f"{MARK}x"))
+    kind = find_kind(union)
+    stripped = kind.strip(json.loads(union.backend_tokenizer.to_str()))
+    assert stripped["normalizer"] is None and kind.make_splitter(json.dumps(stripped)).split_text("a(b") == [
+        "▁a",
+        "(",
+        "b",
+    ]

@@ -1,0 +1,95 @@
+"""Small tokenizers of each kind, learned on the prose that ships: as the bases have them that people adapt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conftest import REPOSITORY
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, RobertaTokenizer
+
+PROSE = (REPOSITORY / "domext_ray" / "assets" / "general_probe.txt").read_text(encoding="utf-8").splitlines()
+SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def learn_bytes(specials: list[str], num_entries: int = 700) -> dict[str, Any]:
+    """Learn byte-level BPE; return the model's record."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=num_entries, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(PROSE, trainer)
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return model
+
+
+def save_roberta(folder: Path, **options: Any) -> Path:
+    """RoBERTa's: a class of its own, which makes its rules itself when it is loaded."""
+    model = learn_bytes([*SPECIALS, "<mask>"])
+    merges = [tuple(each) for each in model["merges"]]
+    RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=128, **options).save_pretrained(folder)
+    return folder
+
+
+def save_modernbert(folder: Path) -> Path:
+    """ModernBERT's: NFC, runs of spaces as tokens, and special tokens behind the model's vocabulary."""
+    tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", "model": learn_bytes(["|||IP_ADDRESS|||"])}))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(["|||IP_ADDRESS|||", "    ", "   ", "  "])
+    names = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+    tokenizer.add_special_tokens(["<|endoftext|>", *names.values()])
+    ends = [(each, tokenizer.token_to_id(each)) for each in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", ends)
+    tokens = {f"{each}_token": token for each, token in names.items()}
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=128, model_input_names=["input_ids", "attention_mask"], **tokens
+    ).save_pretrained(folder)
+    return folder
+
+
+def learn_unigram(splits_at_spaces: bool = True, prepend: str = "always") -> dict[str, Any]:
+    """Learn a unigram model with XLM-R's rules; return the tokenizer's record, <mask> its last piece."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    rules = [pre_tokenizers.WhitespaceSplit(), metaspace] if splits_at_spaces else [metaspace]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=SPECIALS, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(PROSE, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> </s> $B </s>", [("<s>", 0), ("</s>", 2)]
+    )
+    record: dict[str, Any] = json.loads(tokenizer.to_str())
+    record["model"]["vocab"].append(["<mask>", 0.0])
+    mask = {**record["added_tokens"][0], "id": len(record["model"]["vocab"]) - 1, "content": "<mask>", "lstrip": True}
+    record["added_tokens"].append(mask)
+    return record
+
+
+def save_unigram(folder: Path, record: dict[str, Any]) -> Path:
+    """Save a tokenizer of XLM-R's special tokens."""
+    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(record)),
+        model_max_length=128,
+        model_input_names=["input_ids", "attention_mask"],
+        **{f"{each}_token": token for each, token in names.items()},
+    ).save_pretrained(folder)
+    return folder
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "roberta": save_roberta,
+    "roberta with a space first": lambda folder: save_roberta(folder, add_prefix_space=True),
+    "modernbert": save_modernbert,
+    "xlm-roberta": lambda folder: save_unigram(folder, learn_unigram()),
+    "unigram of one space": lambda folder: save_unigram(folder, learn_unigram(splits_at_spaces=False)),
+}
