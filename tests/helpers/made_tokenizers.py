@@ -9,7 +9,7 @@ from typing import Any
 
 from conftest import REPOSITORY
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast, RobertaTokenizer
+from transformers import CamembertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer, XLMRobertaTokenizer
 
 PROSE = (REPOSITORY / "domext_ray" / "assets" / "general_probe.txt").read_text(encoding="utf-8").splitlines()
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -86,10 +86,28 @@ def save_unigram(folder: Path, record: dict[str, Any]) -> Path:
     return folder
 
 
+def save_camembert(folder: Path) -> Path:
+    """CamemBERT's: a class of its own, whose vocabulary begins with tokens that nothing uses."""
+    pieces = [(piece, score) for piece, score in learn_unigram()["model"]["vocab"]]
+    unused = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+    vocab = [*unused, ("<s>", 0.0), ("</s>", 0.0), *pieces[len(SPECIALS) :]]
+    CamembertTokenizer(vocab=vocab, model_max_length=128).save_pretrained(folder)
+    return folder
+
+
+def save_xlm_roberta(folder: Path) -> Path:
+    """XLM-R's: a class of its own, which makes its rules itself when it is loaded."""
+    vocab = [(piece, score) for piece, score in learn_unigram()["model"]["vocab"]]
+    XLMRobertaTokenizer(vocab=vocab, model_max_length=128).save_pretrained(folder)
+    return folder
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "roberta": save_roberta,
     "roberta with a space first": lambda folder: save_roberta(folder, add_prefix_space=True),
     "modernbert": save_modernbert,
-    "xlm-roberta": lambda folder: save_unigram(folder, learn_unigram()),
+    "xlm-roberta": save_xlm_roberta,
+    "camembert": save_camembert,
+    "unigram with NFKC": lambda folder: save_unigram(folder, learn_unigram()),
     "unigram of one space": lambda folder: save_unigram(folder, learn_unigram(splits_at_spaces=False)),
 }
