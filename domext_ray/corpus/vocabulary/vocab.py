@@ -113,7 +113,8 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> 
         owner: the model, for messages.
 
     Raises:
-        CorpusError: it has ids beyond the table, leaves more than half of it unnamed, or reads no text.
+        CorpusError: it has ids beyond the table, leaves more than half of it unnamed, or reads neither plain text nor
+            its own entries.
     """
     entries = tokenizer.get_vocab()
     highest = max(entries.values())
@@ -122,12 +123,19 @@ def check_fit(tokenizer: PreTrainedTokenizerBase, num_rows: int, owner: str) -> 
         raise CorpusError(f"{sizes} embedding rows, so some words have none; give the model's own tokenizer.")
     if 2 * len(entries) < num_rows:
         raise CorpusError(f"{sizes} embedding rows, more than half without a word; give the model's own tokenizer.")
-    found = tokenizer.backend_tokenizer.encode(PLAIN_TEXT, add_special_tokens=False).ids
-    if not set(found) - {tokenizer.unk_token_id}:
+    own = " ".join(each for each in entries if each not in tokenizer.all_special_tokens)  # proteins, say, are no words
+    if not any(_reads(tokenizer, text) for text in (PLAIN_TEXT, own)):
         raise CorpusError(
-            f"the tokenizer of {owner} makes {tokenizer.unk_token} of every word of plain text in nine languages; give "
-            "the model's own tokenizer."
+            f"the tokenizer of {owner} makes {tokenizer.unk_token} of every word of plain text in nine languages, and "
+            "of its own entries; give the model's own tokenizer, with its tokenizer_config.json, which may say that "
+            "case matters."
         )
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    """Whether a tokenizer knows anything of a text."""
+    found = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    return bool(set(found) - {tokenizer.unk_token_id})
 
 
 def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import CorpusError
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -129,3 +129,11 @@ def test_texts_that_make_no_vocabulary(tmp_path: Path, content: str, message: st
     with pytest.raises(CorpusError, match=message):
         learn_wordpiece(str(path), PREPARE, VocabConfig(size=64), tmp_path / "learned", 64)
     assert [each.name for each in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_tokenizer_of_other_things_than_words() -> None:
+    """Models of proteins read one capital per residue; a tokenizer that makes them small letters is not theirs."""
+    residues = "LAGVSERTIDPKQNFYMHWC"
+    check_fit(make_tokenizer(*residues, do_lower_case=False), 25, "--base proteins")
+    with pytest.raises(CorpusError, match="of its own entries; .* tokenizer_config.json, which may say that case"):
+        check_fit(make_tokenizer(*residues), 25, "--base proteins")
