@@ -121,8 +121,8 @@ def _format_words(run_dir: Path) -> str:
     return "\n".join(
         [
             format_paragraph(
-                f"The run has {number:,} new words and pieces of words (##) beside the base's. The most frequent ones, "
-                "and how often the text has them:"
+                f"The run has {number:,} new words beside the base's; ## marks what stands joined to what is before "
+                "it. The most frequent ones, and how often the text has them:"
             ),
             format_counts(words[:MAX_WORDS]),
             format_folded(f"{len(rest)} more", format_counts(rest)) if rest else "",
