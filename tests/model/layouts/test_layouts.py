@@ -92,6 +92,20 @@ def test_scores_are_those_of_transformers(
 
 
 @each_layout
+def test_a_packed_row_has_the_scores_of_its_documents(folders: dict[str, Path], kind: str) -> None:
+    """Those of transformers' own model, which reads each document alone; two are longer than ModernBERT's window."""
+    theirs = AutoModelForMaskedLM.from_pretrained(folders[kind], dtype=torch.float32).eval()
+    model = augment(load(folders, kind))
+    sizes = (17, 4, 11)
+    row = torch.randint(5, 200, (1, sum(sizes)), generator=torch.Generator().manual_seed(4))
+    numbers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[None]
+    with torch.no_grad():
+        found = model(row, document_ids=numbers).logits[0]
+        expected = torch.cat([theirs(each).logits[0] for each in row.split(sizes, dim=1)])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@each_layout
 def test_extensions_start_at_the_base_exactly(folders: dict[str, Path], kind: str) -> None:
     base = load(folders, kind)
     model = augment(base, EVERYTHING)
