@@ -202,6 +202,7 @@ def make_stub(config: SweepConfig, name: str, *, tensorboard: bool = False, **se
     return replace(config, run=run, search=SearchConfig(**search), score_base=False)
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
@@ -239,6 +240,7 @@ def test_a_trial_whose_process_dies_too_often_is_recorded(config: SweepConfig) -
     assert len(trials) == 2 and all(each["status"] == "complete" for each in trials), "more deaths are allowed now"
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_optuna_is_told_what_trials_scored(config: SweepConfig) -> None:
     """One trial at a time, Ray Tune asks for the very points that Optuna alone would suggest."""
@@ -302,6 +304,7 @@ def test_a_sweep_grows_shrinks_and_moves(
     assert capsys.readouterr().out.count("nothing is left to do") == 2
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_several_objectives_make_a_front(config: SweepConfig) -> None:
     options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
@@ -316,6 +319,7 @@ def test_several_objectives_make_a_front(config: SweepConfig) -> None:
         assert scalar.value == pytest.approx(each["rungs"][-1]["f1"])
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
     mlflow = pytest.importorskip("mlflow", reason="an extra")
