@@ -133,7 +133,8 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
         loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.kept)
         for batch in (make_batch(KEPT), make_batch(KEPT))
     ]
-    assert torch.equal(cast(Tensor, asked[0]), cast(Tensor, asked[1]))
+    # Not to the last bit: how MKL sums may depend on where a tensor lies in memory.
+    torch.testing.assert_close(cast(Tensor, asked[0]), cast(Tensor, asked[1]), rtol=0, atol=1e-5)
     assert cast(nn.Module, model).training and float(run(loss, make_batch(KEPT))[2]) > 0.01
 
 
