@@ -139,11 +139,10 @@ def _find_folder(base: str) -> Path:
             f"--base {base!r} is missing from this installation ({folder}); install the package again."
         )
     if folder.is_dir():
-        if not (folder / "config.json").is_file() and (folder / "export" / "config.json").is_file():
-            return folder / "export"  # of a run that trained all weights
-        if not (folder / "config.json").is_file():
-            raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
-        return folder
+        for place in (folder, folder / "export"):  # the second: of a run that trained all weights
+            if (place / "config.json").is_file():
+                return place
+        raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
     if folder.exists():
         raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", base):
