@@ -105,19 +105,22 @@ class MethodRuns:
         """Whether the base stays as it is."""
         return self.trains in ("extensions", "domain")
 
+    @property
+    def has_router(self) -> bool:
+        """Whether every run has a router, and was measured with it."""
+        return all("routed" in each for each in self.summaries.values())
 
-def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns | None:
+
+def route_runs(runs: MethodRuns, retained: Mapping[int, float]) -> MethodRuns:
     """Return the same runs as a method of its own, whose rows go where the runs' routers send them.
 
     Args:
-        runs: finished runs of one method.
+        runs: finished runs of one method that has routers.
         retained: accuracy on general text by seed with the routers, 0 to 1; empty: there is none.
 
     Returns:
-        The method with `WITH_ROUTER` behind its name; None if a run has no router, or was not measured with it.
+        The method with `WITH_ROUTER` behind its name.
     """
-    if not all("routed" in each for each in runs.summaries.values()):
-        return None
     return replace(
         runs,
         name=runs.name + WITH_ROUTER,

@@ -222,14 +222,12 @@ def _read_study(
                 tried=rates.get(arm.name, {}),
             )
         )
-    routed = [each for each in runs if route_runs(each, {})]
+    routed = [each for each in runs if each.has_router]
     names = [name_run(each.name, seed) for each in routed for seed in seeds]
     _, accuracies = measure_retention(place, names, route=True) if asks and names else (None, {})
     for each in routed:
         kept = {seed: accuracies[name_run(each.name, seed)] for seed in seeds} if asks else {}
-        twin = route_runs(each, kept)
-        assert twin is not None
-        runs.insert(runs.index(each) + 1, twin)
+        runs.insert(runs.index(each) + 1, route_runs(each, kept))
     base = make_base_figures(read_summary(place.locate(BASE) / "summary.json"), retained)
     return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out)
 
