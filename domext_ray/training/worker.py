@@ -46,7 +46,7 @@ from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
-from domext_ray.training.routing import find_routed_model
+from domext_ray.training.routed_evaluation import find_routed_model
 from domext_ray.training.start import (
     NEW_WORD_TENSORS,
     apply_start,

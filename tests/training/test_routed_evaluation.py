@@ -19,7 +19,7 @@ from domext_ray.model.graft import build_model
 from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch
-from domext_ray.training.routing import RoutedModel, take_rows
+from domext_ray.training.routed_evaluation import RoutedModel, take_rows
 
 OWN = 50
 """The word by which the router knows the domain's rows."""

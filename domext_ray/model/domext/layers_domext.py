@@ -28,7 +28,7 @@ pieces is taken for the domain's text or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -691,6 +691,23 @@ class Router(nn.Module):
         pairs = self.weight[num_words + hash_pairs(input_ids[:, :-1], input_ids[:, 1:])].long()
         total, number = ((words * counts).sum(1) + (pairs * both).sum(1)).cpu(), counts.sum(1).cpu()
         return (total.double() * ROUTER_UNIT / number).masked_fill(number == 0, -torch.inf)
+
+
+def choose_domains(routers: Mapping[str, Any], thresholds: Mapping[str, float], input_ids: Tensor) -> list[str | None]:
+    """Choose a domain for each row: of those whose threshold it reaches, the one that it exceeds most.
+
+    Args:
+        routers: a `Router` by domain, at least one.
+        thresholds: log-odds by domain, from which a row is its text.
+        input_ids: int64 [B, N].
+
+    Returns:
+        B names; None for a row that reaches no threshold.
+    """
+    names = sorted(routers)
+    margins = torch.stack([routers[each](input_ids) - thresholds[each] for each in names])
+    best, places = margins.max(0)
+    return [names[place] if margin >= 0 else None for margin, place in zip(best.tolist(), places.tolist(), strict=True)]
 
 
 def hash_pairs(first: Any, second: Any) -> Any:

@@ -46,6 +46,7 @@ from .layers_domext import (
     Routers,
     View,
     WordShift,
+    choose_domains,
     compute_rotation,
 )
 
@@ -273,14 +274,10 @@ class DomextModel(DomextPreTrainedModel):
             ValueError: no domain has a router.
         """
         names = self._list_routers()
-        limits = [self.config.domains[each].router_threshold if threshold is None else threshold for each in names]
-        scores = [self.router.domains[each](input_ids) for each in names]
-        margins = torch.stack([score - limit for score, limit in zip(scores, limits, strict=True)])
-        best, places = margins.max(0)
-        return [
-            names[place] if margin >= 0 else NO_DOMAIN
-            for margin, place in zip(best.tolist(), places.tolist(), strict=True)
-        ]
+        own = {each: self.config.domains[each].router_threshold for each in names}
+        limits = own if threshold is None else dict.fromkeys(names, threshold)
+        chosen = choose_domains({each: self.router.domains[each] for each in names}, limits, input_ids)
+        return [each or NO_DOMAIN for each in chosen]
 
     def name_rows(self, adapter_names: Sequence[str] | None, input_ids: Tensor | None) -> Sequence[str] | None:
         """Put the names that the routers find in the place of "auto"; other names stay as they are.

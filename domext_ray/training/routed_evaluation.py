@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
-from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, Router
+from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, Router, choose_domains
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate
 from domext_ray.training.objective import MaskedBatch
@@ -40,10 +40,7 @@ class RoutedModel:
 
     def route(self, input_ids: Tensor) -> list[str | None]:
         """Return the domain of each row of int64 [B, N], as `DomextModel.route` does; None: the base."""
-        names = sorted(self.routers)
-        margins = torch.stack([self.routers[each](input_ids) - self.thresholds[each] for each in names])
-        best, places = margins.max(0)
-        return [names[i] if margin >= 0 else None for margin, i in zip(best.tolist(), places.tolist(), strict=True)]
+        return choose_domains(self.routers, self.thresholds, input_ids)
 
     def evaluate(self, engine: Engine, batches: Sequence[MaskedBatch]) -> Scores:
         """Score a fixed set of batches, as `training.evaluate.evaluate` does."""
