@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from lone_engine import make_lone_engine
 from torch import nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, OptimConfig, PretrainConfig, ShapeConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest, ShardRecord
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, build_chunks
@@ -27,7 +28,7 @@ from domext_ray.corpus.shards import SCHEMA
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
-from domext_ray.training.engine import Engine, join_alone
+from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
     PROBE_PASSES,
@@ -116,18 +117,7 @@ def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTr
 
 @pytest.fixture(scope="module")
 def make_engine() -> Callable[[nn.Module], Engine]:
-    """Gives engines of one rank over a model; one group for all, because DeepSpeed keeps the first that it sees."""
-    join_alone()
-    return lambda model: Engine(
-        model,
-        engine=EngineConfig(precision="fp32"),
-        optim=OptimConfig(decay_steps=10),
-        warmup_steps=1,
-        micro_batch_size=4,
-        accumulation_steps=1,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    return make_lone_engine
 
 
 def make_model(base_folder: Path, vocab_size: int, next_sentence: bool = False) -> nn.Module:

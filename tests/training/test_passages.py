@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lone_engine import make_lone_engine
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.training.engine import Engine, join_alone
+from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.passages import (
     Passage,
@@ -90,17 +90,7 @@ class Ignorant(nn.Module):
 
 @pytest.fixture(scope="module")
 def make_engine() -> Callable[[nn.Module], Engine]:
-    join_alone()
-    return lambda model: Engine(
-        model,
-        engine=EngineConfig(precision="fp32"),
-        optim=OptimConfig(decay_steps=10),
-        warmup_steps=1,
-        micro_batch_size=16,
-        accumulation_steps=1,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    return make_lone_engine
 
 
 def write_texts(folder: Path, words: Sequence[str], shares: Sequence[float], separator: str) -> Manifest:

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 import torch
+from lone_engine import make_lone_engine
 from torch import nn
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig, OptimConfig, ShapeConfig
+from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.layers_domext import Router
 from domext_ray.model.graft import build_model
-from domext_ray.training.engine import Engine, join_alone
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.routed_evaluation import RoutedModel, take_rows
@@ -52,26 +52,12 @@ def make_batches() -> list[MaskedBatch]:
     return batches
 
 
-def make_engine(model: nn.Module) -> Engine:
-    join_alone()
-    return Engine(
-        model,
-        engine=EngineConfig(precision="fp32"),
-        optim=OptimConfig(decay_steps=10),
-        warmup_steps=1,
-        micro_batch_size=4,
-        accumulation_steps=1,
-        seed=0,
-        device=torch.device("cpu"),
-    )
-
-
 def test_every_word_is_scored_once_by_whom_its_row_is_sent_to(model: nn.Module) -> None:
     config: Any = model.config
     router = Router(Domain(router_words=config.vocab_size))
     router.weight[OWN], router.weight[51] = 1000, -1000
     routed = RoutedModel(model, {"domain": router}, {"domain": 0.0})
-    engine, batches = make_engine(model), make_batches()
+    engine, batches = make_lone_engine(model), make_batches()
     assert routed.route(batches[0].input_ids) == ["domain", None, None, "domain"]
     found = routed.evaluate(engine, batches)
     assert config.active_domains is None, "the model is as it was"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -208,20 +208,24 @@ def mixed(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> Pretr
     return replace(task, config=config, beside_dirs=((corpora.beside[0][0].folder,),))
 
 
-def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTask, tmp_path: Path) -> None:
+def train_in_cuts(
+    task: PretrainTask, run_dir: Path, cuts: Sequence[int], names: Sequence[str]
+) -> tuple[list[list[Any]], PretrainWorker]:
+    """Train up to each of some steps in an attempt of its own; return figures of every step, and the last worker."""
     join_alone()
-    losses = []
-    for run, cuts in (("straight", (16,)), ("cut", (5, 11, 16))):
-        (tmp_path / run).mkdir()
-        for number, cut in enumerate(cuts):
-            write_attempt(tmp_path / run, str(number))
-            task = replace(mixed, run_dir=tmp_path / run, attempt=str(number))
-            worker = PretrainWorker(task, device=torch.device("cpu"))
-            worker.run(cut)
-            worker.close()
-        records = [each for each in read_metrics(tmp_path / run / "metrics.jsonl") if "train/mlm_loss" in each]
-        names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
-        losses.append([[each[name] for name in names] for each in records])
+    run_dir.mkdir()
+    for number, cut in enumerate(cuts):
+        write_attempt(run_dir, str(number))
+        worker = PretrainWorker(replace(task, run_dir=run_dir, attempt=str(number)), device=torch.device("cpu"))
+        worker.run(cut)
+        worker.close()
+    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
+    return [[each[name] for name in names] for each in records], worker
+
+
+def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTask, tmp_path: Path) -> None:
+    names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
+    losses = [train_in_cuts(mixed, tmp_path / str(cuts), cuts, names)[0] for cuts in ((16,), (5, 11, 16))]
     assert losses[0] == losses[1] and len(losses[0]) == 16
     assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6) and losses[0][-1][1] > 0
     assert sum(each[2] > 0 for each in losses[0]) > 8
@@ -250,26 +254,17 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
 
 def test_packed_rows_train_and_go_on_exactly(task: PretrainTask, mixed: PretrainTask, tmp_path: Path) -> None:
     """Beside general rows that the base is asked for; what is read of a document does not depend on its neighbours."""
-    join_alone()
     train = replace(mixed.config.train, seq_length=64, dropout=0.0)
     config = replace(mixed.config, prepare=replace(mixed.config.prepare, packed=True), train=train)
     tokenizer_dir, corpora = provide_inputs(config)
     folders = (corpora.domain[0].folder,), ((corpora.beside[0][0].folder,),)
     assert folders[0] != task.corpus_dirs, "packed rows are another corpus"
     packed = replace(mixed, config=config, corpus_dirs=folders[0], beside_dirs=folders[1], tokenizer_dir=tokenizer_dir)
-    losses = []
-    for run, cuts in (("straight", (16,)), ("cut", (7, 16))):
-        (tmp_path / run).mkdir()
-        for number, cut in enumerate(cuts):
-            write_attempt(tmp_path / run, str(number))
-            own = replace(packed, run_dir=tmp_path / run, attempt=str(number))
-            worker = PretrainWorker(own, device=torch.device("cpu"))
-            worker.run(cut)
-            worker.close()
-        records = [each for each in read_metrics(tmp_path / run / "metrics.jsonl") if "train/mlm_loss" in each]
-        losses.append([(each["train/mlm_loss"], each["train/keep_loss"]) for each in records])
-    assert losses[0] == losses[1] and len(losses[0]) == 16
-    assert losses[0][0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
+    names = ("train/mlm_loss", "train/keep_loss")
+    straight, _ = train_in_cuts(packed, tmp_path / "straight", (16,), names)
+    cut, worker = train_in_cuts(packed, tmp_path / "cut", (7, 16), names)
+    assert straight == cut and len(cut) == 16
+    assert cut[0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
     batch = worker.evaluations.domain[0]
     assert batch.document_ids is not None and int(batch.document_ids.max()) > 1
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))

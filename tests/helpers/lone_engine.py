@@ -1,0 +1,24 @@
+"""An engine of one rank, for tests that look at what it computes and not at how it trains."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from domext_ray.config.pretrain import EngineConfig, OptimConfig
+from domext_ray.training.engine import Engine, join_alone
+
+
+def make_lone_engine(model: nn.Module) -> Engine:
+    """Put an engine around a model, on the CPU and in fp32; one group for all, for DeepSpeed keeps the first one."""
+    join_alone()
+    return Engine(
+        model,
+        engine=EngineConfig(precision="fp32"),
+        optim=OptimConfig(decay_steps=10),
+        warmup_steps=1,
+        micro_batch_size=4,
+        accumulation_steps=1,
+        seed=0,
+        device=torch.device("cpu"),
+    )
