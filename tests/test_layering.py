@@ -51,6 +51,8 @@ ROOMS = (
 EXPORTED = (
     "model.domext.configuration_domext",
     "model.domext.layers_domext",
+    "model.domext.words_domext",
+    "model.domext.routers_domext",
     "model.domext.modeling_domext",
     "model.domext.heads_domext",
 )

@@ -27,8 +27,9 @@ from domext_ray.adapters.bank import (
 from domext_ray.errors import RunError
 from domext_ray.model.base import MLM_HEAD
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.layers_domext import Pooler, PreTrainingHeads
+from domext_ray.model.domext.layers_domext import Pooler
 from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN, DomextModel
+from domext_ray.model.domext.words_domext import PreTrainingHeads
 
 
 class _Head(nn.Module):

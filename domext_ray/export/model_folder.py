@@ -38,7 +38,14 @@ from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpo
 from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
 
-CODE_FILES = ("configuration_domext.py", "layers_domext.py", "modeling_domext.py", "heads_domext.py")
+CODE_FILES = (
+    "configuration_domext.py",
+    "layers_domext.py",
+    "words_domext.py",
+    "routers_domext.py",
+    "modeling_domext.py",
+    "heads_domext.py",
+)
 AUTO_MAP = {
     "AutoConfig": "configuration_domext.DomextConfig",
     "AutoModel": "modeling_domext.DomextModel",

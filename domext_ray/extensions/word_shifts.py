@@ -23,7 +23,7 @@ class WordShiftOptions(TrainedPart):
 
 
 class WordShifts(DomainPart[WordShiftOptions]):
-    """Shifts of the base's words; see `layers_domext.WordShift`."""
+    """Shifts of the base's words; see `words_domext.WordShift`."""
 
     sizes = ("word_rows",)
     formats = ("bank",)

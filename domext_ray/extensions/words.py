@@ -21,7 +21,7 @@ class WordOptions(TrainedPart):
 
 
 class NewWords(Extension[WordOptions]):
-    """New words; see `layers_domext.Embeddings`."""
+    """New words; see `words_domext.Embeddings`."""
 
     parameters = re.compile(r"^(bert\.embeddings|cls\.predictions)\.extension\.")
     paper = "exBERT"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
-from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, Router, choose_domains
+from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, Router, choose_domains
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate
 from domext_ray.training.objective import MaskedBatch

@@ -2,7 +2,7 @@
 
 Enters: the prepared domain text and general text (--replay.corpus) of a run. Leaves: RUN/router with
 
-    tables.safetensors   a table of log-odds per domain, see `layers_domext.Router`
+    tables.safetensors   a table of log-odds per domain, see `routers_domext.Router`
     routers.json         the threshold of each domain, and what it keeps and takes of held-out text
 
 A logistic regression on the words of a row and on pairs of neighbours, hashed, each row's counts divided by its length.
@@ -35,8 +35,8 @@ from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, new_folder, read_json, write_json
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import Domain
-from domext_ray.model.domext.layers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
 
 ROUTER, TABLES, DESCRIPTION = "router", "tables.safetensors", "routers.json"
 KEPT_FRAC = 0.97

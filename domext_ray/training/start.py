@@ -20,8 +20,8 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.layers_domext import WordShift
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
 from domext_ray.training.checkpoint import (

@@ -241,6 +241,8 @@ def test_an_export_has_every_file_and_says_what_it_is(
         "model.safetensors",
         "configuration_domext.py",
         "layers_domext.py",
+        "words_domext.py",
+        "routers_domext.py",
         "modeling_domext.py",
         "heads_domext.py",
         "tokenizer.json",

@@ -14,7 +14,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.layers_domext import StateBiLSTM
+from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.graft import build_model
 

@@ -15,7 +15,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.configuration_domext import Domain
-from domext_ray.model.domext.layers_domext import Router
+from domext_ray.model.domext.routers_domext import Router
 from domext_ray.model.graft import build_model
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch

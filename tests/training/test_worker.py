@@ -29,7 +29,7 @@ from domext_ray.config.pretrain import (
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
-from domext_ray.model.domext.layers_domext import ROUTER_PAIRS
+from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.report.summary import measure_run
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint

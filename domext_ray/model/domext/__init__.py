@@ -1,1 +1,1 @@
-"""The augmented model: the four files that exports carry along."""
+"""The augmented model: the six files that exports carry along."""

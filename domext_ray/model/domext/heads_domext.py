@@ -23,11 +23,74 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig
-from .layers_domext import Pooler, StateBiLSTM
+from .layers_domext import Linear, Pooler
 from .modeling_domext import DomextModel, DomextPreTrainedModel
 
 SPAN_SIZE = 64
 """m: size of the query and the key by which a span's first and last token are scored."""
+
+
+class ScalarMix(nn.Module):
+    """γ · Σ softmax(w)_k h_k over K states; it starts as their mean.
+
+    Args:
+        num_states: K.
+
+    Source: Peters et al., "Deep Contextualized Word Representations", NAACL 2018, equation 1.
+    """
+
+    def __init__(self, num_states: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(num_states))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, states: Sequence[Tensor]) -> Tensor:
+        """K times [..., d] -> [..., d]."""
+        return self.scale * torch.einsum("...dk,k->...d", torch.stack(list(states), dim=-1), self.weights.softmax(0))
+
+
+class StateBiLSTM(nn.Module):
+    """A BiLSTM over an encoder's states, and a projection back to their width.
+
+    Args:
+        config: the model's configuration; `head_bilstm` is the width of each direction.
+        dropout: of what is read from a frozen encoder, and between the BiLSTM's layers, 0 to 1.
+
+    Source: BERT section 5.1 ("+ BiLSTM", over the last layer), section 5.3 (over several layers of a frozen encoder).
+    """
+
+    def __init__(self, config: DomextConfig, dropout: float) -> None:
+        super().__init__()
+        num_layers, num_states = config.head_bilstm_layers, max(1, len(config.head_layers))
+        self.mix = ScalarMix(num_states) if config.head_mix else None
+        self.dropout = nn.Dropout(dropout if config.head_layers else 0.0)
+        self.lstm = nn.LSTM(
+            config.hidden_size * (1 if config.head_mix else num_states),
+            config.head_bilstm,
+            num_layers=num_layers,
+            dropout=dropout if num_layers > 1 else 0.0,
+            batch_first=True,
+            bidirectional=True,
+        )
+        self.dense = Linear(2 * config.head_bilstm, config.hidden_size)
+
+    def forward(self, states: Sequence[Tensor], attention_mask: Tensor | None = None) -> Tensor:
+        """Read every row in both directions, the backward one from its last token and not from its padding.
+
+        Args:
+            states: K times [B, N, d].
+            attention_mask: [B, N], 1 for tokens, then 0 for padding; None: nothing is padded.
+
+        Returns:
+            [B, N, d]; padding has the projection's bias.
+        """
+        inputs = self.dropout(torch.cat(list(states), dim=-1) if self.mix is None else self.mix(states))
+        if attention_mask is None:
+            return self.dense(self.lstm(inputs)[0])
+        lengths = attention_mask.ne(0).sum(dim=1).clamp_min(1).cpu()
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        read, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=inputs.shape[1])
+        return self.dense(read)
 
 
 class DomextHeadModel(DomextPreTrainedModel):

@@ -29,26 +29,19 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig, check_active, complete_domain
 from .layers_domext import (
-    ROUTER_PAIRS,
     BottleneckInput,
     BottleneckOutput,
-    Embeddings,
     Encoder,
     ExtensionOutput,
     Gate,
-    HeadShift,
     Layer,
     NormShift,
     Pooler,
-    PredictionHead,
-    PreTrainingHeads,
-    Router,
-    Routers,
     View,
-    WordShift,
-    choose_domains,
     compute_rotation,
 )
+from .routers_domext import ROUTER_PAIRS, Router, Routers, choose_domains
+from .words_domext import Embeddings, HeadShift, PredictionHead, PreTrainingHeads, WordShift
 
 NO_DOMAIN = "__base__"
 """The name in `adapter_names` of a row that uses no domain of its own."""

@@ -31,8 +31,7 @@ from domext_ray.downstream.tasks.tokens import TokenClassificationTask
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.examples import Choice, LabelledSet, TaggedSentence
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.heads_domext import DomextForTokenClassification
-from domext_ray.model.domext.layers_domext import StateBiLSTM
+from domext_ray.model.domext.heads_domext import DomextForTokenClassification, StateBiLSTM
 from domext_ray.training.engine import join_alone
 
 CPU = torch.device("cpu")

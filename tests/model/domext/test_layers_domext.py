@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
-from domext_ray.model.domext.layers_domext import Attention, Embeddings, Layer, LayerNorm, Linear
+from domext_ray.model.domext.layers_domext import Attention, Layer, LayerNorm, Linear
+from domext_ray.model.domext.words_domext import Embeddings
 
 NUM_HEADS, NUM_EXTRA, NUM_UNITS, WIDTH = 4, 3, 10, 32
 

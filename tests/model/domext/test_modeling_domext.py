@@ -209,7 +209,13 @@ def test_the_code_files_travel_with_the_weights(
     finally:
         DomextConfig._auto_class = DomextForMaskedLM._auto_class = None
     files = {each.name for each in (tmp_path / "export").glob("*.py")}
-    assert files == {"configuration_domext.py", "layers_domext.py", "modeling_domext.py"}
+    assert files == {
+        "configuration_domext.py",
+        "layers_domext.py",
+        "modeling_domext.py",
+        "routers_domext.py",
+        "words_domext.py",
+    }
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "export", trust_remote_code=True).eval()
     assert type(loaded).__module__.startswith("transformers_modules.")
     assert torch.equal(loaded(ids).logits, model(ids).logits)

@@ -1,0 +1,96 @@
+"""Routers: to which domain does a row of pieces belong?
+
+This file is exported as it is: it imports torch and transformers only. A domain has a table of log-odds, of the base's
+words and of hashed pairs of neighbours, by which a row is taken for the domain's text or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .configuration_domext import Domain, DomextConfig
+
+ROUTER_PAIRS = 65_521
+"""Places of a router's table that pairs of words share, a prime number."""
+ROUTER_UNIT = 1e-4
+"""What 1 in a router's table is in log-odds."""
+ROUTER_SKIPS = -(2**31)
+"""In a router's table: the word does not count, as [CLS], [PAD] or [MASK]."""
+
+
+class Router(nn.Module):
+    """Says how much a row looks like a domain's text, from its words and pairs of neighbouring words alone.
+
+    The table has integers, so a sum does not depend on the order, the device, the dtype of the model or other rows.
+
+    Args:
+        domain: its domain; the table has `router_words` words and then `ROUTER_PAIRS` places of pairs.
+    """
+
+    weight: Tensor
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(domain.router_words + ROUTER_PAIRS, dtype=torch.int32))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Score rows.
+
+        Args:
+            input_ids: int64 [B, N]; special words, and words that the table does not have, do not count.
+
+        Returns:
+            float64 [B] on the CPU: log-odds per word for the domain; minus infinity for a row without words.
+        """
+        num_words = len(self.weight) - ROUTER_PAIRS
+        words = self.weight[input_ids.clamp_max(num_words - 1)].long()
+        counts = (input_ids < num_words) & (words != ROUTER_SKIPS)
+        both = counts[:, :-1] & counts[:, 1:]
+        pairs = self.weight[num_words + hash_pairs(input_ids[:, :-1], input_ids[:, 1:])].long()
+        total, number = ((words * counts).sum(1) + (pairs * both).sum(1)).cpu(), counts.sum(1).cpu()
+        return (total.double() * ROUTER_UNIT / number).masked_fill(number == 0, -torch.inf)
+
+
+class Routers(nn.Module):
+    """The routers of the domains that have one."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.domains = nn.ModuleDict()
+        for name in config.domains:
+            self.add_domain(name)
+
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make the router of a domain that the configuration describes, if it has one, and return it."""
+        domain = self.config.domains[name]
+        if not domain.router_words:
+            return []
+        self.domains[name] = Router(domain)
+        return [self.domains[name]]
+
+
+def choose_domains(routers: Mapping[str, Any], thresholds: Mapping[str, float], input_ids: Tensor) -> list[str | None]:
+    """Choose a domain for each row: of those whose threshold it reaches, the one that it exceeds most.
+
+    Args:
+        routers: a `Router` by domain, at least one.
+        thresholds: log-odds by domain, from which a row is its text.
+        input_ids: int64 [B, N].
+
+    Returns:
+        B names; None for a row that reaches no threshold.
+    """
+    names = sorted(routers)
+    margins = torch.stack([routers[each](input_ids) - thresholds[each] for each in names])
+    best, places = margins.max(0)
+    return [names[place] if margin >= 0 else None for margin, place in zip(best.tolist(), places.tolist(), strict=True)]
+
+
+def hash_pairs(first: Any, second: Any) -> Any:
+    """Return the places of pairs of words, 0 to below `ROUTER_PAIRS`, from int64 tensors or arrays of one shape."""
+    return (first * 48_271 + second) % ROUTER_PAIRS

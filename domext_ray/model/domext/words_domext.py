@@ -1,0 +1,281 @@
+"""Words in and out: embeddings, the masked-LM head tied to them, new words, and shifts of the base's words.
+
+This file is exported as it is: it imports torch and transformers only. Shapes: B rows, N tokens, d hidden size,
+V words of the base, E new words, K words that a domain shifts.
+
+exBERT section 3: new words have embeddings of their own, tied to their output.
+
+A domain adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so that
+input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's transform can be shifted, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from .configuration_domext import Domain, DomextConfig
+from .layers_domext import (
+    ExtensionOutput,
+    Linear,
+    NormShift,
+    Term,
+    add_terms,
+    make_norm,
+    select_domains,
+    take_rows,
+)
+
+
+class WordShift(nn.Module):
+    """What a domain adds to K rows of the base's word table, and to the scores of these words.
+
+    Args:
+        config: the model's configuration.
+        domain: its domain; K is `word_rows`.
+    """
+
+    rows: Tensor | None
+
+    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(domain.word_rows, config.hidden_size))
+        is_whole = domain.word_rows == config.base_vocab_size
+        self.register_buffer("rows", None if is_whole else torch.arange(domain.word_rows))
+
+    def forward(self, input_ids: Tensor | None = None, states: Tensor | None = None) -> Tensor:
+        """Return the shifts of some words, the shifts of some states' scores, or the whole table's.
+
+        Args:
+            input_ids: int64 [...], words, of which those without a shift get zeros.
+            states: [..., d], what the output projection reads.
+
+        Returns:
+            [..., d] for words; [..., K] for states; a copy of [K, d] for neither (see `NormShift`).
+        """
+        if states is not None:
+            return nn.functional.linear(states, self.weight)
+        if input_ids is None:
+            return self.weight.clone()
+        last = len(self.weight) - 1
+        if self.rows is None:
+            places, is_shifted = input_ids.clamp_max(last), input_ids <= last
+        else:
+            places = torch.searchsorted(self.rows, input_ids).clamp_max(last)
+            is_shifted = self.rows[places] == input_ids
+        return nn.functional.embedding(places, self.weight) * is_shifted[..., None]
+
+
+class Embeddings(nn.Module):
+    """Word, position and segment embeddings as far as a layout has them, summed and normalised; words with shifts."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_words, num_new = config.base_vocab_size, config.extension_vocab_size
+        self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
+        self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
+        width, num_types = config.hidden_size, config.type_vocab_size
+        self.position_embeddings = (
+            nn.Embedding(config.max_position_embeddings, width) if config.has_position_table else None
+        )
+        self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
+        self.LayerNorm = make_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.domains = nn.ModuleDict()
+        for name in config.domains:
+            self.add_domain(name)
+
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make the shift of a domain that the configuration describes, if it has one, and return it."""
+        domain = self.config.domains[name]
+        if not domain.word_rows:
+            return []
+        self.domains[name] = WordShift(self.config, domain)
+        return [self.domains[name]]
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        domain_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Return [B, N, d].
+
+        Args:
+            input_ids: int64 [B, N]; None with `inputs_embeds`.
+            token_type_ids: int64 [B, N] or None.
+            position_ids: int64 [B, N] or None.
+            inputs_embeds: [B, N, d], word embeddings as they are: no domain shifts them.
+            domain_rows: as in `select_domains`.
+        """
+        words = self.embed_words(input_ids, domain_rows) if inputs_embeds is None else inputs_embeds
+        if position_ids is None:
+            longest = self.config.max_row_length
+            if words.shape[1] > longest:
+                raise ValueError(f"a row has {words.shape[1]} tokens; the model has positions for {longest}.")
+        # Summed in the LayerNorm's dtype: tables stored in bf16 are rounded once, not again at every addition.
+        embedded = words.to(self.LayerNorm.weight.dtype)
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
+            embedded = embedded + self.token_type_embeddings(token_type_ids)
+        if self.position_embeddings is not None:
+            if position_ids is None:
+                position_ids = self._count_positions(input_ids, words)
+            embedded = embedded + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(embedded))
+
+    def embed_words(self, input_ids: Tensor | None, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
+        """Look words up in the base's table, with the domains' shifts, and in the new words'; [B, N] -> [B, N, d]."""
+        assert input_ids is not None
+        terms = [
+            Term(rows, shift(take_rows(input_ids, rows)))
+            for shift, rows in select_domains(self.config, self.domains, domain_rows)
+        ]
+        if self.extension is None:
+            return add_terms(self.word_embeddings(input_ids), terms)
+        new_ids = input_ids - self.config.base_vocab_size
+        is_new = new_ids >= 0
+        known = add_terms(self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id)), terms)
+        new = self.extension(new_ids.clamp_min(0))
+        return torch.where(is_new[..., None], new, known.to(new.dtype))
+
+    def _count_positions(self, input_ids: Tensor | None, words: Tensor) -> Tensor:
+        if self.config.position_rule == "absolute":
+            return torch.arange(words.shape[1], device=words.device)[None]
+        pad = self.config.pad_token_id
+        if input_ids is None:  # as in transformers: padding cannot be seen in embeddings
+            return torch.arange(pad + 1, words.shape[1] + pad + 1, device=words.device)[None]
+        is_token = input_ids.ne(pad).int()
+        return (torch.cumsum(is_token, dim=1).type_as(is_token) * is_token).long() + pad
+
+
+class HeadShift(nn.Module):
+    """What a domain adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's.
+
+    It returns copies, as `NormShift` does.
+
+    Args:
+        config: the model's configuration.
+        domain: its domain.
+    """
+
+    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(domain.word_rows))
+        self.dense = ExtensionOutput(config.hidden_size, config.hidden_size) if domain.word_head else None
+        self.norm = NormShift(config) if domain.word_head else None
+
+    def forward(self) -> Tensor:
+        """Return the shifts of the biases, [K]."""
+        return self.bias.clone()
+
+
+class PredictionTransform(nn.Module):
+    """Dense, activation and LayerNorm before the vocabulary projection."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        self.activation = ACT2FN[config.mlm_head_act or config.hidden_act]
+        self.LayerNorm = make_norm(config)
+
+    def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
+        """[B, ..., d] -> [B, ..., d]; `shifts` are those of domains that shift the transform, with their rows."""
+        terms = [Term(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
+        norms = [(rows, *cast(nn.Module, each.norm)()) for each, rows in shifts]
+        return self.LayerNorm(
+            self.activation(add_terms(self.dense(hidden_states), terms)),
+            [Term(rows, weight) for rows, weight, _ in norms],
+            [Term(rows, bias) for rows, _, bias in norms],
+        )
+
+
+class PredictionHead(nn.Module):
+    """MLM head: transform, then projections that are tied to the word embeddings; [B, ..., d] -> [B, ..., V + E]."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_words, num_new = config.base_vocab_size, config.extension_vocab_size
+        self.transform = PredictionTransform(config)
+        self.decoder = Linear(config.hidden_size, num_words)
+        self.bias = nn.Parameter(torch.zeros(num_words))
+        self.extension = Linear(config.hidden_size, num_new) if num_new else None
+        self.domains = nn.ModuleDict()
+        for name in config.domains:
+            self.add_domain(name)
+
+    def add_domain(self, name: str) -> list[nn.Module]:
+        """Make the head's part of a domain that shifts words, and return it."""
+        domain = self.config.domains[name]
+        if not domain.word_rows:
+            return []
+        self.domains[name] = HeadShift(self.config, domain)
+        return [self.domains[name]]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        word_shifts: nn.ModuleDict | None = None,
+        domain_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Score the base's words, then the new ones.
+
+        Args:
+            hidden_states: [B, ..., d].
+            word_shifts: those of the word table, by domain; None: no domain has one.
+            domain_rows: as in `select_domains`.
+        """
+        words = [] if word_shifts is None else select_domains(self.config, word_shifts, domain_rows)
+        heads = select_domains(self.config, self.domains, domain_rows)
+        transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
+        # A shift of all words and rows joins the projection; others are sums of their own.
+        whole = [shift for shift, rows in words if rows is None and shift.rows is None]
+        logits = self.decoder(transformed, [shift() for shift in whole])
+        for (shift, rows), (head, _) in zip(words, heads, strict=True):
+            bias = head().to(logits.dtype)
+            scores = bias if shift in whole else shift(states=take_rows(transformed, rows)) + bias
+            logits = _add_scores(logits, Term(rows, scores), shift.rows)
+        if self.extension is None:
+            return logits
+        return torch.cat([logits, self.extension(transformed)], dim=-1)
+
+
+def _add_scores(logits: Tensor, scores: Term, words: Tensor | None) -> Tensor:
+    """Add one domain's scores [..., K] of some words (None: the first K) to logits [B, ..., V]."""
+    value = scores.value.to(logits.dtype)
+    if words is not None:
+        spread = value.new_zeros(*value.shape[:-1], logits.shape[-1])
+        value = spread.index_copy(-1, words, value)
+    return add_terms(logits, [Term(scores.rows, value)])
+
+
+class PreTrainingHeads(nn.Module):
+    """Holder that gives BERT's heads their Hugging Face names: `cls.predictions`, and `cls.seq_relationship` (NSP).
+
+    Args:
+        config: the model's configuration.
+        next_sentence: with the next-sentence head.
+    """
+
+    def __init__(self, config: DomextConfig, *, next_sentence: bool) -> None:
+        super().__init__()
+        self.predictions = PredictionHead(config)
+        self.seq_relationship = Linear(config.hidden_size, 2) if next_sentence else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        word_shifts: nn.ModuleDict | None = None,
+        domain_rows: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Score the vocabulary, as `PredictionHead` does."""
+        return self.predictions(hidden_states, word_shifts, domain_rows)
