@@ -40,7 +40,6 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.plan import size_run
 from domext_ray.runs.run_directory import write_config
 from domext_ray.search.space import PREPARATION, Point, Space, configure
-from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
@@ -312,7 +311,6 @@ def _score_set(
 
 def score_base(work: SweepWork) -> dict[str, Any]:
     """Return what the base scores without any pre-training of the sweep's, as a trial is scored: see `score_sets`."""
-    join_alone()
     use_gpu = work.config.scale.uses_gpu
     if not use_gpu:
         torch.set_num_threads(max(1, round(work.cpus)))

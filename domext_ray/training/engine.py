@@ -283,9 +283,7 @@ class Engine:
         if state is not None:
             _load_parameters(self._trainables, state)
         if engine.activation_checkpointing:
-            # transformers is renaming the method; either recomputes each layer in the backward pass
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable()  # type: ignore[operator]
+            checkpoint_activations(model)
         self._compiled = engine.compile
         self._has_pairs = bool(getattr(model, "predicts_next_sentence", False))
         module = objective(model, self.device, bf16=engine.precision == "bf16")
@@ -556,6 +554,12 @@ def _forbid_compiled_op(deepspeed: Any) -> None:
         "and ninja. Install the version that cluster/constraints.txt names.",
         stacklevel=2,
     )
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Have each layer's activations computed again in the backward pass; transformers is renaming its method."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()  # type: ignore[operator]
 
 
 def move_batch(batch: Any, device: torch.device) -> dict[str, Any]:

@@ -45,7 +45,6 @@ from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.graft import describe_plain
 from domext_ray.model.layouts.table import find_layout
-from domext_ray.training.engine import join_alone
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 SAMPLERS = ("random", "group_by_length")
@@ -89,7 +88,6 @@ def run_finetune(options: argparse.Namespace) -> None:
     num_rows = options.batch_size * (options.steps + UNTIMED_STEPS)
     rows = task.encode(loaded.data.train, is_training=True)
     rows = [rows[i % len(rows)] for i in range(num_rows)]
-    join_alone()
     check_losses(start, task, rows[: options.batch_size], device)
     seconds: dict[str, list[float]] = {"ours": [], **{sampler: [] for sampler in SAMPLERS}}
     for repeat in range(options.repeats):
@@ -140,14 +138,14 @@ def time_ours(
     """Return the seconds of a run's timed steps."""
     point = Point(lr=5e-5, batch_size=batch_size, epochs=1.0, seed=seed)
     batches = plan_epoch(rows, batch_size, seed, 0)
-    engine = prepare_task(start, task, replace(config, seed=seed), point, device, len(batches)).engine
-    assert engine is not None
+    trainer = prepare_task(start, task, replace(config, seed=seed), point, device, len(batches)).trainer
+    assert trainer is not None
     started = 0.0
     for step, places in enumerate(batches):
         if step == UNTIMED_STEPS:
             started = time.perf_counter()
         batch = task.collate([rows[i] for i in places])
-        engine.train_step([batch], batch.num_targets, step)
+        trainer.train_step([batch], batch.num_targets, step)
     return time.perf_counter() - started
 
 

@@ -25,7 +25,6 @@ from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import CONFIG, IDENTITY, read_config, read_identity
-from domext_ray.training.engine import join_alone
 
 _RESULT: dict[str, Kind] = {"point": dict, "dev": NUMBER, "thresholds": dict}
 _SUMMARY: dict[str, Kind] = {
@@ -119,12 +118,7 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
         CorpusError: its labelled files are not to be had.
     """
     config, identity, summary = _read_run(folder)
-    config = replace(
-        config,
-        data=data or config.data,
-        model=model or config.model,
-        engine=replace(config.engine, zero_stage=0, offload=False),  # which shards what nothing here needs
-    )
+    config = replace(config, data=data or config.data, model=model or config.model)
     loaded = load_labelled(config)
     start = load_start_model(config.model, config.model_step, config.keep_head)
     for option, found in (("data_sha256", loaded.sha256), ("model_sha256", start.sha256)):
@@ -136,7 +130,6 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
             )
     task = make_set_task(config, start, loaded)
     point = Point(**summary["best"]["point"])
-    join_alone()
     try:
         result_path(folder / TRAININGS, point).stat()
         fitted = restore_stages(start, task, config, folder / TRAININGS, point, device)

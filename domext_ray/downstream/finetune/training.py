@@ -1,8 +1,8 @@
 """One training of one task: a start model, rows and hyperparameters -> a fitted model that predicts.
 
 Enters: an encoder, a task with its set, and a point of the grid. Leaves: the trained tensors, dev's score after every
-epoch, and predictions. The same engine as in pre-training (training/engine.py): one loss over the global batch, AdamW,
-linear warm-up and decay. BERT section A.3; Houlsby section 3.1.
+epoch, and predictions. The steps are those of pre-training, in one process: one loss over the batch, AdamW, linear
+warm-up and decay. BERT section A.3; Houlsby section 3.1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.graft import choose_attention
-from domext_ray.training.engine import Engine, Objective, move_batch
+from domext_ray.training.engine import Objective, checkpoint_activations, move_batch
+from domext_ray.training.single_process import SingleProcessTrainer
 
 PREDICTION_TOKENS = 8192
 """Tokens of a batch of predictions, padding counted."""
@@ -90,7 +91,7 @@ class Fitted:
         model: the model.
         objective: model and loss as one module.
         device: where the model is.
-        engine: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
+        trainer: what trains it; None: it only predicts, and nothing of an optimiser is in memory.
         tensors: the trained tensors by the model's names, fp32 on the CPU.
         thresholds: what the task tuned on dev.
         dev_scores: dev's figure that is chosen by, after each epoch.
@@ -104,7 +105,7 @@ class Fitted:
     model: Any
     objective: TaskLoss
     device: torch.device
-    engine: Engine | None = None
+    trainer: SingleProcessTrainer | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
     dev_scores: list[float] = field(default_factory=list)
@@ -115,11 +116,9 @@ class Fitted:
 
     def run(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Return what the task's decoding needs of some rows, without dropout and gradients."""
-        batch = self.task.collate(rows)
-        if self.engine is not None:
-            return self.engine.predict(batch)
+        batch = move_batch(self.task.collate(rows), self.device)
         with torch.no_grad():
-            return cast("tuple[Tensor, ...]", self.objective.eval()(**move_batch(batch, self.device)))
+            return cast("tuple[Tensor, ...]", self.objective.eval()(**batch))
 
     def predict(self, examples: Sequence[AnyExample]) -> list[Any]:
         """Return a prediction an example, with the thresholds as they are."""
@@ -147,7 +146,7 @@ def fit_stages(
 def fit_task(
     start: StartModel, task: Task, config: FinetuneConfig, point: Point, device: torch.device, report: Report
 ) -> Fitted:
-    """Train a task's model and tune its thresholds on dev; a process group exists.
+    """Train a task's model and tune its thresholds on dev.
 
     Args:
         start: the encoder.
@@ -179,21 +178,9 @@ def fit_task(
         if "dev" in record or time.perf_counter() - reported > REPORT_SECONDS:
             report(record)
             reported = time.perf_counter()
-    return _release(fitted, start, config, point)
-
-
-def _release(fitted: Fitted, start: StartModel, config: FinetuneConfig, point: Point) -> Fitted:
-    """Take the trained tensors and let the engine go, with AdamW's moments: what was trained only predicts."""
-    assert fitted.engine is not None
-    fitted.tensors = fitted.engine.gather_parameters()
-    fitted.engine = None
-    if config.engine.zero_stage:  # the parameters are sharded, or refer to the engine
-        restored = restore_task(start, fitted.task, config, point, fitted.device, fitted.tensors, fitted.thresholds)
-        fitted.model, fitted.objective = restored.model, restored.objective
-    else:  # hooks of the engine's own module refer to it
-        objective = fitted.objective
-        fitted.objective = TaskLoss(fitted.model, fitted.device, bf16=objective.bf16, task=fitted.task)
-    fitted.model.zero_grad(set_to_none=True)
+    assert fitted.trainer is not None
+    fitted.tensors = fitted.trainer.copy_parameters()
+    fitted.trainer = None  # AdamW's moments go: what was trained only predicts
     return fitted
 
 
@@ -202,8 +189,8 @@ def _train_step(fitted: Fitted, rows: Sequence[Row], micro_batch_size: int, poin
     started = time.perf_counter()
     size = micro_batch_size or len(rows)
     batches = [fitted.task.collate(rows[first : first + size]) for first in range(0, len(rows), size)]
-    assert fitted.engine is not None
-    figures = fitted.engine.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
+    assert fitted.trainer is not None
+    figures = fitted.trainer.train_step(batches, sum(batch.num_targets for batch in batches), fitted.steps)
     if not figures.finite:
         raise TrainingError(
             f"step {fitted.steps + 1:,} of fine-tuning ({point.key}) has a loss of {figures.loss}; lower --grid.lr."
@@ -244,7 +231,7 @@ def prepare_task(
     device: torch.device,
     num_steps: int,
 ) -> Fitted:
-    """Make a task's model and its engine, before the first step; a process group exists.
+    """Make a task's model and what trains it, before the first step.
 
     Args:
         start: the encoder.
@@ -255,16 +242,14 @@ def prepare_task(
         num_steps: the schedule's horizon.
     """
     fitted = _place_task(start, task, config, point, device)
-    fitted.engine = Engine(
-        fitted.model,
-        engine=config.engine,
+    if config.engine.activation_checkpointing:
+        checkpoint_activations(fitted.model)
+    fitted.trainer = SingleProcessTrainer(
+        fitted.objective,
         optim=_make_optim(config, point, num_steps),
         warmup_steps=round(config.optim.warmup_frac * num_steps),
-        micro_batch_size=config.grid.micro_batch_size or point.batch_size,
-        accumulation_steps=1,
         seed=point.seed,
         device=device,
-        objective=lambda model, device, bf16: fitted.objective,
         rate_scales=scale_rates(fitted.model, config.optim, point.lr),
     )
     return fitted
@@ -277,7 +262,7 @@ def _place_task(
     point: Point,
     device: torch.device,
 ) -> Fitted:
-    """Make a task's model on a device, without an engine."""
+    """Make a task's model on a device, without what trains it."""
     uses_bf16 = config.engine.precision == "bf16"
     model = make_model(start, task, config, point.seed)
     choose_attention(model, device, bf16=uses_bf16)

@@ -31,7 +31,6 @@ from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluat
 from domext_ray.errors import TrainingError
 from domext_ray.files import new_file, read_json, write_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
-from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
@@ -143,7 +142,6 @@ def _read_scores(work: FinetuneWork, point: Point) -> dict[str, SplitScore]:
 
 
 def _prepare_process(work: FinetuneWork) -> torch.device:
-    join_alone()
     if work.config.scale.uses_gpu:
         return torch.device("cuda", 0)
     torch.set_num_threads(max(1, int(work.cpus)))

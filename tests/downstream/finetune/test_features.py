@@ -32,7 +32,6 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.examples import Choice, LabelledSet, TaggedSentence
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification, StateBiLSTM
-from domext_ray.training.engine import join_alone
 
 CPU = torch.device("cpu")
 CONFIG = FinetuneConfig(
@@ -56,11 +55,6 @@ def make_sentences(split: str, num_sentences: int, seed: int) -> tuple[TaggedSen
         tags[place] = "B-Small" if is_small else "B-Good"
         sentences.append(TaggedSentence(f"{split}{i}", f"{split}:{i}", tuple(words), tuple(tags)))
     return tuple(sentences)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _join() -> None:
-    join_alone()
 
 
 @pytest.fixture(scope="module")

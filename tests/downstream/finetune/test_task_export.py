@@ -40,7 +40,6 @@ from domext_ray.labelled.examples import (
     Question,
     TaggedSentence,
 )
-from domext_ray.training.engine import join_alone
 
 EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
     "ner": (TaggedSentence("0", "t:1", ("the", "heart", "disease"), ("O", "B-Disease", "I-Disease")),),
@@ -89,7 +88,6 @@ assert "domext_ray" not in sys.modules
 
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
-    join_alone()
     return load_start_model(str(tiny_base_folder))
 
 
