@@ -66,6 +66,8 @@ RESTRICTED = {
         "downstream.finetune.finetune",
         "search.searcher",
         "search.trainable",
+        "search.resources",
+        "search.watching",
         "search.sweep",
         "jobs.",
     ),

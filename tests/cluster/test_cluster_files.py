@@ -28,8 +28,8 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.options.option_values import read_flags
 from domext_ray.pipeline import run_pretraining
+from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep import choose_points
 
 CLUSTER = REPOSITORY / "cluster"
 SHARED = "/mnt/domext"

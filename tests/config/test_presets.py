@@ -20,8 +20,8 @@ from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
 from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import run_pretraining
+from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep import choose_points
 
 PRESETS = FOLDER
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {

@@ -33,11 +33,14 @@ from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.pipeline import run_pretraining
+from domext_ray.search.plan import choose_points
+from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import read_trials
 from domext_ray.search.space import read_space
-from domext_ray.search.sweep import TUNE, choose_points, estimate_trial_bytes, make_scheduler, plan_resources, run_sweep
+from domext_ray.search.sweep import TUNE, run_sweep
 from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import RUNGS, SweepWork
+from domext_ray.search.watching import make_scheduler
 from domext_ray.training.metrics import read_metrics
 
 SPACE = {

@@ -15,9 +15,10 @@ from pathlib import Path
 from domext_ray.config.finetune import FULL, AblateConfig, FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.comparison import FinetunedRun, check_comparable, read_finetuned
-from domext_ray.downstream.finetune.finetune import count_parameters, run_finetuning
+from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.grid import list_points
+from domext_ray.downstream.finetune.plan import count_parameters
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import numpy as np
 import ray
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import identity_of
 from domext_ray.downstream.finetune.comparison import write_resamples
 from domext_ray.downstream.finetune.export import check_places
-from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetune_summary, result_path
+from domext_ray.downstream.finetune.finetuned import result_path
 from domext_ray.downstream.finetune.grid import (
+    GridResults,
     choose_point,
     forget_failures,
     has_ended,
@@ -35,24 +35,20 @@ from domext_ray.downstream.finetune.grid import (
 from domext_ray.downstream.finetune.output import (
     FinalScores,
     FinetuneProgress,
+    ScoredGrid,
     build_summary,
     describe_finetune_plan,
     format_finetune_summary,
     get_figure,
     write_finetune_report,
 )
-from domext_ray.downstream.finetune.training import Point, make_model
+from domext_ray.downstream.finetune.plan import FinetunePlan, is_finished, plan_finetuning
+from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
-from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
+from domext_ray.errors import ConfigError, TrainingError, find_user_error
 from domext_ray.files import read_json, write_json
-from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.runs.run_directory import (
-    check_identity,
     hold_run,
-    read_identity,
-    resolve_root,
     write_config,
     write_identity,
 )
@@ -73,84 +69,30 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     Raises:
         DomextError: any mistake of the user's, before anything is trained where that can be known.
     """
-    config = settle_gpu(config)
-    root = resolve_root(config.run.dir)
-    start = load_start_model(config.model, config.model_step, config.keep_head)
-    loaded = load_labelled(config)
-    task = make_set_task(config, start, loaded)
-    default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
-    folder = root / (config.run.name or default_name)
-    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
-    identity["data"] = ""  # where the files are does not matter; what they hold does
-    identity["model"] = start.name
-    check_identity(folder, _take_grid(identity, read_identity(folder) or {}), FinetuneConfig)
-    counts = count_parameters(config, start, task)
-    if start.brings is not None and start.head is None:
-        kind = start.brings.removeprefix("DomextFor")
-        print(f"note: {start.name} brings a {kind} head; a new one takes its place (--keep_head true goes on with it).")
+    plan = plan_finetuning(config)
+    if plan.note:
+        print(plan.note)
     if config.dry_run:
-        print(describe_finetune_plan(config, start, task, counts, folder))
-        return folder
-    if is_finished(folder, config):
-        print(f"the run in {folder} has ended; nothing is left to do.")
-        return folder
+        print(describe_finetune_plan(plan))
+        return plan.folder
+    if is_finished(plan):
+        print(f"the run in {plan.folder} has ended; nothing is left to do.")
+        return plan.folder
     if config.export:
-        check_places(task, folder / "export")
+        check_places(plan.task, plan.folder / "export")
     start_ray()
-    config = settle_gpu(config)
-    cpus, parallel = _plan_resources(config)
-    with hold_run(folder):
-        write_config(folder, config)
-        write_identity(folder, identity)
-        check_shared_storage(folder)
-        work = FinetuneWork(config, start, task, folder, cpus)
+    plan = replace(plan, config=settle_gpu(plan.config))
+    cpus, parallel = _plan_resources(plan.config)
+    with hold_run(plan.folder):
+        write_config(plan.folder, plan.config)
+        write_identity(plan.folder, plan.identity)
+        check_shared_storage(plan.folder)
+        work = FinetuneWork(plan.config, plan.start, plan.task, plan.folder, cpus)
         work.trainings.mkdir(exist_ok=True)
-        _run(work, loaded, counts, parallel)
-    return folder
-
-
-def _take_grid(identity: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
-    """Return an identity with the grid's values and the seed of a run that is there: these may grow and shrink."""
-    grid, stored_grid = identity["grid"], stored.get("grid", {})
-    kept = {name: stored_grid.get(name, grid[name]) for name in ("lr", "batch_size", "epochs", "restarts")}
-    return {**identity, "seed": stored.get("seed", identity["seed"]), "grid": {**grid, **kept}}
-
-
-def is_finished(folder: Path, config: FinetuneConfig) -> bool:
-    """Whether a run has ended with just these trainings, and its report and its export are there.
-
-    Raises:
-        RunError: its summary.json is damaged.
-    """
-    path = folder / "summary.json"
-    has_export = not config.export or (folder / "export").exists()
-    if not (path.exists() and (folder / "report.html").exists() and has_export):
-        return False
-    summary = read_finetune_summary(folder)
-    try:
-        trained = [*summary["trainings"], *(each for each in summary.get("failed", ()) if not each["may_try_again"])]
-        ended = [Point(**{each.name: record[each.name] for each in fields(Point)}) for record in trained]
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{path} has a training without its point; delete it and run the job again.") from error
-    return sorted(ended, key=str) == sorted(list_points(config), key=str)
-
-
-def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:
-    """Trained and all parameters of each stage's model; makes the models, which checks that everything fits."""
-    grid = config.grid
-    for option, text, named in (
-        ("stage_lr", grid.stage_lr, grid.rates_by_stage),
-        ("stage_epochs", grid.stage_epochs, grid.epochs_by_stage),
-    ):
-        if not named.keys() <= task.stages.keys():
-            steps = ", ".join(task.stages)
-            raise ConfigError(f"--grid.{option} is {text!r}; the steps of --task {config.task} are {steps}.")
-    counts = {}
-    for name, stage in task.stages.items():
-        model = make_model(start, stage, config, config.seed)
-        sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
-        counts[name] = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
-    return counts
+        started = time.perf_counter()
+        scored = score_grid(work, train_grid(work, parallel), parallel)
+        report_finetuning(plan, scored, time.perf_counter() - started)
+    return plan.folder
 
 
 def _plan_resources(config: FinetuneConfig) -> tuple[float, int]:
@@ -167,25 +109,47 @@ def _plan_resources(config: FinetuneConfig) -> tuple[float, int]:
     return share, parallel
 
 
-def _run(work: FinetuneWork, loaded: LoadedSet, counts: dict[str, tuple[int, int]], parallel: int) -> None:
-    started = time.perf_counter()
+def train_grid(work: FinetuneWork, parallel: int) -> GridResults:
+    """Run the trainings of a grid that have not ended before.
+
+    Args:
+        work: the run.
+        parallel: trainings at once.
+
+    Raises:
+        TrainingError: all of them failed.
+    """
     points = list_points(work.config)
     forget_failures(work.trainings, points)
     _train_all(work, points, parallel)
     results = read_results(work.trainings, points)
     if not results.ended:
         raise TrainingError(f"all {len(points)} trainings failed; of the first: {results.failed[0]['reason']}")
+    return results
+
+
+def score_grid(work: FinetuneWork, results: GridResults, parallel: int) -> ScoredGrid:
+    """Choose a point by dev, score its restarts on test, and export the best of them.
+
+    Args:
+        work: the run.
+        results: records of its trainings.
+        parallel: trainings at once, where tensors must be made again.
+    """
     best, chosen = choose_point(results)
-    _restore_tensors(work, [Point(**each["point"]) for each in chosen], parallel)
-    chosen_points, best_point = [Point(**each["point"]) for each in chosen], Point(**best["point"])
-    _score_all(work, chosen_points, best_point)
-    final = gather_scores(work, chosen_points, best_point)
-    seconds = time.perf_counter() - started
-    summary = build_summary(work.config, work.start, loaded, work.task, counts, results, best, chosen, final, seconds)
-    write_json(work.folder / "summary.json", summary)
-    write_finetune_report(work.folder)
+    points, best_point = [Point(**each["point"]) for each in chosen], Point(**best["point"])
+    _restore_tensors(work, points, parallel)
+    _score_all(work, points, best_point)
+    return ScoredGrid(results, best, chosen, gather_scores(work, points, best_point))
+
+
+def report_finetuning(plan: FinetunePlan, scored: ScoredGrid, seconds: float) -> None:
+    """Write a run's summary and report, and print the table; `seconds` is the wall clock of this start."""
+    summary = build_summary(plan, scored, seconds)
+    write_json(plan.folder / "summary.json", summary)
+    write_finetune_report(plan.folder)
     print(format_finetune_summary(summary))
-    print(f"\n{work.folder / 'report.html'}")
+    print(f"\n{plan.folder / 'report.html'}")
 
 
 def _score_all(work: FinetuneWork, points: Sequence[Point], best: Point) -> None:

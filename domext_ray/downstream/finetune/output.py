@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import dump_yaml
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
-from domext_ray.downstream.finetune.grid import GridResults, has_ended, read_results
+from domext_ray.downstream.finetune.grid import GridResults, Record, has_ended, read_results
+from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.downstream.start.model import TRAININGS, StartModel
-from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.labelled.metrics.scores import flatten
-from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.report.page import (
     Picture,
@@ -58,6 +56,23 @@ class FinalScores:
     baselines: dict[str, dict[str, dict[str, Any]]]
     steps: dict[str, dict[str, dict[str, Any]]]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoredGrid:
+    """What a grid's trainings reached.
+
+    Args:
+        results: records of all trainings.
+        best: that of the chosen point's best restart, which is exported.
+        chosen: those of all its restarts.
+        final: what the chosen point reached.
+    """
+
+    results: GridResults
+    best: Record
+    chosen: list[Record]
+    final: FinalScores
 
 
 class FinetuneProgress:
@@ -131,10 +146,9 @@ class FinetuneProgress:
         return records[-1] if records else None
 
 
-def describe_finetune_plan(
-    config: FinetuneConfig, start: StartModel, task: StagedTask, counts: Mapping[str, tuple[int, int]], folder: Path
-) -> str:
+def describe_finetune_plan(plan: FinetunePlan) -> str:
     """Return what a run would do: configuration, set, model, parameters, trainings."""
+    config, start, task = plan.config, plan.start, plan.task
     data = task.data
     num_trainings = len(config.grid.points) * config.grid.restarts
     lines = [
@@ -146,41 +160,28 @@ def describe_finetune_plan(
         f"model: {start.kind} {start.name}, sha256 {start.sha256[:12]}",
         *(
             f"{name}: {trained:,} of {total:,} parameters train ({trained / total:.1%})"
-            for name, (trained, total) in counts.items()
+            for name, (trained, total) in plan.counts.items()
         ),
         f"trainings: {num_trainings}",
-        f"run directory: {folder}",
+        f"run directory: {plan.folder}",
     ]
     return "\n".join(lines)
 
 
 def build_summary(
-    config: FinetuneConfig,
-    start: StartModel,
-    loaded: LoadedSet,
-    task: StagedTask,
-    counts: Mapping[str, tuple[int, int]],
-    results: GridResults,
-    best: Mapping[str, Any],
-    chosen: Sequence[Mapping[str, Any]],
-    final: FinalScores,
+    plan: FinetunePlan,
+    scored: ScoredGrid,
     seconds: float,
 ) -> dict[str, Any]:
     """Return the content of summary.json.
 
     Args:
-        config: the run.
-        start: the encoder.
-        loaded: the set.
-        task: the task.
-        counts: trained and all parameters of each stage's model.
-        results: records of all trainings.
-        best: that of the chosen point's best restart, which is exported.
-        chosen: those of all its restarts.
-        final: what the chosen point reached.
+        plan: the run.
+        scored: what its trainings reached.
         seconds: wall clock of this start, scoring and export included.
     """
-    data = loaded.data
+    start, loaded, metric = plan.start, plan.loaded, plan.task.metric
+    data, results, final = loaded.data, scored.results, scored.final
     return {
         "task": loaded.family,
         "set": {
@@ -189,11 +190,11 @@ def build_summary(
             "examples": {"train": len(data.train), "dev": len(data.dev), "test": len(data.test)},
         },
         "model": {"name": start.name, "kind": start.kind, "sha256": start.sha256},
-        "metric": task.metric,
+        "metric": metric,
         "dev": final.dev,
         "test": final.test,
         "restarts": {
-            "seeds": [each["point"]["seed"] for each in chosen],
+            "seeds": [each["point"]["seed"] for each in scored.chosen],
             **{
                 split: {
                     "values": values,
@@ -206,9 +207,9 @@ def build_summary(
         "baselines": final.baselines,
         "steps": final.steps,
         "best": {
-            "point": best["point"],
-            "thresholds": best["thresholds"],
-            "chosen_by": f"mean of {task.metric} on dev over restarts",
+            "point": scored.best["point"],
+            "thresholds": scored.best["thresholds"],
+            "chosen_by": f"mean of {metric} on dev over restarts",
         },
         "trainings": [
             {**each["point"], "dev": each["dev"], "steps": each["steps"], "train_seconds": each["train_seconds"]}
@@ -220,7 +221,7 @@ def build_summary(
         ],
         "parameters": {
             name: {"trainable": trained, "total": total, "trainable_frac": trained / total}
-            for name, (trained, total) in counts.items()
+            for name, (trained, total) in plan.counts.items()
         },
         "train": {
             "seconds": sum(each["train_seconds"] for each in results.ended),

@@ -29,7 +29,7 @@ from domext_ray.config.finetune import (
     PlaceConfig,
     TrainingScaleConfig,
 )
-from domext_ray.config.identity import dump_yaml, identity_of
+from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation.spans import (
@@ -43,14 +43,14 @@ from domext_ray.downstream.ablation.spans import (
 )
 from domext_ray.downstream.ablation.sweeps import Sweep, SweepEntry, SweepResult, describe_sweep, plan_sweep, run_sweep
 from domext_ray.downstream.finetune.comparison import read_finetuned
-from domext_ray.downstream.finetune.finetune import count_parameters, gather_scores
-from domext_ray.downstream.finetune.finetuned import make_set_task, rebuild_finetuned, result_path
+from domext_ray.downstream.finetune.finetune import gather_scores
+from domext_ray.downstream.finetune.finetuned import rebuild_finetuned, result_path
 from domext_ray.downstream.finetune.grid import GridResults, list_points
-from domext_ray.downstream.finetune.output import build_summary
+from domext_ray.downstream.finetune.output import ScoredGrid, build_summary
+from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.trainings import FinetuneWork, score_point, train_point
-from domext_ray.downstream.start.model import TRAININGS, load_start_model
+from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import ConfigError, DomextError, RunError
-from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 
@@ -172,25 +172,19 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def finetune_here(config: FinetuneConfig) -> Path:
     """Fill a run's directory as `run_finetuning` does, in this process; the grid has one point."""
-    config = replace(config, scale=TrainingScaleConfig(use_gpu=False))
-    folder = Path(config.run.dir, config.run.name)
-    loaded, start = load_labelled(config), load_start_model(config.model)
-    task = make_set_task(config, start, loaded)
+    plan = plan_finetuning(replace(config, scale=TrainingScaleConfig(use_gpu=False)))
+    folder = plan.folder
     (folder / TRAININGS).mkdir(parents=True)
-    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
-    (folder / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
-    (folder / "identity.json").write_text(json.dumps(identity), encoding="utf-8")
-    work = FinetuneWork(config, start, task, folder, cpus=1.0)
-    points = list_points(config)
+    (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
+    (folder / "identity.json").write_text(json.dumps(plan.identity), encoding="utf-8")
+    work = FinetuneWork(plan.config, plan.start, plan.task, folder, cpus=1.0)
+    points = list_points(plan.config)
     for point in points:
         train_point(work, point)
         score_point(work, point, None)
     results = [json.loads(result_path(folder / TRAININGS, point).read_text(encoding="utf-8")) for point in points]
     final = gather_scores(work, points, points[0])
-    counts = count_parameters(config, start, task)
-    summary = build_summary(
-        config, start, loaded, task, counts, GridResults(results, []), results[0], results, final, 1.0
-    )
+    summary = build_summary(plan, ScoredGrid(GridResults(results, []), results[0], results, final), 1.0)
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
 

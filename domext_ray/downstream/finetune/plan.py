@@ -1,0 +1,120 @@
+"""A fine-tuning run's plan: everything that can be known, and refused, before anything is trained.
+
+Enters: a `FinetuneConfig`. Leaves: a `FinetunePlan`, which training, scoring, report and export read. Nothing is
+started or written; the run's directory is only looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config.finetune import FinetuneConfig
+from domext_ray.config.identity import identity_of
+from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetune_summary
+from domext_ray.downstream.finetune.grid import list_points
+from domext_ray.downstream.finetune.training import Point, make_model
+from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
+from domext_ray.runs.run_directory import check_identity, read_identity, resolve_root
+from domext_ray.runtime.ray_cluster import settle_gpu
+
+
+@dataclass(frozen=True)
+class FinetunePlan:
+    """A fine-tuning run, checked.
+
+    Args:
+        config: the run, its devices settled as far as they are known.
+        start: the encoder that all trainings start from.
+        loaded: the labelled set.
+        task: the task with its set.
+        folder: the run's directory.
+        identity: what makes the run this one; see `identity_of`.
+        counts: trained and all parameters of each stage's model.
+    """
+
+    config: FinetuneConfig
+    start: StartModel
+    loaded: LoadedSet
+    task: StagedTask
+    folder: Path
+    identity: dict[str, Any]
+    counts: dict[str, tuple[int, int]]
+
+    @property
+    def note(self) -> str:
+        """What the user should know about the start model; empty: nothing."""
+        start = self.start
+        if start.brings is None or start.head is not None:
+            return ""
+        kind = start.brings.removeprefix("DomextFor")
+        return f"note: {start.name} brings a {kind} head; a new one takes its place (--keep_head true goes on with it)."
+
+
+def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
+    """Check a run and everything that it reads.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    config = settle_gpu(config)
+    root = resolve_root(config.run.dir)
+    start = load_start_model(config.model, config.model_step, config.keep_head)
+    loaded = load_labelled(config)
+    task = make_set_task(config, start, loaded)
+    default_name = f"{loaded.data.name}-{start.name}".replace("/", "-")  # names of the hub have an owner
+    folder = root / (config.run.name or default_name)
+    identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
+    identity["data"] = ""  # where the files are does not matter; what they hold does
+    identity["model"] = start.name
+    check_identity(folder, _take_grid(identity, read_identity(folder) or {}), FinetuneConfig)
+    return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
+
+
+def _take_grid(identity: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """Return an identity with the grid's values and the seed of a run that is there: these may grow and shrink."""
+    grid, stored_grid = identity["grid"], stored.get("grid", {})
+    kept = {name: stored_grid.get(name, grid[name]) for name in ("lr", "batch_size", "epochs", "restarts")}
+    return {**identity, "seed": stored.get("seed", identity["seed"]), "grid": {**grid, **kept}}
+
+
+def is_finished(plan: FinetunePlan) -> bool:
+    """Whether the planned run has ended with just these trainings, and its report and its export are there.
+
+    Raises:
+        RunError: its summary.json is damaged.
+    """
+    folder, config = plan.folder, plan.config
+    path = folder / "summary.json"
+    has_export = not config.export or (folder / "export").exists()
+    if not (path.exists() and (folder / "report.html").exists() and has_export):
+        return False
+    summary = read_finetune_summary(folder)
+    try:
+        trained = [*summary["trainings"], *(each for each in summary.get("failed", ()) if not each["may_try_again"])]
+        ended = [Point(**{each.name: record[each.name] for each in fields(Point)}) for record in trained]
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path} has a training without its point; delete it and run the job again.") from error
+    return sorted(ended, key=str) == sorted(list_points(config), key=str)
+
+
+def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:
+    """Trained and all parameters of each stage's model; makes the models, which checks that everything fits."""
+    grid = config.grid
+    for option, text, named in (
+        ("stage_lr", grid.stage_lr, grid.rates_by_stage),
+        ("stage_epochs", grid.stage_epochs, grid.epochs_by_stage),
+    ):
+        if not named.keys() <= task.stages.keys():
+            steps = ", ".join(task.stages)
+            raise ConfigError(f"--grid.{option} is {text!r}; the steps of --task {config.task} are {steps}.")
+    counts = {}
+    for name, stage in task.stages.items():
+        model = make_model(start, stage, config, config.seed)
+        sizes = [(each.numel(), each.requires_grad) for each in model.parameters()]
+        counts[name] = sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
+    return counts

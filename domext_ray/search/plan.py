@@ -1,0 +1,176 @@
+"""A sweep's plan: everything that can be known, and refused, before a trial begins.
+
+Enters: a `SweepConfig`. Leaves: a `SweepPlan`. Nothing is started or written; the sweep's directory is only looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config.identity import identity_of
+from domext_ray.config.sweep import SweepConfig
+from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.errors import ConfigError, DomextError
+from domext_ray.files import read_json
+from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
+from domext_ray.model.base import Base
+from domext_ray.plan import resolve_files, size_run
+from domext_ray.runs.run_directory import (
+    check_identity,
+    read_identity,
+    resolve_root,
+)
+from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
+from domext_ray.search.trial import (
+    list_shares,
+    load_trial_base,
+)
+
+DEFAULT_NAME = "sweep"
+MIN_DRAWS, DRAWS_PER_TRIAL = 200, 10
+"""Points that are drawn at most to find so many that can be trained."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep, checked.
+
+    Args:
+        config: the sweep, its devices settled as far as they are known.
+        space: its space.
+        points: its trials' points; empty: Optuna suggests them.
+        refused: how many points cannot be trained, by the reason.
+        folder: its directory.
+        sets: the tasks' sets, without their test splits.
+        identity: what makes the sweep this one; see `identity_of`.
+    """
+
+    config: SweepConfig
+    space: Space
+    points: list[Point]
+    refused: Counter[str]
+    folder: Path
+    sets: tuple[LoadedSet, ...]
+    identity: dict[str, Any]
+
+
+def plan_sweep(config: SweepConfig) -> SweepPlan:
+    """Check a sweep, its points and everything that it reads; nothing is started or written.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    config = settle_sweep_gpu(resolve_files(config))
+    space = read_space(config.space)
+    points, refused = choose_points(config, space)
+    folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
+    sets = tuple(_load_sets(config))
+    identity = {**identity_of(config), **{f"data_sha256.{i}": each.sha256 for i, each in enumerate(sets)}}
+    check_identity(folder, take_trials(identity, folder), SweepConfig)
+    check_corpus(config.corpus, config.prepare)
+    return SweepPlan(config, space, points, refused, folder, sets, identity)
+
+
+def take_trials(identity: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return an identity with the number of trials of a sweep that is there: it may grow and shrink."""
+    stored = (read_identity(folder) or {}).get("search", {})
+    search = identity["search"]
+    return {**identity, "search": {**search, "trials": stored.get("trials", search["trials"])}}
+
+
+def is_finished(plan: SweepPlan) -> bool:
+    """Whether a planned sweep has ended with all these points, or with as many trials.
+
+    Raises:
+        RunError: its summary.json is damaged.
+    """
+    path = plan.folder / "summary.json"
+    if not path.exists():
+        return False
+    remedy = "delete it and run the job again, which writes it anew"
+    trials = [each for each in read_json(path, remedy, {"trials": list})["trials"] if each["status"] != "unfinished"]
+    if not plan.points:
+        return len(trials) >= plan.config.search.trials
+    return {json.dumps(each) for each in plan.points} <= {json.dumps(each["point"]) for each in trials}
+
+
+def choose_points(config: SweepConfig, space: Space) -> tuple[list[Point], Counter[str]]:
+    """Choose the points of a searcher that knows them beforehand, each one once and those alone that can be trained.
+
+    What can be known without training is checked: a point's options, its base and its sizes.
+
+    Returns:
+        The points; none for Optuna, whose space is tried only. And how many were refused for each reason.
+
+    Raises:
+        ConfigError: no point can be trained.
+    """
+    search = config.search
+    if search.searcher == "grid":
+        drawn, wanted = space.list_grid(), None
+    else:
+        drawn, wanted = space.sample(max(MIN_DRAWS, DRAWS_PER_TRIAL * search.trials), search.seed), search.trials
+    bases: dict[tuple[str, bool], Base | None] = {}
+    reasons: Counter[str] = Counter()
+    valid: dict[str, Point] = {}
+    for point in drawn:
+        if len(valid) == wanted:
+            break
+        try:
+            chosen = _check_point(config, space, point, bases)
+        except DomextError as error:
+            reasons[str(error)] += 1
+        else:  # values that are written in two ways, such as 1e-4 and 0.0001, are one point
+            valid.setdefault(repr(chosen), point)
+    if not valid:
+        raise ConfigError(f"the space makes no valid trial: {reasons.most_common(1)[0][0]}")
+    return [] if search.searcher == "optuna" else list(valid.values()), reasons
+
+
+def _check_point(
+    config: SweepConfig, space: Space, point: Point, bases: dict[tuple[str, bool], Base | None]
+) -> TrialConfig:
+    configs = configure(config, space, point)
+    pretrain = configs.pretrain
+    key = pretrain.base, pretrain.objective.next_sentence
+    if key not in bases:
+        bases[key] = load_trial_base(pretrain)
+    size_run(pretrain, bases[key])
+    return configs
+
+
+def _load_sets(config: SweepConfig) -> list[LoadedSet]:
+    """Read the tasks' sets; their test splits are left behind, so that no trial sees them."""
+    sets = []
+    for task, data in zip(config.task_names, config.places, strict=True):
+        loaded = load_labelled(replace(config.finetune, task=task, data=data))
+        sets.append(replace(loaded, data=replace(loaded.data, test=())))
+    return sets
+
+
+def settle_sweep_gpu(config: SweepConfig) -> SweepConfig:
+    """Settle whether trials have GPUs, as far as that is known; again once Ray runs."""
+    return settle_gpu(config, max(config.search.parallel, 1), "--search.parallel")
+
+
+def describe_sweep(plan: SweepPlan) -> str:
+    """Return what a dry run prints."""
+    config, points = plan.config, plan.points
+    search, budget = config.search, config.budget
+    amounts = {"steps": f"{budget.steps:,}", "tokens": f"{budget.tokens:,}", "seconds": f"{budget.seconds:g}"}
+    amount = next(f"{text} {name}" for name, text in amounts.items() if getattr(budget, name))
+    shares = ", ".join(f"{each:.3g}" for each in list_shares(config))
+    lines = [
+        f"{len(points) or search.trials} trials of {amount}, scored at {shares} of it; {search.searcher} search"
+        + (", stopped by ASHA" if search.scheduler == "asha" else ""),
+        *(describe_point(each) for each in points),
+        *(f"{count} points cannot be trained: {reason}" for reason, count in plan.refused.most_common()),
+        f"sweep directory: {plan.folder}",
+        "dry run: nothing was started",
+    ]
+    return "\n".join(lines)
