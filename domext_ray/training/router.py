@@ -6,9 +6,9 @@ Enters: the prepared domain text and general text (--replay.corpus) of a run. Le
     routers.json         the threshold of each domain, and what it keeps and takes of held-out text
 
 A logistic regression on the words of a row and on pairs of neighbours, hashed, each row's counts divided by its length.
-Rows of any length are learned from: beside each row there are pieces of it. The threshold is the score that
-`KEPT_FRAC` of one half of the held-out domain text reaches; shares are measured on the other half, and on held-out
-general text.
+Rows of any length are learned from: beside each row there are pieces of it. One half of the held-out text gives the
+threshold: the score that `KEPT_FRAC` of the domain's text reaches, or, where `LEFT_FRAC` of the general text stays
+below a lower one, halfway down to that. Shares are measured on the other half.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, R
 
 ROUTER, TABLES, DESCRIPTION = "router", "tables.safetensors", "routers.json"
 KEPT_FRAC = 0.97
-"""Share of held-out domain text that reaches the threshold."""
+"""Share of held-out domain text that reaches the threshold, at least."""
+LEFT_FRAC = 0.997
+"""Share of held-out general text below the score down to which a threshold may go, to keep more of the domain's."""
 TRAIN_ROWS, HELD_OUT_ROWS = 24_000, 4_000
 """Most rows of each text that a router is fitted on, and measured on."""
 LONGEST, SHORTEST_LEARNED, SHORTEST_MEASURED = 128, 6, 16
@@ -91,15 +93,26 @@ def fit_router(
     router = Router(Domain(router_words=num_words))
     router.weight.copy_(_fit_table(own, others, counts))
 
-    held_out = _read_rows(domain, "held_out", HELD_OUT_ROWS)
-    tests = (held_out[::2], held_out[1::2] or held_out, _read_rows(general, "held_out", HELD_OUT_ROWS))
-    first, second, other = (
-        _score(router, _add_pieces(rows, draw, 1, SHORTEST_MEASURED), tokenizer.pad_token_id) for rows in tests
-    )
-    threshold = _floor(np.quantile(first, 1 - KEPT_FRAC, method="lower"))
-    return router.weight, RouterRecord(
-        threshold, float((second >= threshold).mean()), float((other >= threshold).mean())
-    )
+    halves = []
+    for manifest in (domain, general):
+        held_out = _read_rows(manifest, "held_out", HELD_OUT_ROWS)
+        for rows in (held_out[::2], held_out[1::2] or held_out):
+            halves.append(_score(router, _add_pieces(rows, draw, 1, SHORTEST_MEASURED), tokenizer.pad_token_id))
+    threshold = choose_threshold(halves[0], halves[2])
+    kept, taken = (float((scores >= threshold).mean()) for scores in (halves[1], halves[3]))
+    return router.weight, RouterRecord(threshold, kept, taken)
+
+
+def choose_threshold(domain: np.ndarray, general: np.ndarray) -> float:
+    """Choose the score from which a row is the domain's.
+
+    Args:
+        domain: scores of rows of the domain's text, float64 [R]; minus infinity for rows without words.
+        general: those of general text.
+    """
+    keeps = np.quantile(domain, 1 - KEPT_FRAC, method="lower")
+    leaves = np.quantile(general, LEFT_FRAC, method="higher")
+    return _floor(keeps if leaves >= keeps or not np.isfinite(leaves) else (leaves + keeps) / 2)
 
 
 def _read_rows(manifest: Manifest, split: Split, most: int) -> Rows:

@@ -24,10 +24,10 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
-from domext_ray.training import router as router_room
 from domext_ray.training.router import (
     RouterRecord,
     attach_routers,
+    choose_threshold,
     describe_router,
     fit_router,
     provide_routers,
@@ -84,16 +84,12 @@ def test_domain_text_is_kept_and_general_text_is_left(base: Base, texts: tuple[M
     assert torch.equal(table, again) and record == same
 
 
-def test_the_threshold_keeps_its_share_of_the_other_half(
-    base: Base, texts: tuple[Manifest, Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    thresholds = []
-    for share in (0.5, 0.97):
-        monkeypatch.setattr(router_room, "KEPT_FRAC", share)
-        record = fit(base, texts)[1]
-        assert abs(record.kept - share) < 0.15
-        thresholds.append(record.threshold)
-    assert thresholds[0] > thresholds[1]
+def test_the_threshold_keeps_a_share_of_the_domain_and_more_where_it_stands_apart() -> None:
+    domain = np.linspace(0, 10, 1001)
+    near, far, empty = np.linspace(-5, 5, 1001), np.linspace(-9, -5, 1001), np.full(9, -np.inf)
+    assert choose_threshold(domain, near) == pytest.approx(0.3, abs=0.02), "97 % of the domain's text"
+    assert choose_threshold(domain, empty) == pytest.approx(0.3, abs=0.02)
+    assert choose_threshold(domain, far) == pytest.approx((0.3 - 5) / 2, abs=0.02), "halfway to 99.7 % of general text"
 
 
 def test_shares_are_those_of_texts_that_cannot_be_told_apart(base: Base, texts: tuple[Manifest, Manifest]) -> None:
