@@ -17,13 +17,12 @@ Source: Houlsby et al., sections 1 and 2: tasks that arrive in a stream add a fe
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -34,78 +33,44 @@ from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from domext_ray.adapters.entry import (
+    ADD_AGAIN,
+    ARCHITECTURES,
+    DESCRIPTION,
+    ENTRY_TYPES,
+    MASKED_LM,
+    SHAPE_TYPES,
+    TENSORS,
+    BankEntry,
+    check_encoder,
+    check_entry,
+    check_model,
+    check_types,
+    configure_adapter,
+    count_parameters,
+    describe_shape,
+    describe_tensors,
+    fill_parameters,
+    find_architecture,
+    list_domain,
+    list_head,
+    put_domain,
+    read_domain,
+    read_labels,
+)
 from domext_ray.config.jobs import BankConfig
 from domext_ray.errors import DomextError, RunError
 from domext_ray.export.model_folder import rebuild_run
-from domext_ray.extensions.table import DOMAIN_PARTS, find_others, is_extension, name_options
+from domext_ray.extensions.table import DOMAIN_PARTS, name_options
 from domext_ray.files import hash_file, new_folder, remove_folder, write_json
 from domext_ray.model.base import SHIPPED_BASE, Base, load_base
-from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
-from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
-from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextForMaskedLM, DomextModel
-from domext_ray.model.layouts.layout import SHARED_FIELDS
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextModel
 from domext_ray.options.places import hide_places
 from domext_ray.training.start import read_run_config
 
 FORMAT = 1
-BANK, ADAPTERS, TENSORS, DESCRIPTION = "bank.json", "adapters", "adapter.safetensors", "adapter.json"
-BASE_FOLDER = ".base_folder"
-MASKED_LM, TOKENS, SEQUENCES = "masked_lm", "token_classification", "sequence_classification"
-ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
-    MASKED_LM: DomextForMaskedLM,
-    TOKENS: DomextForTokenClassification,
-    SEQUENCES: DomextForSequenceClassification,
-}
-_NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-_SHAPE = (*(each for each in SHARED_FIELDS if each not in _NOT_SHAPE), "position_rule", "mlm_head_act", "has_pooler")
-"""Fields of a configuration that decide what a base computes; the bank's base and a model for it agree on them, and on
-those of a layout other than BERT's."""
-_SHAPE_TYPES: dict[str, type | tuple[type, ...]] = {
-    name: (str, type(None)) if name == "mlm_head_act" else type(getattr(DomextConfig(), name)) for name in _SHAPE
-}
-_ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
-    "base_sha256": str,
-    "architecture": str,
-    "domain": dict,
-    "id2label": (dict, type(None)),
-    "problem_type": (str, type(None)),
-    "origin": dict,
-    "num_parameters": int,
-    "num_bytes": int,
-    "sha256": str,
-}
-_PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
-HEAD_PREFIX = "head."
-WORD_HEAD = "cls."
-"""Tensors of a domain in the MLM head begin so: what its shifts of words add to the scores."""
-_ADD_AGAIN = "remove the adapter and add it again"
-
-
-@dataclass(frozen=True)
-class BankEntry:
-    """What adapter.json says.
-
-    Args:
-        base_sha256: of the base that the domain was trained on.
-        architecture: a key of `ARCHITECTURES`.
-        domain: its sizes and layers.
-        id2label: the classes' names; None: a masked LM.
-        problem_type: as in transformers; None: it follows from the labels.
-        origin: where the adapter comes from; of a run its name, method and step.
-        num_parameters: of domain and head.
-        num_bytes: size of adapter.safetensors.
-        sha256: of adapter.safetensors.
-    """
-
-    base_sha256: str
-    architecture: str
-    domain: Domain
-    id2label: dict[int, str] | None
-    problem_type: str | None
-    origin: dict[str, Any]
-    num_parameters: int
-    num_bytes: int
-    sha256: str
+BANK, ADAPTERS, BASE_FOLDER = "bank.json", "adapters", ".base_folder"
 
 
 class AdapterBank:
@@ -145,7 +110,7 @@ class AdapterBank:
             "format": FORMAT,
             "base": hide_places(base_id),  # a bank is passed on
             "base_sha256": loaded.sha256,
-            "shape": _describe_shape(loaded.config),
+            "shape": describe_shape(loaded.config),
         }
         with _place_folder(folder) as temporary:
             (temporary / ADAPTERS).mkdir()
@@ -172,8 +137,8 @@ class AdapterBank:
         try:
             header = json.loads(path.read_text(encoding="utf-8"))
             if header["format"] == FORMAT:
-                _check_types(header, {"base": str, "base_sha256": str, "shape": dict})
-                _check_types(header["shape"], _SHAPE_TYPES)
+                check_types(header, {"base": str, "base_sha256": str, "shape": dict})
+                check_types(header["shape"], SHAPE_TYPES)
                 place = folder / BASE_FOLDER
                 own = place.read_text(encoding="utf-8").strip() if place.is_file() else ""
                 return cls(folder.resolve(), header, base or own or header["base"])
@@ -190,7 +155,7 @@ class AdapterBank:
             RunError: it is another one than the bank was made with.
         """
         base = load_base(self.base_id)
-        if base.sha256 != self.base_sha256 or _describe_shape(base.config) != self.shape:
+        if base.sha256 != self.base_sha256 or describe_shape(base.config) != self.shape:
             raise RunError(
                 f"the bank {self.folder} is one of a base of sha256 {self.base_sha256[:12]}, and {self.base_id!r} now "
                 f"has {base.sha256[:12]} or another config.json; bring the original base back, or say where it is "
@@ -218,17 +183,17 @@ class AdapterBank:
             if values["sha256"] != _hash_json(values["adapter"]):
                 raise ValueError("it differs from its sha256")
             if values["format"] == FORMAT:
-                _check_types(values["adapter"], _ENTRY_TYPES)
-                domain = _read_domain(name, values["adapter"]["domain"], self.shape["num_hidden_layers"])
+                check_types(values["adapter"], ENTRY_TYPES)
+                domain = read_domain(name, values["adapter"]["domain"], self.shape["num_hidden_layers"])
                 entry = BankEntry(**{**values["adapter"], "domain": domain})
-                _check_entry(entry)
+                check_entry(entry)
                 if entry.id2label is None:
                     return entry
                 labels = {int(number): label for number, label in entry.id2label.items()}  # JSON's keys are text
                 return replace(entry, id2label=dict(sorted(labels.items())))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = (error.strerror or error) if isinstance(error, OSError) else error
-            raise RunError(f"{path} is damaged or missing ({reason}); {_ADD_AGAIN}.") from error
+            raise RunError(f"{path} is damaged or missing ({reason}); {ADD_AGAIN}.") from error
         raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}.")
 
     def add(self, name: str, model: nn.Module, domain: str, origin: dict[str, Any] | None = None) -> BankEntry:
@@ -245,9 +210,9 @@ class AdapterBank:
             RunError: the name is taken, or the model is more or something else than a bank holds.
         """
         target = self._claim(name)
-        architecture = _find_architecture(model)
-        _check_model(model, domain, self.base)
-        own = _list_domain(model, domain) | _list_head(model, self.base)
+        architecture = find_architecture(model)
+        check_model(model, domain, self.base)
+        own = list_domain(model, domain) | list_head(model, self.base)
         tensors = {key: each.detach().cpu().contiguous() for key, each in own.items()}
         config = cast(DomextConfig, model.config)
         is_masked_lm = architecture == MASKED_LM
@@ -258,10 +223,10 @@ class AdapterBank:
                 base_sha256=self.base_sha256,
                 architecture=architecture,
                 domain=config.domains[domain],
-                id2label=None if is_masked_lm else _read_labels(config),
+                id2label=None if is_masked_lm else read_labels(config),
                 problem_type=None if is_masked_lm else config.problem_type,
                 origin=origin or {},
-                num_parameters=_count_parameters(tensors),
+                num_parameters=count_parameters(tensors),
                 num_bytes=path.stat().st_size,
                 sha256=hash_file(path),
             )
@@ -351,7 +316,7 @@ class AdapterBank:
         with torch.random.fork_rng(devices=[]):  # every parameter is overwritten; the caller's draws stay as they were
             model = ARCHITECTURES[entry.architecture](config)
         model.load_state_dict(self.base.tensors, strict=False)
-        own = _list_domain(model, name) | _list_head(model, self.base)
+        own = list_domain(model, name) | list_head(model, self.base)
         fill_parameters(own, tensors, self.find_folder(name))
         return model.eval()
 
@@ -369,7 +334,7 @@ class AdapterBank:
         """
         entry, tensors = self.read_adapter(name)
         encoder = cast(DomextModel, getattr(model, "bert", model))
-        _check_encoder(encoder, self.base)
+        check_encoder(encoder, self.base)
         scores_words = entry.architecture == MASKED_LM and hasattr(model, "cls")
         put_domain(model if scores_words else encoder, name, entry, tensors, self.find_folder(name))
 
@@ -400,13 +365,13 @@ class AdapterBank:
             BaseModelError: the base is not to be had.
         """
         entry, tensors = self._read_hashed(name)
-        shapes = _describe_tensors(self.base, name, entry, self.find_folder(name))
+        shapes = describe_tensors(self.base, name, entry, self.find_folder(name))
         found = {key: tuple(each.shape) for key, each in tensors.items()}
         wrong = sorted(key for key in shapes.keys() | found.keys() if shapes.get(key) != found.get(key))
         if wrong:
             raise RunError(
                 f"{self.find_folder(name) / DESCRIPTION} describes a tensor {wrong[0]} of shape "
-                f"{shapes.get(wrong[0], 'none')}, and {TENSORS} has {found.get(wrong[0], 'none')}; {_ADD_AGAIN}."
+                f"{shapes.get(wrong[0], 'none')}, and {TENSORS} has {found.get(wrong[0], 'none')}; {ADD_AGAIN}."
             )
         return entry, tensors
 
@@ -417,9 +382,9 @@ class AdapterBank:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror or error}); {_ADD_AGAIN}.") from error
+            raise RunError(f"{path} cannot be read ({error.strerror or error}); {ADD_AGAIN}.") from error
         if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise RunError(f"{path} differs from the sha256 in {DESCRIPTION}, so it is damaged; {_ADD_AGAIN}.")
+            raise RunError(f"{path} differs from the sha256 in {DESCRIPTION}, so it is damaged; {ADD_AGAIN}.")
         if entry.base_sha256 != self.base_sha256:
             raise RunError(
                 f"the adapter {name!r} was trained on a base of sha256 {entry.base_sha256[:12]}, and the bank's is "
@@ -428,12 +393,12 @@ class AdapterBank:
         try:
             tensors = load(content)
         except SafetensorError as error:
-            raise RunError(f"{path} is damaged ({error}); {_ADD_AGAIN}.") from error
-        num_parameters = _count_parameters(tensors)
+            raise RunError(f"{path} is damaged ({error}); {ADD_AGAIN}.") from error
+        num_parameters = count_parameters(tensors)
         if (num_parameters, len(content)) != (entry.num_parameters, entry.num_bytes):
             raise RunError(
                 f"{path} has {num_parameters:,} parameters in {len(content):,} bytes, and {DESCRIPTION} says "
-                f"{entry.num_parameters:,} in {entry.num_bytes:,}; {_ADD_AGAIN}."
+                f"{entry.num_parameters:,} in {entry.num_bytes:,}; {ADD_AGAIN}."
             )
         return entry, tensors
 
@@ -494,187 +459,6 @@ def _add_run(folder: Path, config: BankConfig) -> BankEntry:
         if not bank.names():
             shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _describe_shape(config: DomextConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in _SHAPE} | config.describe_layout()
-
-
-def _check_types(values: Any, types: dict[str, type | tuple[type, ...]]) -> None:
-    """Raise a ValueError, or a TypeError, unless JSON has these keys with values of these types, bool being no int."""
-    for name, expected in types.items():
-        allowed = expected if isinstance(expected, tuple) else (expected,)
-        if type(values[name]) not in allowed:
-            shown = repr(values[name])
-            raise ValueError(f"{name} is {shown if len(shown) < 60 else f'{shown[:60]}…'}")
-
-
-def _read_domain(name: str, values: dict[str, Any], num_layers: int) -> Domain:
-    """Return the domain of a description; raise a ValueError or a TypeError unless it is one."""
-    domain = complete_domain(name, values, num_layers)
-    _check_types(asdict(domain), {each.name: type(each.default) for each in fields(Domain)})
-    return domain
-
-
-def _check_entry(entry: BankEntry) -> None:
-    """Raise a ValueError unless a description is one that `add` could have written."""
-    if entry.architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture is {entry.architecture!r}, none of {', '.join(ARCHITECTURES)}")
-    labels = entry.id2label
-    if labels is not None and (
-        sorted(labels, key=int) != [str(number) for number in range(len(labels))]
-        or not all(isinstance(label, str) for label in labels.values())
-    ):
-        raise ValueError("id2label does not number its labels from 0")
-    if (labels is None) != (entry.architecture == MASKED_LM):
-        raise ValueError(f"id2label is {labels} with the architecture {entry.architecture}")
-    if entry.problem_type not in _PROBLEM_TYPES:
-        raise ValueError(f"problem_type is {entry.problem_type!r}")
-
-
-def _describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that an adapter's description asks for, before anything of that size is made."""
-    config = configure_adapter(base, entry)
-    config.domains = {name: entry.domain}
-    try:
-        with torch.device("meta"):
-            model = ARCHITECTURES[entry.architecture](config)
-    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{folder / DESCRIPTION} describes no model ({reason}); {_ADD_AGAIN}.") from error
-    own = _list_domain(model, name) | _list_head(model, base)
-    return {key: tuple(each.shape) for key, each in own.items()}
-
-
-def configure_adapter(base: Base, entry: BankEntry) -> DomextConfig:
-    """Return the configuration of an adapter's model, without its domain."""
-    config = copy.deepcopy(base.config)
-    if entry.id2label is not None:
-        config.id2label = entry.id2label
-        config.label2id = {label: number for number, label in entry.id2label.items()}
-        config.problem_type = cast(Any, entry.problem_type)
-    return config
-
-
-def _read_labels(config: DomextConfig) -> dict[int, str]:
-    return {int(number): str(label) for number, label in (config.id2label or {}).items()}
-
-
-def _find_architecture(model: nn.Module) -> str:
-    # By the class's name: an export's own code has classes of its own, of the same names.
-    for architecture, each in ARCHITECTURES.items():
-        if type(model).__name__ == each.__name__:
-            return architecture
-    known = ", ".join(each.__name__ for each in ARCHITECTURES.values())
-    raise RunError(f"a bank does not hold a {type(model).__name__}; give a {known}.")
-
-
-def _list_domain(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return a domain's tensors in an encoder, or a model that has one, under the names that they have in a file."""
-    part = f".domains.{name}."
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # which words it shifts is a buffer
-    return {
-        key.removeprefix("bert.").replace(part, ".domains.", 1): each for key, each in tensors.items() if part in key
-    }
-
-
-def _count_parameters(tensors: Mapping[str, Tensor]) -> int:
-    """Count the elements of tensors that are parameters; those that say which words are shifted are none."""
-    return sum(each.numel() for each in tensors.values() if each.is_floating_point())
-
-
-def _list_head(model: nn.Module, base: Base) -> dict[str, nn.Parameter]:
-    """Return the parameters that are neither an extension's nor the base's, under their names in a file."""
-    params = model.named_parameters()
-    return {f"{HEAD_PREFIX}{key}": each for key, each in params if key not in base.tensors and not is_extension(key)}
-
-
-def _check_model(model: nn.Module, domain: str, base: Base) -> None:
-    """Refuse a model that is not the base, one domain and a head."""
-    config = cast(DomextConfig, model.config)
-    if domain not in config.domains:
-        raise RunError(
-            f"the model has no domain {domain!r} for the bank; it has {', '.join(config.domains) or 'none'}."
-        )
-    names = [name for name, _ in model.named_parameters()]
-    for part in find_others("bank", config, names, domain):
-        raise RunError(f"the model has {part}, and a bank holds domains beside an unchanged base only.")
-    active = list(config.domains) if config.active_domains is None else config.active_domains
-    if active != [domain]:
-        raise RunError(
-            f"the model's active domains are {', '.join(active) or 'none'}, and a bank holds {domain!r} alone; train "
-            f"it so (--method.active_domains {domain}), or call set_active_domains([{domain!r}]) if it was."
-        )
-    _check_shape(config, base)
-    own = dict(model.named_parameters())
-    _check_tensors({name: own[name] for name in base.tensors.keys() & own.keys()}, base)
-
-
-def _check_encoder(encoder: nn.Module, base: Base) -> None:
-    """Refuse an encoder of another base; one that is stored in another dtype may have lost its bits."""
-    _check_shape(cast(DomextConfig, encoder.config), base)
-    own = {f"bert.{name}": param for name, param in encoder.named_parameters()}
-    names = {name for name in base.tensors if name.startswith(("bert.embeddings.", "bert.encoder."))}
-    missing = sorted(names - own.keys())
-    if missing:
-        raise RunError(f"the model has no {missing[0]} of its own (merge LoRA first), so no adapter fits it.")
-    _check_tensors({name: own[name] for name in names}, base, rounded=True)
-
-
-def _check_shape(config: DomextConfig, base: Base) -> None:
-    if config.causal:
-        raise RunError("the model reads from left to right (--objective.kind), and a bank's base reads both sides.")
-    for name, value in _describe_shape(base.config).items():
-        if getattr(config, name) != value:
-            raise RunError(
-                f"the model has {name} {getattr(config, name)!r} and the bank's base has {value!r}; a bank holds "
-                "adapters of one base."
-            )
-
-
-def _check_tensors(params: dict[str, nn.Parameter], base: Base, *, rounded: bool = False) -> None:
-    """Compare parameters with the base's, bit by bit, or after rounding the base's to their dtype."""
-    changed = []
-    for name, param in sorted(params.items()):
-        value = base.tensors[name].to(param.device, param.dtype if rounded else None)
-        if param.dtype != value.dtype or not torch.equal(param, value):
-            changed.append(name)
-    if changed:
-        dtype = params[changed[0]].dtype
-        raise RunError(
-            f"{changed[0]} ({str(dtype).removeprefix('torch.')}) is not as in the bank's base ({len(changed)} "
-            "tensors differ); a bank holds what was trained beside a frozen base, and takes it in float32."
-        )
-
-
-def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Add a domain to a model and give it its tensors, or leave the model as it was; an encoder scores no words."""
-    changed = cast(DomextModel, model)
-    if name in changed.config.domains:
-        raise RunError(f"the model has a domain {name!r} already; drop it first.")
-    left_out = (HEAD_PREFIX,) if hasattr(model, "cls") else (HEAD_PREFIX, WORD_HEAD)
-    try:
-        changed.add_domain(name, **asdict(entry.domain))
-        own = {key: each for key, each in tensors.items() if not key.startswith(left_out)}
-        fill_parameters(_list_domain(model, name), own, folder)
-    except BaseException:
-        if name in changed.config.domains:
-            changed.drop_domain(name)
-        raise
-
-
-def fill_parameters(params: Mapping[str, Tensor], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into parameters and buffers of the same names."""
-    wrong = sorted(
-        name
-        for name in params.keys() | tensors.keys()
-        if name not in params or name not in tensors or params[name].shape != tensors[name].shape
-    )
-    if wrong:
-        raise RunError(f"{folder} does not fit the model that its description makes (first at {wrong[0]}).")
-    with torch.no_grad():
-        for name, param in params.items():
-            param.copy_(tensors[name])
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from domext_ray.adapters.bank import (
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.entry import (
     HEAD_PREFIX,
     MASKED_LM,
     SEQUENCES,
     WORD_HEAD,
-    AdapterBank,
     configure_adapter,
     fill_parameters,
     put_domain,

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
 
-from domext_ray.adapters.bank import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS, AdapterBank, run_bank
+from domext_ray.adapters.bank import AdapterBank, run_bank
+from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.identity import dump_yaml
 from domext_ray.config.jobs import BankConfig

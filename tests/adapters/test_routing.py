@@ -12,7 +12,8 @@ import pytest
 import torch
 from test_bank import EVERYTHING, SHIFTS, make_model, make_plain
 
-from domext_ray.adapters.bank import MASKED_LM, TOKENS, AdapterBank
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.entry import MASKED_LM, TOKENS
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.forgetting.forgetting import predict_masked
