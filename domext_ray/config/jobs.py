@@ -123,6 +123,7 @@ class StudyConfig:
     budgets: str = free("")  # several such shares by commas, in the place of --budget: a sized method runs at each
     seconds: float = 0.0  # training seconds of a run; or give --tokens
     tokens: int = 0  # tokens that a run reads; or give --seconds
+    tokens_by_method: dict[str, int] = field(default_factory=dict, metadata={"before": {}})  # other numbers by method
     seeds: int = free(3)  # runs of each method
     seed: int = free(0)  # the first run's seed; the others count up from it
     rates: str = added("")  # peak rates by commas, of which each method takes its best; empty: the presets' rates
@@ -155,6 +156,10 @@ class StudyConfig:
             self.seconds,
             f"{'0' if self.tokens else 'above 0'} when --tokens is {self.tokens}; give one of the two",
         )
+        for name, tokens in self.tokens_by_method.items():
+            require(name in names, "tokens_by_method", name, "a method of --methods")
+            require(self.tokens > 0, "tokens_by_method", name, "left out without --tokens")
+            require(tokens >= 1, f"tokens_by_method.{name}", tokens, "1 or more")
         require(self.seeds >= 1, "seeds", self.seeds, "1 or more")
         require_at_most(self, "", seeds=1000, retention_texts=100 * MANY)
         require(self.retention_texts >= 1, "retention_texts", self.retention_texts, "1 or more")

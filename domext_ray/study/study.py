@@ -112,7 +112,7 @@ def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths)
     """Return what a dry run prints: every method with its sizes, parameters and rate, and what the study will take."""
     num_runs, num_tried = len(arms) * config.seeds, len(arms) * len(config.rate_list)
     share = num_runs + num_tried * config.tune_frac
-    goal = f"{config.seconds:g} seconds" if config.seconds else f"{config.tokens:,} tokens"
+    goal = f"{config.seconds:g} seconds" if config.seconds else _describe_tokens(config)
     hours = f", {share * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
     tried = f" and {num_tried} that try rates" if num_tried else ""
     return "\n".join(
@@ -137,6 +137,8 @@ def _describe_identity(
     """What may not change in a study's directory; further methods, budgets and seeds may come."""
     identity = identity_of(config)
     del identity["replay"]  # counts once a method reads general text
+    identity.pop("tokens_by_method", None)
+    own = {name: config.tokens_by_method.get(name, config.tokens) for name in presets if config.tokens}
     if strictest.replay.corpus:
         general = resolve_sources(strictest.replay.corpus, config.prepare)
         identity |= {"replay_frac": config.replay.frac, "replay_fingerprint": general.fingerprint}
@@ -147,6 +149,7 @@ def _describe_identity(
         "base_sha256": base_sha256,
         "corpus_fingerprint": resolve_sources(config.corpus, config.prepare).fingerprint,
         **{f"presets.{name}": preset for name, preset in presets.items()},
+        **{f"presets.{name}.tokens": tokens for name, tokens in own.items()},
     }
 
 
@@ -232,9 +235,14 @@ def _read_study(
     return make_study(base, runs, describe_setting(place.config, len(seeds)), place.config.seconds, left_out)
 
 
+def _describe_tokens(config: StudyConfig) -> str:
+    others = ", ".join(f"{name} {tokens:,}" for name, tokens in config.tokens_by_method.items())
+    return f"{config.tokens:,} tokens" + (f" ({others})" if others else "")
+
+
 def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     """Return what all runs of a study have in common, as one or two sentences."""
-    goal = f"{config.seconds:g} seconds of training" if config.seconds else f"{config.tokens:,} tokens"
+    goal = f"{config.seconds:g} seconds of training" if config.seconds else _describe_tokens(config)
     budgets = [f"{each:.3g} %" for each in (100 * budget for budget in config.budget_list or (config.budget,))]
     size = f"a trainable budget of {', '.join(budgets)} where a method has a size"
     size = size if config.budget_list or config.budget else "sizes as given"

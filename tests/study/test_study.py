@@ -127,6 +127,9 @@ def test_only_methods_that_keep_read_general_text() -> None:
         (("--seconds", "1", "--rates", "1e-3,nan"), "--rates is '1e-3,nan'"),
         (("--seconds", "1", "--tune_frac", "0"), "--tune_frac is 0.0"),
         (("--seconds", "1", "--retention_texts", "0"), "--retention_texts is 0"),
+        (("--tokens", "9", "--tokens_by_method", "{nope: 9}"), "--tokens_by_method is 'nope'; it must be a method"),
+        (("--seconds", "1", "--tokens_by_method", "{af: 9}"), "--tokens_by_method is 'af'; it must be left out"),
+        (("--tokens", "9", "--tokens_by_method", "{af: 0}"), "--tokens_by_method.af is 0; it must be 1 or more"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags: tuple[str, ...], message: str) -> None:
@@ -208,6 +211,18 @@ def test_runs_end_by_their_tokens(runs: FakeRuns, tiny_base_folder: Path, text_f
     run_study(small(tiny_base_folder, text_file, tmp_path, "--tokens", "1001"), SHIPPED)
     limits = {(each.train.max_tokens, each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]}
     assert limits == {(1001, 0.0, "wsd")}
+
+
+def test_a_method_may_read_another_number_of_tokens(
+    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    flags = ("--tokens", "1001", "--tokens_by_method", "{full: 1200}")
+    folder = run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--seeds", "1"), SHIPPED)
+    assert {each.method.name: each.train.max_tokens for each in runs.made[1:]} == {"full": 1200, "af": 1001}
+    assert "1,001 tokens (full 1,200) per run" in (folder / "comparison.md").read_text()
+    with pytest.raises(RunError, match=r"presets\.full\.tokens: 1200 -> 1300"):
+        run_study(small(tiny_base_folder, text_file, tmp_path, *flags[:3], "{full: 1300}"), SHIPPED)
+    run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--methods", "full,af,lora"), SHIPPED)
 
 
 def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(
