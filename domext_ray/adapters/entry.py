@@ -121,7 +121,17 @@ def check_entry(entry: BankEntry) -> None:
 
 
 def describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that an adapter's description asks for, before anything of that size is made."""
+    """Return the shapes that an adapter's description asks for, before anything of that size is made.
+
+    Args:
+        base: the bank's.
+        name: what the bank calls the adapter.
+        entry: its description.
+        folder: where it is, for the sentence.
+
+    Raises:
+        RunError: the description makes no model.
+    """
     config = configure_adapter(base, entry)
     config.domains = {name: entry.domain}
     try:
@@ -150,7 +160,11 @@ def read_labels(config: DomextConfig) -> dict[int, str]:
 
 
 def find_architecture(model: nn.Module) -> str:
-    """Return a model's key in `ARCHITECTURES`, by its class's name: an export's own code has classes of its own."""
+    """Return a model's key in `ARCHITECTURES`, by its class's name: an export's own code has classes of its own.
+
+    Raises:
+        RunError: a bank holds no such model.
+    """
     for architecture, each in ARCHITECTURES.items():
         if type(model).__name__ == each.__name__:
             return architecture
@@ -179,7 +193,16 @@ def list_head(model: nn.Module, base: Base) -> dict[str, nn.Parameter]:
 
 
 def check_model(model: nn.Module, domain: str, base: Base) -> None:
-    """Refuse a model that is not the base, one domain and a head."""
+    """Refuse a model that is not the base, one domain and a head.
+
+    Args:
+        model: the model.
+        domain: the domain that is to be kept.
+        base: the bank's.
+
+    Raises:
+        RunError: it is more, or something else.
+    """
     config = cast(DomextConfig, model.config)
     if domain not in config.domains:
         raise RunError(
@@ -200,7 +223,11 @@ def check_model(model: nn.Module, domain: str, base: Base) -> None:
 
 
 def check_encoder(encoder: nn.Module, base: Base) -> None:
-    """Refuse an encoder of another base; one that is stored in another dtype may have lost its bits."""
+    """Refuse an encoder of another base; one that is stored in another dtype may have lost its bits.
+
+    Raises:
+        RunError: it is another base's.
+    """
     _check_shape(cast(DomextConfig, encoder.config), base)
     own = {f"bert.{name}": param for name, param in encoder.named_parameters()}
     names = {name for name in base.tensors if name.startswith(("bert.embeddings.", "bert.encoder."))}
@@ -237,7 +264,18 @@ def _check_tensors(params: dict[str, nn.Parameter], base: Base, *, rounded: bool
 
 
 def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Add a domain to a model and give it its tensors, or leave the model as it was; an encoder scores no words."""
+    """Add a domain to a model and give it its tensors, or leave the model as it was; an encoder scores no words.
+
+    Args:
+        model: a model, or an encoder, with the bank's base in it.
+        name: what the domain is to be called.
+        entry: the adapter's description.
+        tensors: the adapter's.
+        folder: where it is, for the sentence.
+
+    Raises:
+        RunError: the model has a domain of that name, or another shape.
+    """
     changed = cast(DomextModel, model)
     if name in changed.config.domains:
         raise RunError(f"the model has a domain {name!r} already; drop it first.")
@@ -253,7 +291,11 @@ def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: dict[str,
 
 
 def fill_parameters(params: Mapping[str, Tensor], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into parameters and buffers of the same names."""
+    """Copy tensors into parameters and buffers of the same names.
+
+    Raises:
+        RunError: names or shapes differ.
+    """
     wrong = sorted(
         name
         for name in params.keys() | tensors.keys()

@@ -31,7 +31,8 @@ PLACE = ("scale.num_workers", "scale.use_gpu", *FOLDER)
 
 NO_EXTENSIONS = (
     *("method.heads", "method.ffn_units", "method.module_", "method.gate_bias", "method.word_init", "method.lora_"),
-    *("method.trainable_budget", "method.train_heads", "engine.compile"),
+    *("method.trainable_budget", "method.train_heads", "engine.compile", "engine.zero_stage", "engine.offload"),
+    "engine.base_dtype",
 )
 """Options of training jobs that fine-tuning refuses or does not read."""
 

@@ -258,10 +258,6 @@ class FinetuneConfig:
                 require(value == 0, f"method.{name}", value, rule)
         require(not self.method.trainable_budget, "method.trainable_budget", self.method.trainable_budget, "0 here")
         require(not self.engine.compile, "engine.compile", True, "false here: batches differ in length")
-        stage, rule = self.engine.zero_stage, "0 in fine-tuning: one process trains, and has nothing to shard"
-        require(stage == 0, "engine.zero_stage", stage, rule)
-        dtype = self.engine.base_dtype
-        require(dtype != "bf16", "engine.base_dtype", dtype, "auto or fp32 in fine-tuning")
         if self.features.layers:
             self._check_features()
 

@@ -22,6 +22,7 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.errors import ConfigError, OptionError
 from domext_ray.options.fields import MANY, added, check_place, free, require, require_at_most, require_one_of
+from domext_ray.options.option_values import read_whole
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class StudyConfig:
     budgets: str = free("")  # several such shares by commas, in the place of --budget: a sized method runs at each
     seconds: float = 0.0  # training seconds of a run; or give --tokens
     tokens: int = 0  # tokens that a run reads; or give --seconds
-    tokens_by_method: dict[str, int] = field(default_factory=dict, metadata={"before": {}})  # other numbers by method
+    tokens_by_method: dict[str, Any] = field(default_factory=dict, metadata={"before": {}})  # other numbers by method
     seeds: int = free(3)  # runs of each method
     seed: int = free(0)  # the first run's seed; the others count up from it
     rates: str = added("")  # peak rates by commas, of which each method takes its best; empty: the presets' rates
@@ -159,7 +160,8 @@ class StudyConfig:
         for name, tokens in self.tokens_by_method.items():
             require(name in names, "tokens_by_method", name, "a method of --methods")
             require(self.tokens > 0, "tokens_by_method", name, "left out without --tokens")
-            require(tokens >= 1, f"tokens_by_method.{name}", tokens, "1 or more")
+            number, rule = read_whole(tokens)
+            require(number is not None and number >= 1, f"tokens_by_method.{name}", tokens, rule or "1 or more")
         require(self.seeds >= 1, "seeds", self.seeds, "1 or more")
         require_at_most(self, "", seeds=1000, retention_texts=100 * MANY)
         require(self.retention_texts >= 1, "retention_texts", self.retention_texts, "1 or more")
@@ -185,6 +187,10 @@ class StudyConfig:
     def method_names(self) -> tuple[str, ...]:
         """The methods in their order."""
         return tuple(each.strip() for each in self.methods.split(","))
+
+    def count_tokens(self, method: str) -> int:
+        """Return how many tokens a run of a method reads; 0: its seconds end it."""
+        return read_whole(self.tokens_by_method.get(method, self.tokens))[0] or 0
 
     @property
     def budget_list(self) -> tuple[float, ...]:

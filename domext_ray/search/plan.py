@@ -62,6 +62,12 @@ class SweepPlan:
 def plan_sweep(config: SweepConfig) -> SweepPlan:
     """Check a sweep, its points and everything that it reads; nothing is started or written.
 
+    Args:
+        config: the sweep.
+
+    Returns:
+        Its plan.
+
     Raises:
         DomextError: any mistake of the user's.
     """

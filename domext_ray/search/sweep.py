@@ -101,6 +101,9 @@ def prepare_sweep(plan: SweepPlan, cpus: float) -> SweepWork:
         plan: the sweep; its directory is held, and Ray is initialised.
         cpus: CPUs of a trial's process.
 
+    Returns:
+        What its trials share.
+
     Raises:
         DomextError: a text or base is not the sweep's, or cannot be prepared.
     """

@@ -261,7 +261,7 @@ class Trial:
 
 
 def score_sets(start: StartModel, work: SweepWork, config: FinetuneConfig, device: torch.device) -> dict[str, Any]:
-    """Fine-tune on every set of a sweep and score it on dev; a process group exists.
+    """Fine-tune on every set of a sweep and score it on dev.
 
     Args:
         start: what is fine-tuned.

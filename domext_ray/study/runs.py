@@ -67,7 +67,7 @@ def limit_run(config: StudyConfig, run: PretrainConfig, share: float = 1.0) -> P
     The horizon in steps is out of reach: the schedule sees which limit is near. Seconds are those of training steps,
     counted on over all attempts of a run.
     """
-    tokens = math.ceil(share * config.tokens_by_method.get(run.method.name, config.tokens))
+    tokens = math.ceil(share * config.count_tokens(run.method.name))
     train = replace(run.train, max_steps=FAR_STEPS, max_tokens=tokens, max_seconds=share * config.seconds)
     return replace(run, train=train, optim=replace(run.optim, schedule="wsd", decay_steps=FAR_STEPS))
 

@@ -138,7 +138,7 @@ def _describe_identity(
     identity = identity_of(config)
     del identity["replay"]  # counts once a method reads general text
     identity.pop("tokens_by_method", None)
-    own = {name: config.tokens_by_method.get(name, config.tokens) for name in presets if config.tokens}
+    own = {name: config.count_tokens(name) for name in presets if config.tokens}
     if strictest.replay.corpus:
         general = resolve_sources(strictest.replay.corpus, config.prepare)
         identity |= {"replay_frac": config.replay.frac, "replay_fingerprint": general.fingerprint}
@@ -160,6 +160,13 @@ def _check_study(folder: Path, identity: dict[str, Any]) -> None:
             "version, or give another --run.name."
         )
     stored = read_identity(folder) or {}
+    if "tokens" in stored:  # in earlier versions one number for all methods
+        former = {f"{name}.tokens": stored["tokens"] for name in stored if f"{name}.tokens" not in stored}
+        if any(identity.get(name, tokens) != tokens for name, tokens in former.items()):
+            raise RunError(
+                f"the study in {folder} was begun with {stored['tokens']:,} tokens for every method; leave "
+                "--tokens_by_method out, or give another --run.name."
+            )
     compared = {name: each for name, each in identity.items() if name in stored or name[:8] != "presets."}
     check_identity(folder, compared, StudyConfig)
 
@@ -196,7 +203,10 @@ def _write_results(
     config, folder = place.config, place.paths.run
     study = _read_study(place, arms, seeds, rates, left_out)
     text = format_study(study)
-    asked = {name: getattr(config, name) for name in ("budget", "budgets", "seconds", "tokens", "rates", "tune_frac")}
+    asked = {
+        name: getattr(config, name)
+        for name in ("budget", "budgets", "seconds", "tokens", "tokens_by_method", "rates", "tune_frac")
+    }
     write_json(folder / "results.json", {"seeds": list(seeds), **asked, **to_results(study)})
     write_text(folder / "comparison.md", text)
     draw_study(study, folder / "comparison.png")
@@ -236,7 +246,7 @@ def _read_study(
 
 
 def _describe_tokens(config: StudyConfig) -> str:
-    others = ", ".join(f"{name} {tokens:,}" for name, tokens in config.tokens_by_method.items())
+    others = ", ".join(f"{name} {config.count_tokens(name):,}" for name in config.tokens_by_method)
     return f"{config.tokens:,} tokens" + (f" ({others})" if others else "")
 
 

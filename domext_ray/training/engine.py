@@ -247,9 +247,7 @@ class Engine:
         seed: the run's seed.
         device: where to train.
         objective: the loss; its forward says what a batch is.
-        rate_scales: factors of the learning rate by parameter name, for those that differ from 1.
-        state: training state to go on from; None starts with the model as it is and moments of zero. Above ZeRO-0
-            pre-training only.
+        state: training state to go on from; None starts with the model as it is and moments of zero.
 
     Raises:
         ConfigError: compilation was asked for at ZeRO-3, or on a CPU without a C++ compiler.
@@ -268,7 +266,6 @@ class Engine:
         seed: int,
         device: torch.device,
         objective: Callable[..., Objective] = MaskedLoss,
-        rate_scales: Mapping[str, float] | None = None,
         state: TrainState | None = None,
     ) -> None:
         self.device = torch.device(device)
@@ -290,7 +287,7 @@ class Engine:
         self._loss_weights, self._num_watched = module.loss_weights, module.num_watched
         if engine.compile:
             module.compile()
-        self._optimizer = build_optimizer(self._trainables, optim, rate_scales or {})
+        self._optimizer = build_optimizer(self._trainables, optim)
         self._num_updates = 0
         num_elements = sum(each.numel() for each in self._trainables.values())
         config = _build_config(engine, optim, micro_batch_size, accumulation_steps, num_elements)
@@ -367,13 +364,6 @@ class Engine:
                 # A copy, because on a CPU the gathered tensor may be the one that goes on training.
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
         return TrainState(tensors, self._num_updates) if self.rank == 0 else None
-
-    def gather_parameters(self) -> dict[str, Tensor]:
-        """Return copies of the trainable parameters alone, fp32 on the CPU; collective above ZeRO-0."""
-        return {
-            name: self._gather(name, param, None).to("cpu", torch.float32, copy=True)
-            for name, param in self._trainables.items()
-        }
 
     def _forward(self, batch: Any) -> tuple[Tensor, ...]:
         is_masked = isinstance(batch, MaskedBatch)

@@ -109,6 +109,9 @@ def choose_threshold(domain: np.ndarray, general: np.ndarray) -> float:
     Args:
         domain: scores of rows of the domain's text, float64 [R]; minus infinity for rows without words.
         general: those of general text.
+
+    Returns:
+        Log-odds per word, finite.
     """
     keeps = np.quantile(domain, 1 - KEPT_FRAC, method="lower")
     leaves = np.quantile(general, LEFT_FRAC, method="higher")

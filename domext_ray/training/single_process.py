@@ -43,6 +43,7 @@ class SingleProcessTrainer:
         self._seed, self._device = seed, device
         self._trainables = {name: each for name, each in objective.model.named_parameters() if each.requires_grad}
         assert self._trainables, "no parameter trains"
+        assert all(each.dtype == torch.float32 for each in self._trainables.values()), "trainables are fp32"
         self._optimizer = build_optimizer(self._trainables, optim, rate_scales)
 
     def train_step(self, micro_batches: Sequence[Any], num_targets: int, step: int) -> StepFigures:
@@ -67,7 +68,9 @@ class SingleProcessTrainer:
             total += loss_sum.detach()
             (loss_sum * (1 / max(1, num_targets))).backward()
         norm, loss = self._clip_gradients(), total.item() / max(1, num_targets)
-        finite = bool(norm.isfinite()) and bool(total.isfinite())
+        if not total.isfinite():  # a loss that is not finite can have a finite gradient (infinite logits)
+            norm = torch.full_like(norm, torch.nan)
+        finite = bool(norm.isfinite())
         if finite:
             self._optimizer.step()
         self._optimizer.zero_grad()

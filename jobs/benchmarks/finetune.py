@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import torch
 from benchmarks.output import describe_machine, write_json
-from benchmarks.rivals_trainer import without_ranks
 from torch import nn
 from transformers import (
     BertConfig,
@@ -172,9 +171,9 @@ def time_trainer(
     device: torch.device,
 ) -> float:
     """Return the seconds of the timed steps of a run of Trainer."""
-    logging.set_verbosity_error()  # Trainer warns that there is a process group which it does not use
+    logging.set_verbosity_error()
     watch = Stopwatch()
-    with tempfile.TemporaryDirectory(prefix="domext-trainer-") as folder, without_ranks():
+    with tempfile.TemporaryDirectory(prefix="domext-trainer-") as folder:
         arguments = TrainingArguments(
             output_dir=folder,
             num_train_epochs=1,

@@ -24,6 +24,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
+from domext_ray.training import router as router_room
 from domext_ray.training.router import (
     RouterRecord,
     attach_routers,
@@ -95,6 +96,16 @@ def test_the_threshold_keeps_a_share_of_the_domain_and_more_where_it_stands_apar
 def test_shares_are_those_of_texts_that_cannot_be_told_apart(base: Base, texts: tuple[Manifest, Manifest]) -> None:
     record = fit(base, (texts[0], replace(texts[0], train=texts[0].held_out)))[1]
     assert record.taken > 0.8, "nothing is hidden where the general text is the domain's"
+
+
+def test_shares_are_measured_on_the_other_half(
+    base: Base, texts: tuple[Manifest, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_room, "KEPT_FRAC", 0.5)
+    record = fit(base, (texts[0], replace(texts[0], train=texts[0].held_out)))[1]  # not to be told apart
+    assert abs(record.kept - 0.5) < 0.2 and abs(record.taken - 0.5) < 0.3
+    monkeypatch.setattr(router_room, "LEFT_FRAC", 0.0)  # so the threshold is halfway down to the lowest
+    assert fit(base, texts)[1].kept == 1.0
 
 
 def test_special_and_unknown_words_do_not_count(base: Base, texts: tuple[Manifest, Manifest]) -> None:

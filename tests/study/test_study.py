@@ -130,6 +130,7 @@ def test_only_methods_that_keep_read_general_text() -> None:
         (("--tokens", "9", "--tokens_by_method", "{nope: 9}"), "--tokens_by_method is 'nope'; it must be a method"),
         (("--seconds", "1", "--tokens_by_method", "{af: 9}"), "--tokens_by_method is 'af'; it must be left out"),
         (("--tokens", "9", "--tokens_by_method", "{af: 0}"), "--tokens_by_method.af is 0; it must be 1 or more"),
+        (("--tokens", "9", "--tokens_by_method", "{af: many}"), "--tokens_by_method.af is 'many'; it must be a whole"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags: tuple[str, ...], message: str) -> None:
@@ -216,13 +217,27 @@ def test_runs_end_by_their_tokens(runs: FakeRuns, tiny_base_folder: Path, text_f
 def test_a_method_may_read_another_number_of_tokens(
     runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    flags = ("--tokens", "1001", "--tokens_by_method", "{full: 1200}")
+    flags = ("--tokens", "1001", "--tokens_by_method", "{full: 1.2e3}")
     folder = run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--seeds", "1"), SHIPPED)
     assert {each.method.name: each.train.max_tokens for each in runs.made[1:]} == {"full": 1200, "af": 1001}
     assert "1,001 tokens (full 1,200) per run" in (folder / "comparison.md").read_text()
     with pytest.raises(RunError, match=r"presets\.full\.tokens: 1200 -> 1300"):
         run_study(small(tiny_base_folder, text_file, tmp_path, *flags[:3], "{full: 1300}"), SHIPPED)
     run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--methods", "full,af,lora"), SHIPPED)
+
+
+def test_a_study_that_was_begun_with_one_number_of_tokens_keeps_it(
+    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    flags = ("--tokens", "1001", "--seeds", "1")
+    folder = run_study(small(tiny_base_folder, text_file, tmp_path, *flags), SHIPPED)
+    stored = json.loads((folder / "identity.json").read_text())
+    former = {name: each for name, each in stored.items() if not name.endswith(".tokens")}  # as versions before had it
+    (folder / "identity.json").write_text(json.dumps(former))
+    run_study(small(tiny_base_folder, text_file, tmp_path, *flags), SHIPPED)
+    (folder / "identity.json").write_text(json.dumps(former))
+    with pytest.raises(RunError, match="was begun with 1,001 tokens for every method"):
+        run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--tokens_by_method", "{full: 1200}"), SHIPPED)
 
 
 def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(

@@ -116,6 +116,9 @@ def train_grid(work: FinetuneWork, parallel: int) -> GridResults:
         work: the run.
         parallel: trainings at once.
 
+    Returns:
+        The records of all of them, of which one at least has ended well.
+
     Raises:
         TrainingError: all of them failed.
     """
@@ -135,6 +138,9 @@ def score_grid(work: FinetuneWork, results: GridResults, parallel: int) -> Score
         work: the run.
         results: records of its trainings.
         parallel: trainings at once, where tensors must be made again.
+
+    Returns:
+        What they reached.
     """
     best, chosen = choose_point(results)
     points, best_point = [Point(**each["point"]) for each in chosen], Point(**best["point"])

@@ -55,7 +55,7 @@ def restore_stages(
     point: Point,
     device: torch.device,
 ) -> dict[str, Fitted]:
-    """Make the models of one training again, by the name of their stage; a process group exists.
+    """Make the models of one training again, by the name of their stage.
 
     Args:
         start: the encoder that the training started from.

@@ -58,6 +58,12 @@ class FinetunePlan:
 def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     """Check a run and everything that it reads.
 
+    Args:
+        config: the run.
+
+    Returns:
+        Its plan.
+
     Raises:
         DomextError: any mistake of the user's.
     """
