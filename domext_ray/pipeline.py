@@ -22,13 +22,7 @@ from domext_ray.inputs import Corpora, check_texts, count_words, provide_corpora
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
-from domext_ray.plan import (
-    RunPlan,
-    count_run,
-    describe_run,
-    plan_run,
-    settle_workers,
-)
+from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, settle_workers
 from domext_ray.report.examples import make_examples
 from domext_ray.report.forecast import Forecast, make_forecast
 from domext_ray.report.index import write_index
@@ -36,12 +30,7 @@ from domext_ray.report.live import LiveReport
 from domext_ray.report.origin import count_trained, write_origin
 from domext_ray.report.report import write_report
 from domext_ray.report.results import format_summary
-from domext_ray.report.summary import (
-    describe_end,
-    describe_plan,
-    is_finished,
-    write_summary,
-)
+from domext_ray.report.summary import describe_end, describe_plan, is_finished, write_summary
 from domext_ray.runs.run_directory import (
     check_identity,
     check_made_with,

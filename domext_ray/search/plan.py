@@ -19,17 +19,10 @@ from domext_ray.files import read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.plan import resolve_files, size_run
-from domext_ray.runs.run_directory import (
-    check_identity,
-    read_identity,
-    resolve_root,
-)
+from domext_ray.runs.run_directory import check_identity, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import settle_gpu
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
-from domext_ray.search.trial import (
-    list_shares,
-    load_trial_base,
-)
+from domext_ray.search.trial import list_shares, load_trial_base
 
 DEFAULT_NAME = "sweep"
 MIN_DRAWS, DRAWS_PER_TRIAL = 200, 10

@@ -9,9 +9,7 @@ from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.search.space import Space, configure
-from domext_ray.search.trial import (
-    load_trial_base,
-)
+from domext_ray.search.trial import load_trial_base
 
 PROCESS_BYTES = 2**30
 """Memory of a trial's process without any model: torch, DeepSpeed, transformers, Ray and the rows that it reads."""

@@ -21,37 +21,16 @@ from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import find_user_error
 from domext_ray.files import write_json
 from domext_ray.inputs import count_words, provide_inputs
-from domext_ray.runs.run_directory import (
-    check_identity,
-    hold_run,
-    resolve_root,
-    write_config,
-    write_identity,
-)
+from domext_ray.runs.run_directory import check_identity, hold_run, resolve_root, write_config, write_identity
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.search.plan import (
-    SweepPlan,
-    describe_sweep,
-    is_finished,
-    plan_sweep,
-    settle_sweep_gpu,
-    take_trials,
-)
+from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, settle_sweep_gpu, take_trials
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TrialResult, read_trials
 from domext_ray.search.searcher import PointSearcher, list_waiting, make_study
 from domext_ray.search.space import Point, Space, configure
 from domext_ray.search.sweep_report import BASE, read_base_scores, write_sweep_report
 from domext_ray.search.trainable import TRIALS, SweepTrial
-from domext_ray.search.trial import (
-    DEATHS,
-    FAILURE,
-    Prepared,
-    SweepWork,
-    load_trial_base,
-    name_preparation,
-    score_base,
-)
+from domext_ray.search.trial import DEATHS, FAILURE, Prepared, SweepWork, load_trial_base, name_preparation, score_base
 from domext_ray.search.watching import get_trial_name, make_callbacks, make_scheduler, read_walls
 from domext_ray.training.pretrain import check_shared_storage
 

@@ -19,16 +19,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from .configuration_domext import Domain, DomextConfig
-from .layers_domext import (
-    ExtensionOutput,
-    Linear,
-    NormShift,
-    Term,
-    add_terms,
-    make_norm,
-    select_domains,
-    take_rows,
-)
+from .layers_domext import ExtensionOutput, Linear, NormShift, Term, add_terms, make_norm, select_domains, take_rows
 
 
 class WordShift(nn.Module):
