@@ -40,7 +40,7 @@ from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, describe_base_model, read_header, read_terms
 from domext_ray.export.folder import MARKER, ExportRecord, new_export, read_export_record
-from domext_ray.export.model_folder import export_model, export_run
+from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -239,12 +239,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
     assert {each.name for each in folder.iterdir()} >= {
         "config.json",
         "model.safetensors",
-        "configuration_domext.py",
-        "layers_domext.py",
-        "words_domext.py",
-        "routers_domext.py",
-        "modeling_domext.py",
-        "heads_domext.py",
+        *CODE_FILES,
         "tokenizer.json",
         "README.md",
     }
