@@ -29,10 +29,10 @@ FOLDER = ("run.name", "run.dir", "dry_run")
 PLACE = ("scale.num_workers", "scale.use_gpu", *FOLDER)
 """Options that matter most in every training job, in the order in which help has them."""
 
-NO_EXTENSIONS = (
+NOT_FINE_TUNING = (
     *("method.heads", "method.ffn_units", "method.module_", "method.gate_bias", "method.word_init", "method.lora_"),
-    *("method.trainable_budget", "method.train_heads", "engine.compile", "engine.zero_stage", "engine.offload"),
-    "engine.base_dtype",
+    *("method.trainable_budget", "method.train_heads"),
+    *("engine.compile", "engine.zero_stage", "engine.offload", "engine.base_dtype"),
 )
 """Options of training jobs that fine-tuning refuses or does not read."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domext_ray.commands.job import NO_EXTENSIONS, Job
+from domext_ray.commands.job import NOT_FINE_TUNING, Job
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.sweep import SweepConfig
@@ -43,7 +43,7 @@ intervals), predictions.jsonl, report.html, scores.png and export/; the same com
         *("task", "data", "model", "method.trains", "method.bottleneck_size", "grid.lr", "grid.batch_size"),
         *("grid.epochs", "grid.restarts", "labelled.max_length", "scale.use_gpu", "run.name", "run.dir", "dry_run"),
     ),
-    unused=NO_EXTENSIONS,
+    unused=NOT_FINE_TUNING,
     check=_check_set,
 )
 
@@ -66,7 +66,7 @@ DECIDED = (
     *("train.max_", "train.long_", "optim.decay_steps", "optim.warmup_steps", "scale.num_workers"),
     *("finetune.task", "finetune.data", "finetune.model", "finetune.model_step", "finetune.keep_head"),
     *("finetune.run.", "finetune.scale.", "finetune.dry_run", "finetune.export"),
-    *(f"finetune.{each}" for each in NO_EXTENSIONS),
+    *(f"finetune.{each}" for each in NOT_FINE_TUNING),
 )
 """What a sweep decides for its trials."""
 
@@ -136,7 +136,7 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
         *("study", "finetuned", "domain", "task", "data", "model", "sigmas", "sizes", "top_layers", "grid.lr"),
         *("grid.restarts", "scale.use_gpu", "run.name", "run.dir", "output", "dry_run"),
     ),
-    unused=(*NO_EXTENSIONS, "features."),
+    unused=(*NOT_FINE_TUNING, "features."),
     found=("finetuned",),
     check=_check_study,
 )
