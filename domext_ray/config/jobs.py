@@ -124,7 +124,7 @@ class StudyConfig:
     budgets: str = free("")  # several such shares by commas, in the place of --budget: a sized method runs at each
     seconds: float = 0.0  # training seconds of a run; or give --tokens
     tokens: int = 0  # tokens that a run reads; or give --seconds
-    tokens_by_method: dict[str, Any] = field(default_factory=dict, metadata={"before": {}})  # other numbers by method
+    tokens_by_method: dict[str, Any] = field(default_factory=dict, metadata={"free": True})  # other numbers by method
     seeds: int = free(3)  # runs of each method
     seed: int = free(0)  # the first run's seed; the others count up from it
     rates: str = added("")  # peak rates by commas, of which each method takes its best; empty: the presets' rates

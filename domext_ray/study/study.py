@@ -137,7 +137,6 @@ def _describe_identity(
     """What may not change in a study's directory; further methods, budgets and seeds may come."""
     identity = identity_of(config)
     del identity["replay"]  # counts once a method reads general text
-    identity.pop("tokens_by_method", None)
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
     if strictest.replay.corpus:
         general = resolve_sources(strictest.replay.corpus, config.prepare)
