@@ -46,6 +46,8 @@ class RunConfig:
 
 
 HeldOutBy = Literal["auto", "document", "block", "file"]
+Pooling = Literal["mean", "cls"]
+"""How the states of a text's tokens become its vector (see model/pooling.py)."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ class ObjectiveConfig:
         "kl"
     )  # what rows of --replay.corpus teach; kl: the base's predictions
     keep_weight: float = added(3.0)  # weight of that term's mean beside the domain's
+    pooling: Pooling = added("mean")  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's
 
     def __post_init__(self) -> None:
         require_one_of(self.kind, "objective.kind", ("masked", "left_to_right"))
@@ -181,6 +184,7 @@ class ObjectiveConfig:
             "false with --objective.kind left_to_right, where the first token sees nothing of the pair",
         )
         require_one_of(self.keep, "objective.keep", ("kl", "replay", "none"))
+        require_one_of(self.pooling, "objective.pooling", get_args(Pooling))
         require(0.0 < self.keep_weight <= 1000.0, "objective.keep_weight", self.keep_weight, "above 0, at most 1000")
         require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
         for name in ("mask_token_frac", "random_token_frac"):

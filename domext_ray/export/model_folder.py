@@ -26,6 +26,7 @@ from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer,
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, read_terms
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_export
+from domext_ray.export.vector_layout import write_vector_layout
 from domext_ray.model import domext as code_room
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.counts import count_parameters
@@ -110,6 +111,7 @@ def export_model(
             _save_augmented(model, temporary, dtype)
         else:
             save_plain(model, temporary, dtype)
+        write_vector_layout(temporary, config, card.config.objective.pooling)
         for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
             shutil.copymode(temporary / "config.json", path)
         (temporary / "README.md").write_text(build_card(card), encoding="utf-8")

@@ -242,9 +242,12 @@ def test_an_export_has_every_file_and_says_what_it_is(
         *CODE_FILES,
         "tokenizer.json",
         "README.md",
+        "modules.json",
+        "sentence_bert_config.json",
     }
     assert not list(folder.glob("*.bin"))
-    assert len({each.stat().st_mode for each in folder.iterdir()}) == 1, "every file is readable by the same people"
+    modes = {each.stat().st_mode for each in folder.rglob("*") if each.is_file()}
+    assert len(modes) == 1, "every file is readable by the same people"
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
         assert tensors.metadata()["format"] == "pt"
     assert sorted(json.loads((folder / "config.json").read_text())["auto_map"]) == [

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
-from domext_ray.downstream.start.text_embedding import MeanEmbedding
+from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import TaskOptions
@@ -43,7 +43,7 @@ def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) 
     labelled = config.labelled
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
     metric = labelled.metric or loaded.metric
-    embed = MeanEmbedding(start) if labelled.embedding_recall else None
+    embed = TextEmbedding(start) if labelled.embedding_recall else None
     return make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
 
 

@@ -1,4 +1,4 @@
-"""Texts -> vectors of a frozen encoder, by which normalisation recalls terms that look unlike a wording."""
+"""Texts -> vectors of a frozen encoder: for normalisation, for retrieval, and for files."""
 
 from __future__ import annotations
 
@@ -10,46 +10,70 @@ from typing import Any
 import numpy as np
 import torch
 
+from domext_ray.config.pretrain import Pooling
 from domext_ray.downstream.start.model import StartModel, build_encoder
 from domext_ray.model.domext.modeling_domext import DomextModel
+from domext_ray.model.pooling import mean_layers, pool_states
 
 BATCH_TEXTS = 64
 MAX_LENGTH = 64
-"""Tokens of a text at most; standard terms are short."""
+"""Tokens of a text at most, for short texts such as standard terms."""
 
 
 @dataclass(frozen=True)
-class MeanEmbedding:
-    """The mean of an encoder's last states over a text's tokens, [CLS] and [SEP] included.
+class TextEmbedding:
+    """An encoder's states, pooled over a text's tokens; it is not trained.
 
     Args:
-        start: the encoder; it is not trained.
+        start: the encoder.
+        pooling: see `pool_states`.
+        layers: the layers whose states are averaged first, 0 for the embeddings; empty: the last one.
+        normalize: make every vector one of length 1.
+        max_length: tokens of a text at most, [CLS] and [SEP] included; the model's longest row where that is shorter.
+        batch_size: texts of a forward pass.
+        device: where it runs, "cpu" or "cuda".
     """
 
     start: StartModel
+    pooling: Pooling = "mean"
+    layers: tuple[int, ...] = ()
+    normalize: bool = False
+    max_length: int = MAX_LENGTH
+    batch_size: int = BATCH_TEXTS
+    device: str = "cpu"
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.start.config.hidden_size
 
     @cached_property
     def _encoder(self) -> DomextModel:
-        return build_encoder(self.start, torch.device("cpu"))
+        return build_encoder(self.start, torch.device(self.device))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"start": self.start}  # whose tensors are the encoder's
+        return {name: each for name, each in vars(self).items() if name != "_encoder"}  # its tensors are the start's
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, d]."""
-        vectors = np.zeros((len(texts), self.start.config.hidden_size), dtype=np.float32)
+        vectors = np.zeros((len(texts), self.width), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        for first in range(0, len(order), BATCH_TEXTS):
-            places = order[first : first + BATCH_TEXTS]
-            batch = self.start.tokenizer(
-                [texts[i] for i in places],
-                padding=True,
-                truncation=True,
-                max_length=min(MAX_LENGTH, self.start.config.max_row_length),
-                return_tensors="pt",
-            )
-            with torch.no_grad():
-                states = self._encoder(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
-            weights = batch["attention_mask"].float()[..., None]
-            vectors[places] = ((states * weights).sum(dim=1) / weights.sum(dim=1)).numpy()
+        for first in range(0, len(order), self.batch_size):
+            places = order[first : first + self.batch_size]
+            vectors[places] = self._embed([texts[i] for i in places])
         return vectors
+
+    @torch.no_grad()
+    def _embed(self, texts: list[str]) -> np.ndarray:
+        batch = self.start.tokenizer(
+            texts,
+            padding=True,
+            truncation=True,
+            max_length=min(self.max_length, self.start.config.max_row_length),
+            return_tensors="pt",
+        )
+        rows, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
+        encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers))
+        states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
+        vectors = pool_states(states, mask, self.pooling)
+        return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy()

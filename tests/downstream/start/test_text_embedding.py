@@ -12,12 +12,12 @@ from transformers import AutoModel, AutoTokenizer
 
 from domext_ray.downstream.start import text_embedding
 from domext_ray.downstream.start.model import load_start_model
-from domext_ray.downstream.start.text_embedding import MeanEmbedding
+from domext_ray.downstream.start.text_embedding import TextEmbedding
 
 
 def test_an_embedding_is_the_mean_of_transformers_states(tiny_base_folder: Path) -> None:
     texts = ["heart disease", "the cold water of the river", "cell"]
-    found = MeanEmbedding(load_start_model(str(tiny_base_folder)))(texts)
+    found = TextEmbedding(load_start_model(str(tiny_base_folder)))(texts)
     tokenizer, model = AutoTokenizer.from_pretrained(tiny_base_folder), AutoModel.from_pretrained(tiny_base_folder)
     for text, vector in zip(texts, found, strict=True):
         with torch.no_grad():
@@ -29,7 +29,7 @@ def test_the_encoder_is_made_once(tiny_base_folder: Path, monkeypatch: pytest.Mo
     made = []
     build = text_embedding.build_encoder
     monkeypatch.setattr(text_embedding, "build_encoder", lambda *args: made.append(args) or build(*args))
-    embed = MeanEmbedding(load_start_model(str(tiny_base_folder)))
+    embed = TextEmbedding(load_start_model(str(tiny_base_folder)))
     size = len(pickle.dumps(embed))
     first, again = (embed(["heart disease"]) for _ in range(2))
     assert len(made) == 1 and np.array_equal(first, again)

@@ -1,0 +1,52 @@
+"""The files that let sentence-transformers load an export as a model that turns texts into vectors.
+
+Enters: an export's folder, and how it pools. Leaves, in the folder: modules.json, sentence_bert_config.json and
+1_Pooling/config.json, with the names that versions 2 to 6 of the library read. An export with code of its own needs
+`SentenceTransformer(folder, trust_remote_code=True)`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from domext_ray.config.pretrain import Pooling
+from domext_ray.model.domext.configuration_domext import DomextConfig
+
+POOLING_FOLDER = "1_Pooling"
+_MODULES = (("Transformer", ""), ("Pooling", POOLING_FOLDER))
+
+
+def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) -> None:
+    """Describe the encoder and its pooling to sentence-transformers.
+
+    Args:
+        folder: an export that is being written.
+        config: its model's configuration.
+        pooling: how the states of a text's tokens become its vector.
+    """
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for number, (name, path) in enumerate(_MODULES)
+    ]
+    _write(folder / "modules.json", modules)
+    _write(
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": config.max_row_length, "do_lower_case": False},  # the tokenizer knows
+    )
+    (folder / POOLING_FOLDER).mkdir()
+    _write(
+        folder / POOLING_FOLDER / "config.json",
+        {
+            "word_embedding_dimension": config.hidden_size,
+            "pooling_mode_cls_token": pooling == "cls",
+            "pooling_mode_mean_tokens": pooling == "mean",
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+    )
+
+
+def _write(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,39 @@
+"""An encoder's states of a text's tokens -> one vector for the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from domext_ray.config.pretrain import Pooling
+
+
+def pool_states(states: Tensor, attention_mask: Tensor | None, pooling: Pooling) -> Tensor:
+    """Return a vector for each row, fp32 [B, d].
+
+    Args:
+        states: [B, N, d], an encoder's last states, or those of another layer.
+        attention_mask: [B, N], 0 for padding; None: nothing is padded.
+        pooling: mean: of all tokens, the special ones included; cls: the first token's state.
+
+    Source:
+        Reimers and Gurevych 2019, "Sentence-BERT", section 3; as in sentence-transformers.
+    """
+    if pooling == "cls":
+        return states[:, 0].float()
+    if attention_mask is None:
+        return states.float().mean(1)
+    weights = attention_mask[..., None].float()
+    return (states.float() * weights).sum(1) / weights.sum(1)
+
+
+def mean_layers(states: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
+    """Return the mean of some layers' states, [B, N, d].
+
+    Args:
+        states: the embeddings' output and every layer's, each [B, N, d].
+        layers: numbers of layers, 0 for the embeddings.
+    """
+    return torch.stack([states[each] for each in layers]).mean(0)

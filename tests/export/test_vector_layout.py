@@ -1,0 +1,88 @@
+"""An export is a sentence-transformers model: its vectors are this library's, to 1e-5."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_layouts import TINY_LAYOUTS
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ObjectiveConfig, Pooling, PretrainConfig
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.export.card import CardFacts, Terms
+from domext_ray.export.model_folder import export_model
+from domext_ray.model.base import HEADS, load_base
+from domext_ray.model.counts import count_parameters
+from domext_ray.model.graft import build_model
+
+TEXTS = ["the old house was very cold", "a river", "blood and heart", "protein " * 300, "the cell"]
+METHODS = {
+    "heads": MethodConfig(heads=1, ffn_units=8),
+    "bottlenecks": MethodConfig(name="bottleneck", heads=0, ffn_units=0, bottleneck_size=8),
+    "full": MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
+}
+
+
+def export(base_folder: Path, method: MethodConfig, pooling: Pooling, folder: Path) -> Path:
+    """Export a model whose trained tensors have moved."""
+    base = load_base(str(base_folder))
+    config = PretrainConfig(base=str(base_folder), method=method, objective=ObjectiveConfig(pooling=pooling))
+    model: Any = build_model(base, config.shape, method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.requires_grad:
+                param.add_(0.1 * torch.randn(param.shape, generator=generator))
+    counts = count_parameters(model.config, method, HEADS)
+    card = CardFacts("tiny", config, base.sha256, Terms("mit"), counts, model.config, num_steps=3)
+    return export_model(model, load_tokenizer(base_folder), folder, card)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_an_export_says_how_a_text_becomes_a_vector(pooling: Pooling, tiny_base_folder: Path, tmp_path: Path) -> None:
+    folder = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
+    modules = json.loads((folder / "modules.json").read_text())
+    assert [each["path"] for each in modules] == ["", "1_Pooling"]
+    values = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert values["word_embedding_dimension"] == 32
+    assert [name for name, value in values.items() if value is True] == [
+        {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}[pooling]
+    ]
+    again = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
+    assert again == folder, "an export with a folder inside is replaced like any other"
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layout", ["bert", "roberta", *TINY_LAYOUTS])
+def test_sentence_transformers_gives_the_same_vectors(
+    layout: str,
+    method: str,
+    pooling: Pooling,
+    tiny_base_folder: Path,
+    tiny_roberta_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = "sentence-transformers, with which exports are compared, is not installed"
+    library: Any = pytest.importorskip("sentence_transformers", reason=reason)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))  # transformers copies an export's code below it
+    folders = {"bert": tiny_base_folder, "roberta": tiny_roberta_folder}
+    source = folders.get(layout) or TINY_LAYOUTS[layout].save(tmp_path / layout)
+    folder = export(source, METHODS[method], pooling, tmp_path / "export")
+    model = library.SentenceTransformer(str(folder), trust_remote_code=method != "full", device="cpu")
+    theirs = model.encode(TEXTS)
+    start = load_start_model(str(folder))
+    embed = TextEmbedding(start, pooling=pooling, max_length=start.config.max_row_length)
+    np.testing.assert_allclose(embed(TEXTS), theirs, atol=1e-5, rtol=0)
+    lengths = np.linalg.norm(replace(embed, normalize=True)(TEXTS), axis=1)
+    np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
