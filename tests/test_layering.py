@@ -38,6 +38,7 @@ ROOMS = (
     "downstream.ablation",
     "downstream.forgetting",
     "adapters",
+    "inference",
     "plan",
     "inputs",
     "pipeline",

@@ -57,6 +57,19 @@ class TaggedSentence(Example):
 
 
 @dataclass(frozen=True)
+class RawSentence(TaggedSentence):
+    """A text that was cut into words here, so that what is found in it has places in the text itself.
+
+    Args:
+        text: the text as it was given.
+        offsets: for each word its first character in `text`, and the one after its last.
+    """
+
+    text: str = ""
+    offsets: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class AnnotatedText(Example):
     """A text with entities, which may nest and overlap, and relations between them.
 
@@ -175,6 +188,7 @@ class LabelledSet:
         catalogue: standard terms (normalisation only).
         notes: one sentence for every thing that was counted instead of refused, such as overlong pairs.
         positive_label: the class whose F1 is "f1.positive", where the description names one.
+        marks: of the two arguments in the set's files (relation only), each (open, close) or one placeholder.
     """
 
     name: str
@@ -186,3 +200,4 @@ class LabelledSet:
     catalogue: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     positive_label: str | None = None
+    marks: tuple[tuple[str, ...], ...] = ()

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+from scipy.special import softmax
 from torch import Tensor, nn
 
+from domext_ray.downstream.tasks.records import round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import encode_texts, read_template
 from domext_ray.labelled.examples import AnyExample, Choice
@@ -86,6 +88,21 @@ class ChoiceTask(Task):
         for row, (scores,) in zip(rows, outputs, strict=True):
             places[row.example] = int(scores.argmax())
         return places
+
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "answer" (a place, from 0), its "text", and "probabilities" in the choices' order."""
+        records: list[dict[str, Any]] = [{} for _ in examples]
+        for row, (scores,) in zip(rows, outputs, strict=True):
+            answer = int(scores.argmax())
+            probabilities = softmax(scores.reshape(-1).astype(np.float64))
+            records[row.example] = {
+                "answer": answer,
+                "text": cast(Choice, examples[row.example]).options[answer],
+                "probabilities": [round_score(each) for each in probabilities],
+            }
+        return records
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score places; see `metrics.score_classes`."""

@@ -17,9 +17,17 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.downstream.tasks.learned import (
+    Learned,
+    check_learned,
+    read_lists_of_texts,
+    read_texts,
+    read_whole,
+)
+from domext_ray.downstream.tasks.records import describe_entity
 from domext_ray.downstream.tasks.relations import RelationTask
 from domext_ray.downstream.tasks.spans import SpanPrediction, SpanTask
-from domext_ray.downstream.tasks.stages import Predict, StagedTask, choose_metric
+from domext_ray.downstream.tasks.stages import Predict, Records, StagedTask, choose_metric
 from domext_ray.downstream.tasks.task import Task, TaskOptions, keep_note
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnnotatedText, AnyExample, Entity, LabelledSet, MarkedText
@@ -97,10 +105,12 @@ class ExtractionTask(StagedTask):
         options: how examples become rows, in both steps.
         metric: path of the figure that dev chooses by; empty: "relation_f1.micro".
         pair_options: which pairs step 2 sees; None: the defaults.
+        learned: as of `Task`.
 
     Raises:
         CorpusError: training or dev has no related pair, or a relation that is not among the set's labels.
         ConfigError: there is no figure `metric`.
+        ValueError: `learned` is not what such a task finds out.
     """
 
     def __init__(
@@ -111,10 +121,19 @@ class ExtractionTask(StagedTask):
         *,
         metric: str = "",
         pair_options: PairOptions | None = None,
+        learned: Learned | None = None,
     ) -> None:
         super().__init__(data, choose_metric(metric, METRICS, data))
         self.pair_options = pair_options or PairOptions()
         self._train = cast(tuple[AnnotatedText, ...], data.train)
+        if learned is None:
+            self._learn(tokenizer, options)
+        else:
+            self._recall(learned, tokenizer, options)
+
+    def _learn(self, tokenizer: PreTrainedTokenizerBase, options: TaskOptions) -> None:
+        """Make the stages from labelled texts."""
+        data = self.data
         predicates = _find_predicates(data)
         self._types = {(each.head.label, each.tail.label) for text in self._train for each in text.relations}
         dev, test = cast(tuple[AnnotatedText, ...], data.dev), cast(tuple[AnnotatedText, ...], data.test)
@@ -132,6 +151,28 @@ class ExtractionTask(StagedTask):
             if not getattr(relation_data, split):
                 raise CorpusError(f"the {split} split of {data.name} has no pair of entities to classify.")
         self.relation_task = RelationTask(relation_data, tokenizer, options)
+
+    def _recall(self, learned: Learned, tokenizer: PreTrainedTokenizerBase, options: TaskOptions) -> None:
+        """Make the stages from what `learned` was."""
+        check_learned(learned, "entity_types", "predicates", "related_types", "max_pairs")
+        types = read_texts(learned, "entity_types")
+        self._types = {(head, tail) for head, tail in read_lists_of_texts(learned, "related_types", (2,))}
+        self.pair_options = replace(self.pair_options, max_pairs=read_whole(learned, "max_pairs", 1))
+        entity_data = LabelledSet(self.data.name, (), (), (), types)
+        self.entity_task = SpanTask(entity_data, tokenizer, options, learned={})
+        labels = (NO_RELATION, *read_texts(learned, "predicates"))
+        relation_data = LabelledSet(f"{self.data.name} pairs", (), (), (), labels, NO_RELATION)
+        self.relation_task = RelationTask(relation_data, tokenizer, options, learned={"marks": []})
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Types of entities, predicates, and which types are related somewhere in training."""
+        return {
+            "entity_types": list(self.entity_task.data.labels),
+            "predicates": list(self.relation_task.data.labels[1:]),
+            "related_types": [list(each) for each in sorted(self._types)],
+            "max_pairs": self.pair_options.max_pairs,
+        }
 
     @property
     def stages(self) -> dict[str, Task]:
@@ -189,6 +230,27 @@ class ExtractionTask(StagedTask):
 
     def decode(self, examples: Sequence[AnyExample], steps: ExtractionSteps) -> list[set[Triple]]:
         return self.assemble(cast(Sequence[AnnotatedText], examples), steps.pairs, steps.labels)
+
+    def to_records(
+        self, examples: Sequence[AnyExample], steps: ExtractionSteps, stages: Mapping[str, Records]
+    ) -> Records:
+        """Return "entities" and "relations" with head, tail, label and score; see `Task.to_records`.
+
+        A relation's score is the probability of its label.
+        """
+        records: Records = [{**each, "relations": []} for each in stages[ENTITIES]]
+        asked = zip(steps.pairs.examples, steps.pairs.texts, stages.get(RELATIONS, ()), strict=True)
+        for pair, place, found in asked:
+            if found["label"] != NO_RELATION:
+                records[place]["relations"].append(
+                    {
+                        "head": describe_entity(pair.text, pair.head),
+                        "tail": describe_entity(pair.text, pair.tail),
+                        "label": found["label"],
+                        "score": found["probabilities"][found["label"]],
+                    }
+                )
+        return records
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Collection[Triple]]) -> Score:
         """Score triples by their strings; see `score_triples`."""

@@ -9,11 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.choices import ChoiceTask
 from domext_ray.downstream.tasks.extraction import ExtractionTask
+from domext_ray.downstream.tasks.learned import Learned
 from domext_ray.downstream.tasks.normalization import Embed, NormalizationTask, RecallOptions
 from domext_ray.downstream.tasks.questions import QuestionTask
 from domext_ray.downstream.tasks.relations import RelationTask
 from domext_ray.downstream.tasks.spans import SpanTask
-from domext_ray.downstream.tasks.stages import Predict, StagedTask
+from domext_ray.downstream.tasks.stages import Predict, Records, StagedTask
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask, RegressionTask
 from domext_ray.downstream.tasks.tokens import TokenClassificationTask
@@ -58,6 +59,15 @@ class SingleTask(StagedTask):
         """Return the predictions."""
         return list(steps)
 
+    @property
+    def learned(self) -> dict[str, Any]:
+        """What the task found out."""
+        return self.task.learned
+
+    def to_records(self, examples: Sequence[AnyExample], steps: Any, stages: Mapping[str, Records]) -> Records:
+        """Return the task's own records."""
+        return stages[ONLY_STAGE]
+
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score predictions as the task does."""
         return self.task.score(examples, predictions)
@@ -78,6 +88,7 @@ def make_task(
     options: TaskOptions,
     metric: str = "",
     embed: Embed | None = None,
+    learned: Learned | None = None,
 ) -> StagedTask:
     """Make the task of a labelled set.
 
@@ -88,9 +99,15 @@ def make_task(
         options: how examples become rows.
         metric: path of the figure that dev chooses by; empty: the family's.
         embed: makes the embeddings by which normalisation recalls terms, besides n-grams; None: n-grams only.
+        learned: what an earlier task found out from the set, instead of examples; None: it is found out from `data`.
+
+    Raises:
+        ConfigError: there is no figure `metric`, or a rule of the family's is broken.
+        ValueError: `learned` is not what such a task finds out.
     """
     if embed is not None and family == "normalization":
-        return NormalizationTask(data, tokenizer, options, metric=metric, recall_options=RecallOptions(embed=embed))
+        recall = RecallOptions(embed=embed)
+        return NormalizationTask(data, tokenizer, options, metric=metric, recall_options=recall, learned=learned)
     if family in STAGED:
-        return STAGED[family](data, tokenizer, options, metric=metric)
-    return SingleTask(SINGLE[family](data, tokenizer, options, metric=metric))
+        return STAGED[family](data, tokenizer, options, metric=metric, learned=learned)
+    return SingleTask(SINGLE[family](data, tokenizer, options, metric=metric, learned=learned))

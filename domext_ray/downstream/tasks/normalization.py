@@ -18,7 +18,9 @@ from scipy.special import softmax
 from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.downstream.tasks.stages import Predict, StagedTask, choose_metric
+from domext_ray.downstream.tasks.learned import Learned, check_learned, read_bool, read_whole
+from domext_ray.downstream.tasks.records import round_score
+from domext_ray.downstream.tasks.stages import Predict, Records, StagedTask, choose_metric
 from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import ConfigError, CorpusError
@@ -146,10 +148,12 @@ class NormalizationTask(StagedTask):
         options: how pairs become rows.
         metric: path of the figure that dev chooses by; empty: "f1".
         recall_options: how candidates are found; None: the defaults.
+        learned: as of `Task`; of `recall_options` only `embed` counts then.
 
     Raises:
         CorpusError: the set has no catalogue.
         ConfigError: there is no figure `metric`.
+        ValueError: `learned` is not what such a task finds out, or its embeddings are not there.
     """
 
     def __init__(
@@ -160,11 +164,14 @@ class NormalizationTask(StagedTask):
         *,
         metric: str = "",
         recall_options: RecallOptions | None = None,
+        learned: Learned | None = None,
     ) -> None:
         super().__init__(data, choose_metric(metric, METRICS, data))
         if not data.catalogue:
             raise CorpusError(f"{data.name} has no catalogue of standard terms; normalisation needs one.")
         self.recall_options = recall_options or RecallOptions()
+        if learned is not None:
+            self.recall_options = _recall_options(learned, self.recall_options.embed)
         self.recall = TermRecall(tuple(dict.fromkeys(data.catalogue)), self.recall_options)
         self.threshold = 0.5
         self._train = cast(tuple[Mention, ...], data.train)
@@ -175,7 +182,18 @@ class NormalizationTask(StagedTask):
             test=self._label_pairs(cast(tuple[Mention, ...], data.test), is_training=False),
             labels=(DIFFERENT, SAME),
         )
-        self.ranking_task = PairRankingTask(ranking_data, tokenizer, options, metric="f1.positive")
+        known: Learned | None = None if learned is None else {}
+        self.ranking_task = PairRankingTask(ranking_data, tokenizer, options, metric="f1.positive", learned=known)
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """How candidates are found."""
+        recall = self.recall_options
+        return {
+            "num_candidates": recall.num_candidates,
+            "ngrams": list(recall.ngrams),
+            "embedding_recall": recall.embed is not None,
+        }
 
     @property
     def stages(self) -> dict[str, Task]:
@@ -208,8 +226,25 @@ class NormalizationTask(StagedTask):
         self.apply({"threshold": max(figures)[1]})
         return {"threshold": self.threshold}
 
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The probability from which a further candidate is an answer."""
+        return {"threshold": self.threshold}
+
     def apply(self, thresholds: dict[str, float]) -> None:
         self.threshold = thresholds["threshold"]
+
+    def to_records(
+        self, examples: Sequence[AnyExample], steps: Sequence[RankedTerms], stages: Mapping[str, Records]
+    ) -> Records:
+        """Return "terms", and "candidates" with their probabilities, the highest first; see `Task.to_records`."""
+        return [
+            {
+                "terms": _choose(each, self.threshold),
+                "candidates": [{"term": term, "probability": round_score(score)} for term, score in each.ranked],
+            }
+            for each in steps
+        ]
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Sequence[str]]) -> Score:
         """Score chosen terms; see `score_terms`."""
@@ -242,6 +277,18 @@ class NormalizationTask(StagedTask):
                 candidates[i] = [*mention.terms, *wrong[:limit]]
         pairs = _flatten(mentions, candidates)
         return tuple(_pair_up(each, i, term, SAME if term in each.terms else DIFFERENT) for each, i, term in pairs)
+
+
+def _recall_options(learned: Learned, embed: Embed | None) -> RecallOptions:
+    """How candidates were found."""
+    check_learned(learned, "num_candidates", "ngrams", "embedding_recall")
+    ngrams = learned["ngrams"]
+    is_range = isinstance(ngrams, list) and len(ngrams) == 2 and all(type(each) is int for each in ngrams)
+    if not is_range or not 1 <= ngrams[0] <= ngrams[1]:
+        raise ValueError(f"ngrams is {ngrams!r}; it must be two whole numbers, from and to")
+    if read_bool(learned, "embedding_recall") != (embed is not None):
+        raise ValueError("candidates were recalled by embeddings too, and there is no encoder that makes them")
+    return RecallOptions(read_whole(learned, "num_candidates", 1), ngrams=(ngrams[0], ngrams[1]), embed=embed)
 
 
 def _embed_units(embed: Embed, texts: list[str]) -> np.ndarray:

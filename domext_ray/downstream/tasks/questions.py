@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from domext_ray.downstream.tasks.learned import Learned, check_learned, read_bool
+from domext_ray.downstream.tasks.records import round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import (
     RowTemplate,
@@ -89,11 +91,33 @@ class QuestionTask(Task):
     metric = "f1"
 
     def prepare(self) -> None:
+        """Start with a tau of 0."""
+        self.tau = 0.0
+
+    def learn(self) -> None:
         """Find out whether the set is Chinese, and whether a question may have no answer."""
         self.cjk = is_chinese(cast("Sequence[Question]", self.data.train))
-        self.max_answer_length = MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
         self.has_null = any(not cast(Question, each).answers for each in (*self.data.train, *self.data.dev))
-        self.tau = 0.0
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Whether the set is Chinese, and whether a question may have no answer."""
+        return {"chinese": self.cjk, "has_no_answer": self.has_null}
+
+    def recall(self, learned: Learned) -> None:
+        """Take over what another task found out."""
+        check_learned(learned, "chinese", "has_no_answer")
+        self.cjk, self.has_null = read_bool(learned, "chinese"), read_bool(learned, "has_no_answer")
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Tau, where a question may have no answer."""
+        return {"tau": self.tau} if self.has_null else {}
+
+    @property
+    def max_answer_length(self) -> int:
+        """Tokens of an answer at most."""
+        return MAX_CHINESE_ANSWER_LENGTH if self.cjk else MAX_ANSWER_LENGTH
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -189,6 +213,27 @@ class QuestionTask(Task):
     def _decide(self, example: Question, answer: Answer) -> Answer:
         is_answer = not self.has_null or answer.score > answer.null_score + self.tau
         return replace(answer, text=example.context[answer.start : answer.end] if is_answer else "")
+
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "answer" with "start" and "end", None if there is none, and "score"; see `Task.to_records`.
+
+        A score is the sum of the logits of the best stretch, less that of "none" where a question may have no answer:
+        it is an answer if this is above the tau that was tuned.
+        """
+        records = []
+        for each in self.decode(examples, rows, outputs):
+            found = bool(each.text)
+            records.append(
+                {
+                    "answer": each.text if found else None,
+                    "start": each.start if found else None,
+                    "end": each.end if found else None,
+                    "score": round_score(each.score - each.null_score),
+                }
+            )
+        return records
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score the answers' texts; see `metrics.score_answers`."""

@@ -12,14 +12,15 @@ between them, and last the ends of the stretches themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.learned import Learned, check_learned, read_lists_of_texts
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.texts import SingleLabelTask
 from domext_ray.downstream.tasks.windows import read_template
@@ -49,6 +50,19 @@ class RelationTask(SingleLabelTask):
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=4)
         self.marks = find_marks(self.tokenizer)
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """The marks of the set's files, by which raw texts say which stretches they are about."""
+        return {"marks": [list(each) for each in self.data.marks]}
+
+    def recall(self, learned: Learned) -> None:
+        """Take over the marks."""
+        check_learned(learned, "marks")
+        marks = read_lists_of_texts(learned, "marks", (1, 2))
+        if len(marks) not in (0, 2) or not all(all(each) for each in marks):
+            raise ValueError(f"marks is {learned['marks']!r}; it must name two marks or none")
+        self.data = replace(self.data, marks=marks)
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""

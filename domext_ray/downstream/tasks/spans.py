@@ -14,9 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from scipy.special import expit
 from torch import Tensor
 
 from domext_ray.downstream.tasks.entity_dictionary import DictionaryMatcher, build_matcher
+from domext_ray.downstream.tasks.records import describe_entity
 from domext_ray.downstream.tasks.task import Row, Task, TaskBatch
 from domext_ray.downstream.tasks.windows import (
     TextPieces,
@@ -70,6 +72,11 @@ class SpanTask(Task):
         """Number the types."""
         self.threshold = 0.0
         self._type_ids = {label: i for i, label in enumerate(self.data.labels)}
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The score above which a span is an entity."""
+        return {"threshold": self.threshold}
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -192,6 +199,20 @@ class SpanTask(Task):
                 if start < end and score > own.get(entity, -TUNED_RANGE):
                     own[entity] = score
         return [self._predict(each) for each in found]
+
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "entities" with start, end, label, text and score, sorted by place; see `Task.to_records`.
+
+        A score is the logistic function of the span's logit: one half where the loss puts the threshold.
+        """
+        records = []
+        for example, each in zip(examples, self.decode(examples, rows, outputs), strict=True):
+            text, scores = cast(AnnotatedText, example).text, dict(each.candidates)
+            found = [describe_entity(text, entity, expit(scores[entity])) for entity in each.entities]
+            records.append({"entities": found})
+        return records
 
     def _predict(self, scores: dict[Entity, float]) -> SpanPrediction:
         candidates = sorted(scores.items(), key=lambda each: (-each[1], _sort_key(each[0])))

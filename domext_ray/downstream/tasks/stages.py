@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from domext_ray.downstream.tasks.task import Task
+from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, LabelledSet
 from domext_ray.labelled.metrics.scores import Score
 
 Predict: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 """Examples of a stage -> what `Task.decode` says of each."""
+Records: TypeAlias = list[dict[str, Any]]
+"""What `Task.to_records` says of each example."""
 
 
 class StagedTask(ABC):
@@ -33,6 +35,16 @@ class StagedTask(ABC):
     def __init__(self, data: LabelledSet, metric: str) -> None:
         self.data, self.metric = data, metric
         self.notes: list[str] = []
+
+    @property
+    def options(self) -> TaskOptions:
+        """How examples become rows, in every stage."""
+        return next(iter(self.stages.values())).options
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """What the task found out from its set beside labels and options, as JSON has it; see `Task.learned`."""
+        return {}
 
     @property
     @abstractmethod
@@ -53,6 +65,16 @@ class StagedTask(ABC):
         """Return one prediction an example from what the steps found."""
 
     @abstractmethod
+    def to_records(self, examples: Sequence[AnyExample], steps: Any, stages: Mapping[str, Records]) -> Records:
+        """Return for each example the prediction as a user reads it; see `Task.to_records`.
+
+        Args:
+            examples: those that the steps were run on.
+            steps: what `run_steps` found.
+            stages: by stage the records of what `run_steps` asked it about; none where it asked nothing.
+        """
+
+    @abstractmethod
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score predictions against the examples' labels."""
 
@@ -70,6 +92,11 @@ class StagedTask(ABC):
 
     def tune(self, examples: Sequence[AnyExample], steps: Any) -> dict[str, float]:
         """Choose thresholds on dev and keep them; return them by name. Default: none."""
+        return {}
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """What `tune` has chosen for the whole task, and `apply` takes over; stages have their own. Default: none."""
         return {}
 
     def apply(self, thresholds: dict[str, float]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.downstream.tasks.learned import Learned, check_learned
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, LabelledSet
 from domext_ray.labelled.metrics.scores import Score, flatten
@@ -87,9 +88,12 @@ class Task(ABC):
         tokenizer: the model's tokenizer (fast).
         options: how examples become rows.
         metric: path of the figure that dev chooses by; empty: the family's.
+        learned: what a task of the same set found out from it, as `learned` gives it, instead of examples: `data` may
+            have none then; None: it is found out from `data`.
 
     Raises:
         ConfigError: there is no figure `metric`, or a rule of the family's is broken.
+        ValueError: `learned` is not what such a task finds out.
     """
 
     head: str
@@ -102,12 +106,22 @@ class Task(ABC):
     """Filler of each target whose first dimension is the row's length; other targets are stacked as they are."""
 
     def __init__(
-        self, data: LabelledSet, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, *, metric: str = ""
+        self,
+        data: LabelledSet,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TaskOptions,
+        *,
+        metric: str = "",
+        learned: Learned | None = None,
     ) -> None:
         self.data, self.tokenizer, self.options = data, tokenizer, options
         self.metric = metric or self.metric
         self.notes: list[str] = []
         self.prepare()
+        if learned is not None:
+            self.recall(learned)
+            return
+        self.learn()
         examples = (data.dev or data.train)[:1]
         figures = flatten(self.score(examples, self.predict_majority(examples)).values)
         if self.metric not in figures:
@@ -116,7 +130,28 @@ class Task(ABC):
             )
 
     def prepare(self) -> None:  # noqa: B027
-        """Make what the family needs beside the constructor's arguments. Default: nothing."""
+        """Make what the family needs beside the constructor's arguments, without examples. Default: nothing."""
+
+    def learn(self) -> None:  # noqa: B027
+        """Find out from `data` what predictions depend on beside labels and options. Default: nothing."""
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """What `learn` found out, as JSON has it. Default: nothing."""
+        return {}
+
+    def recall(self, learned: Learned) -> None:
+        """Take over what another task's `learned` was.
+
+        Raises:
+            ValueError: it is not what such a task finds out.
+        """
+        check_learned(learned)
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """What `tune` has chosen, and `apply` takes over, by name. Default: none."""
+        return {}
 
     @property
     @abstractmethod
@@ -161,6 +196,15 @@ class Task(ABC):
             rows: what `encode` made of them.
             outputs: for each row what `read_outputs` gave, without the batch dimension, and with `has_token_outputs`
                 without padding.
+        """
+
+    @abstractmethod
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return for each example the prediction as a user reads it, JSON-able; arguments as of `decode`.
+
+        Places are characters of the example's text, ends exclusive; scores are rounded to six digits.
         """
 
     @abstractmethod

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.learned import Learned, check_learned, read_number
+from domext_ray.downstream.tasks.records import describe_classes, round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError, CorpusError
@@ -89,6 +91,15 @@ class SingleLabelTask(Task):
             labels[row.example] = self.data.labels[int(logits.argmax())]
         return labels
 
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "label", and "probabilities" by label, the highest first; see `Task.to_records`."""
+        records: list[dict[str, Any]] = [{} for _ in examples]
+        for row, (logits,) in zip(rows, outputs, strict=True):
+            records[row.example] = describe_classes(logits, self.data.labels)
+        return records
+
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score classes; see `metrics.score_classes`."""
         gold = [cast("LabelledText | MarkedText", each).label for each in examples]
@@ -151,7 +162,7 @@ class RegressionTask(_TextRows):
     head = "DomextForSequenceClassification"
     metric = "spearman"
 
-    def prepare(self) -> None:
+    def learn(self) -> None:
         """Measure the training values."""
         values = np.array([cast(LabelledText, each).value for each in self.data.train], dtype=np.float64)
         self.mean, self.std = float(values.mean()), float(values.std()) or 1.0
@@ -160,6 +171,18 @@ class RegressionTask(_TextRows):
                 f"the values of {self.data.name} have mean {self.mean:.3g} and standard deviation {self.std:.3g}, and "
                 "a head starts near 0: it learns faster if the values are divided so that they are about 0 to 5."
             )
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """Mean and standard deviation of the training values."""
+        return {"mean": self.mean, "std": self.std}
+
+    def recall(self, learned: Learned) -> None:
+        """Take over mean and standard deviation."""
+        check_learned(learned, "mean", "std")
+        self.mean, self.std = read_number(learned, "mean"), read_number(learned, "std", 0.0)
+        if not self.std:
+            raise ValueError("std is 0; it must be above 0")
 
     @property
     def head_labels(self) -> tuple[str, ...]:
@@ -192,6 +215,12 @@ class RegressionTask(_TextRows):
         for row, (value,) in zip(rows, outputs, strict=True):
             values[row.example] = float(value.item())
         return values
+
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "value", in the set's own unit; see `Task.to_records`."""
+        return [{"value": round_score(each)} for each in self.decode(examples, rows, outputs)]
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score values by their correlations."""

@@ -15,16 +15,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from tokenizers import Encoding, pre_tokenizers
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.records import describe_entity
 from domext_ray.downstream.tasks.task import Row, Task, keep_note
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import AnyExample, TaggedSentence
-from domext_ray.labelled.metrics.metrics import score_tags
+from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
+from domext_ray.labelled.metrics.metrics import read_tags, score_tags
 from domext_ray.labelled.metrics.scores import Score
 
 NO_TAG = -100
@@ -195,12 +197,46 @@ class TokenClassificationTask(Task):
         self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
     ) -> list[tuple[str, ...]]:
         """Return the tags of every sentence's words; see `Task.decode`."""
+        return [self._choose_tags(each) for each in self._read_scores(examples, rows, outputs)]
+
+    def _choose_tags(self, scores: np.ndarray) -> tuple[str, ...]:
+        return tuple(self._tags[i] for i in find_best_tags(scores))
+
+    def _read_scores(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[np.ndarray]:
+        """Logits of every sentence's words, float64 [W, tags]."""
         scores = [np.full((len(cast(TaggedSentence, each).words), len(self._tags)), -np.inf) for each in examples]
         for each in scores:
             each[:, 0] = 0.0  # what no row is asked about is O
         for row, (logits,) in zip(rows, outputs, strict=True):
             scores[row.example][row.place.words] = logits[row.place.positions]
-        return [tuple(self._tags[i] for i in find_best_tags(each)) for each in scores]
+        return scores
+
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "entities" with start, end, label, text and score; see `Task.to_records`.
+
+        A score is the mean probability of the tags of the entity's words. Places in a sentence that came as words are
+        those in its words joined by single spaces.
+        """
+        scores = self._read_scores(examples, rows, outputs)
+        return [
+            {"entities": self._list_entities(cast(TaggedSentence, example), each)}
+            for example, each in zip(examples, scores, strict=True)
+        ]
+
+    def _list_entities(self, sentence: TaggedSentence, scores: np.ndarray) -> list[dict[str, Any]]:
+        text, offsets = place_words(sentence)
+        probabilities = softmax(scores, axis=1)
+        found = []
+        for each in read_tags(self._choose_tags(scores)):
+            columns = [self._tag_ids[f"{'I' if i else 'B'}-{each.label}"] for i in range(each.end - each.start)]
+            score = float(probabilities[np.arange(each.start, each.end), columns].mean())
+            entity = Entity(offsets[each.start][0], offsets[each.end - 1][1], each.label)
+            found.append(describe_entity(text, entity, score))
+        return found
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
         """Score tags by their entities, boundaries and type (seqeval's strict mode)."""
@@ -219,6 +255,14 @@ class TokenClassificationTask(Task):
         usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
         sentences = cast("Sequence[TaggedSentence]", examples)
         return [repair_tags([usual.get(word, "O") for word in each.words]) for each in sentences]
+
+
+def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]]]:
+    """Return the text of a sentence and the place of each word in it; words without a text are joined by spaces."""
+    if isinstance(sentence, RawSentence):
+        return sentence.text, sentence.offsets
+    ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in sentence.words)]
+    return " ".join(sentence.words), [(end - len(word), end) for word, end in zip(sentence.words, ends, strict=True)]
 
 
 def shorten_words(pieces: WordPieces, room: int) -> WordPieces:

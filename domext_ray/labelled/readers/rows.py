@@ -80,10 +80,23 @@ def make_marked(record: Record, description: SetDescription, dirt: Dirt) -> Mark
     label = check_label(record, dirt, description.labels) if text is not None else None
     if text is None or label is None:
         return None
-    marked = [each for mark in description.marks if (each := find_marked(text, mark)) is not None]
-    if len(marked) < 2:
+    cut = cut_marks(text, description.marks)
+    if cut is None:
         shown = " and ".join(" ".join(mark) for mark in description.marks)
         dirt.add(record.source, "row", f"has not once {shown}", text)
+        return None
+    return MarkedText("", record.source, *cut, label)
+
+
+def cut_marks(text: str, marks: Sequence[tuple[str, ...]]) -> tuple[str, Entity, Entity] | None:
+    """Return a text without its brackets, and the two stretches that were marked; None if not both are, once each.
+
+    Args:
+        text: with marks.
+        marks: of the head and of the tail, each a placeholder or what opens and closes.
+    """
+    marked = [each for mark in marks if (each := find_marked(text, mark)) is not None]
+    if len(marked) < 2:
         return None
     brackets = sorted(each for _, around in marked for each in around)
     head, tail = (
@@ -92,11 +105,11 @@ def make_marked(record: Record, description: SetDescription, dirt: Dirt) -> Mark
             end - _count_before(brackets, end),
             mark[0].strip("@$") if len(mark) == 1 else "",
         )
-        for ((start, end), _), mark in zip(marked, description.marks, strict=True)
+        for ((start, end), _), mark in zip(marked, marks, strict=True)
     )
     for start, end in reversed(brackets):
         text = text[:start] + text[end:]
-    return MarkedText("", record.source, text, head, tail, label)
+    return text, head, tail
 
 
 def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch]] | None:

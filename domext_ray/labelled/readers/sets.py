@@ -73,6 +73,7 @@ def load_set(
         catalogue,
         (*notes, *dirt.notes, *_count_shared(splits)),
         description.positive_label,
+        description.marks if description.task == "relation" else (),
     )
 
 

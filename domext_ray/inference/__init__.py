@@ -1,0 +1,1 @@
+"""Fine-tuned models at work on new text."""

@@ -1,0 +1,189 @@
+"""Raw records -> unlabelled examples of a task family, which its task encodes and decodes.
+
+A record is a JSON object, or a row of a table. Its fields have the names that the readers of labelled sets know:
+
+    ner                                                   text, or tokens (a list of words)
+    nested_ner, relation_extraction, normalization        text
+    classification, regression                            text, and pair where the model reads pairs
+    relation                                              text with the two arguments marked as in the set, or text
+                                                          with head and tail, each {"start": …, "end": …}
+    qa                                                    question, context
+    multiple_choice                                       context, options (a list, or ending0, ending1, …), and stem
+
+`id` is optional. Other fields are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from domext_ray.errors import CorpusError
+from domext_ray.inference.words import cut_words
+from domext_ray.labelled.examples import (
+    AnnotatedText,
+    AnyExample,
+    Choice,
+    Entity,
+    LabelledText,
+    MarkedText,
+    Mention,
+    Question,
+    RawSentence,
+    TaggedSentence,
+)
+from domext_ray.labelled.readers.rows import cut_marks
+from domext_ray.labelled.set_families import FAMILIES
+
+RawRecord: TypeAlias = Mapping[str, Any]
+Marks: TypeAlias = Sequence[tuple[str, ...]]
+
+USUAL_MARKS: Marks = (("<<", ">>"), ("[[", "]]"))
+"""Marks of the first argument of a relation and of the second, where a set says nothing else (ChemProt's)."""
+
+_PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
+
+
+def make_examples(
+    family: str, records: Sequence[RawRecord], *, sources: Sequence[str] = (), marks: Marks = ()
+) -> list[AnyExample]:
+    """Make unlabelled examples of a family.
+
+    Args:
+        family: a key of `FAMILIES`.
+        records: raw records.
+        sources: where each comes from, as FILE:LINE, for messages; none: "record 1" and so on.
+        marks: of a relation's arguments in its texts; empty: `USUAL_MARKS`.
+
+    Raises:
+        CorpusError: a record is not one of the family's; the message names the first.
+    """
+    places = sources or [f"record {number}" for number in range(1, len(records) + 1)]
+    return [make_example(family, each, place, marks=marks) for each, place in zip(records, places, strict=True)]
+
+
+def make_example(family: str, record: RawRecord, source: str, *, marks: Marks = ()) -> AnyExample:
+    """Make one unlabelled example; arguments and errors as of `make_examples`.
+
+    Its id is the record's, or else `source`.
+    """
+    if not isinstance(record, Mapping):
+        raise CorpusError(f"{source} is {type(record).__name__}; it must be an object with the fields of {family}.")
+    reader = _Reader(family, record, source)
+    given = record.get("id")
+    name = source if given is None or given == "" else str(given)
+    if family == "relation":
+        return _make_marked(reader, name, marks or USUAL_MARKS)
+    return _MAKERS[family](reader, name)
+
+
+class _Reader:
+    """Reads the fields of one record, by the names that its family's labelled sets have."""
+
+    def __init__(self, family: str, record: RawRecord, source: str) -> None:
+        self.family, self.record, self.source = family, record, source
+
+    def names(self, role: str) -> tuple[str, ...]:
+        known = FAMILIES[self.family].columns
+        columns = (each for each in known.get(role, (role,)) if isinstance(each, str))
+        return (*columns, *(_PAIR_NAMES.get(role, ()) if "pair" in known else ()))
+
+    def find(self, role: str) -> Any:
+        """Return what is in the first field of a role that is there; None if none is."""
+        return next((self.record[each] for each in self.names(role) if self.record.get(each) is not None), None)
+
+    def read_text(self, role: str, *, is_stripped: bool = True) -> str:
+        value = self.find(role)
+        if value is None:
+            named = " or ".join(map(repr, dict.fromkeys([role, *self.names(role)])))
+            raise CorpusError(f"{self.source} has no field {named}; {self.family} needs one.")
+        return self.check_text(value, role, is_stripped=is_stripped)
+
+    def check_text(self, value: Any, role: str, *, is_stripped: bool = True) -> str:
+        if not isinstance(value, str):
+            raise CorpusError(f"{self.source} has {str(value)[:60]!r} as {role!r}; it must be a text.")
+        if not value.strip():
+            raise CorpusError(f"{self.source} has an empty {role!r}; it must have some text.")
+        if not value.isascii() and any("\ud800" <= each <= "\udfff" for each in value):
+            raise CorpusError(f"{self.source} has half a surrogate pair in {role!r}; save it as UTF-8.")
+        return value.strip() if is_stripped else value
+
+
+def _make_sentence(reader: _Reader, name: str) -> TaggedSentence:
+    tokens = None if reader.record.get("text") is not None else reader.find("tokens")
+    if tokens is None:
+        text = reader.read_text("text", is_stripped=False)
+        words, offsets = cut_words(text)
+        return RawSentence(name, reader.source, words, ("O",) * len(words), "", text, offsets)
+    if not isinstance(tokens, (list, tuple)) or not tokens:
+        raise CorpusError(f"{reader.source} has {str(tokens)[:60]!r} as 'tokens'; it must be a list of words.")
+    words = tuple(reader.check_text(each, "tokens", is_stripped=False) for each in tokens)
+    return TaggedSentence(name, reader.source, words, ("O",) * len(words))
+
+
+def _make_annotated(reader: _Reader, name: str) -> AnnotatedText:
+    return AnnotatedText(name, reader.source, reader.read_text("text", is_stripped=False), ())
+
+
+def _make_text(reader: _Reader, name: str) -> LabelledText:
+    text = reader.read_text("text")
+    pair = None if reader.find("pair") is None else reader.read_text("pair")
+    return LabelledText(name, reader.source, text, pair, "")
+
+
+def _make_question(reader: _Reader, name: str) -> Question:
+    context = reader.read_text("context", is_stripped=False)
+    return Question(name, reader.source, reader.read_text("question"), context, ())
+
+
+def _make_choice(reader: _Reader, name: str) -> Choice:
+    options = reader.record.get("options")
+    if options is None:
+        options = [reader.record[each] for each in reader.names("options") if each in reader.record]
+    if not isinstance(options, (list, tuple)) or len(options) < 2:
+        raise CorpusError(f"{reader.source} has {str(options)[:60]!r} as 'options'; give 2 texts or more.")
+    stem = reader.find("stem")
+    texts = tuple(reader.check_text(each, "options") for each in options)
+    stem = reader.check_text(stem, "stem") if stem not in (None, "") else ""
+    return Choice(name, reader.source, reader.read_text("context"), stem, texts, 0)
+
+
+def _make_mention(reader: _Reader, name: str) -> Mention:
+    return Mention(name, reader.source, reader.read_text("text"), ())
+
+
+def _make_marked(reader: _Reader, name: str, marks: Marks) -> MarkedText:
+    record = reader.record
+    if "head" in record or "tail" in record:
+        text = reader.read_text("text", is_stripped=False)
+        head, tail = (_read_span(reader, each, text) for each in ("head", "tail"))
+        return MarkedText(name, reader.source, text, head, tail, "")
+    cut = cut_marks(reader.read_text("text"), marks)
+    if cut is None:
+        shown = " and ".join(" ".join(mark) for mark in marks)
+        raise CorpusError(f"{reader.source} must have {shown} once each in its text, or fields 'head' and 'tail'.")
+    text, head, tail = cut
+    return MarkedText(name, reader.source, text, head, tail, "")
+
+
+def _read_span(reader: _Reader, role: str, text: str) -> Entity:
+    values = reader.record.get(role)
+    start, end = (values.get("start"), values.get("end")) if isinstance(values, Mapping) else (None, None)
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(text):
+        raise CorpusError(
+            f"{reader.source} has {str(values)[:60]!r} as {role!r}; it must be an object with 'start' and 'end', "
+            f"places among the {len(text)} characters of its text."
+        )
+    return Entity(start, end, "")
+
+
+_MAKERS: Mapping[str, Callable[[_Reader, str], AnyExample]] = {
+    "ner": _make_sentence,
+    "nested_ner": _make_annotated,
+    "relation_extraction": _make_annotated,
+    "classification": _make_text,
+    "regression": _make_text,
+    "qa": _make_question,
+    "multiple_choice": _make_choice,
+    "normalization": _make_mention,
+}

@@ -1,0 +1,99 @@
+"""Raw text becomes examples: words with exact places, and one sentence about a record that is none."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from domext_ray.errors import CorpusError
+from domext_ray.inference.examples import make_examples
+from domext_ray.inference.words import cut_words
+from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, RawSentence, TaggedSentence
+
+DOCTOR = "\U0001f469\u200d\u2695\ufe0f"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Zidovudine-induced (AZT), 5mg.", "Zidovudine|-|induced|(|AZT|)|,|5mg|."),
+        ("心脏病abc患者12岁。", "心|脏|病|abc|患|者|12|岁|。"),
+        (f"heart\U0001f600disease\n{DOCTOR} 1\ufe0f\u20e3", f"heart|\U0001f600|disease|{DOCTOR}|1\ufe0f\u20e3"),
+        ("e\u0301tude \u0301x", "e\u0301tude|\u0301x"),
+        ("\u3000カタ\u00a0y\u00adz\x07", "カタ|y\u00adz|\x07"),
+        ("\U00020000\U00020000a", "\U00020000|\U00020000|a"),
+        (" \t\n", ""),
+    ],
+)
+def test_words_are_cut_at_white_space_and_punctuation(text: str, words: str) -> None:
+    assert "|".join(cut_words(text)[0]) == words
+
+
+def test_no_character_but_white_space_is_lost() -> None:
+    generator = random.Random(0)
+    signs = "ab1 .,-\n\u3000心\u0301\u200d\ufe0f\U0001f600\U0001f469\u2695\u3042\uac00\x07\u00ad\ufeff\u0645_é\x1c\x85"
+    for _ in range(300):
+        text = "".join(generator.choices(signs, k=generator.randrange(1, 40)))
+        words, offsets = cut_words(text)
+        assert [text[start:end] for start, end in offsets] == list(words)
+        assert list(offsets) == sorted(offsets)
+        assert "".join(words) == "".join(each for each in text if not each.isspace())
+
+
+def test_every_family_reads_its_fields() -> None:
+    (sentence,) = make_examples("ner", [{"id": 7, "text": " a cat.", "other": 1}])
+    assert sentence == RawSentence(
+        "7", "record 1", ("a", "cat", "."), ("O",) * 3, "", " a cat.", ((1, 2), (3, 6), (6, 7))
+    )
+    (words,) = make_examples("ner", [{"tokens": ["a", "cat"]}])
+    assert words == TaggedSentence("record 1", "record 1", ("a", "cat"), ("O", "O"))
+    pairs = make_examples(
+        "classification", [{"text": "a", "pair": "b"}, {"sentence1": "a", "sentence2": "b"}, {"text": "a"}]
+    )
+    assert [(each.text, each.pair) for each in pairs if isinstance(each, LabelledText)] == [
+        ("a", "b"),
+        ("a", "b"),
+        ("a", None),
+    ]
+    assert make_examples("regression", [{"text_a": "a", "text_b": "b"}])[0] == LabelledText(
+        "record 1", "record 1", "a", "b", ""
+    )
+    (choice,) = make_examples("multiple_choice", [{"sent1": "c", "sent2": "s", "ending0": "x", "ending1": "y"}])
+    assert choice == Choice("record 1", "record 1", "c", "s", ("x", "y"), 0)
+    assert make_examples("multiple_choice", [{"context": "c", "options": ["x", "y", "z"]}])[0].options[2] == "z"  # type: ignore[union-attr]
+
+
+def test_arguments_of_a_relation_are_marked_or_placed() -> None:
+    expected = MarkedText("record 1", "record 1", "the drug cures it", Entity(4, 8, ""), Entity(15, 17, ""), "")
+    placed = {"text": "the drug cures it", "head": {"start": 4, "end": 8}, "tail": {"start": 15, "end": 17}}
+    for record in ({"text": "the << drug >> cures [[ it ]]"}, {"sentence": "the <<drug>> cures [[it]]"}, placed):
+        assert make_examples("relation", [record]) == [expected]
+    (gene,) = make_examples(
+        "relation", [{"text": "@GENE$ of @DISEASE$"}], sources=["f:3"], marks=[("@GENE$",), ("@DISEASE$",)]
+    )
+    assert gene == MarkedText("f:3", "f:3", "@GENE$ of @DISEASE$", Entity(0, 6, "GENE"), Entity(10, 19, "DISEASE"), "")
+
+
+@pytest.mark.parametrize(
+    ("family", "record", "reason"),
+    [
+        ("ner", {"txt": "a"}, "has no field 'text'; ner needs one."),
+        ("ner", {"text": " "}, "has an empty 'text'; it must have some text."),
+        ("ner", {"text": 5}, "has '5' as 'text'; it must be a text."),
+        ("ner", {"tokens": "a cat"}, "has 'a cat' as 'tokens'; it must be a list of words."),
+        ("classification", {"text": "\ud83d"}, "has half a surrogate pair in 'text'; save it as UTF-8."),
+        ("classification", {"text": "a", "pair": ["b"]}, "has \"['b']\" as 'pair'; it must be a text."),
+        ("classification", "a", "is str; it must be an object with the fields of classification."),
+        ("qa", {"question": "a"}, "has no field 'context'; qa needs one."),
+        ("multiple_choice", {"context": "c", "options": ["x"]}, "has \"['x']\" as 'options'; give 2 texts or more."),
+        ("relation", {"text": "a << b >> c"}, "must have << >> and [[ ]] once each in its text, or fields"),
+        ("relation", {"text": "ab", "head": {"start": 0, "end": 3}, "tail": 1}, "places among the 2 characters"),
+    ],
+)
+def test_a_record_that_is_none_is_named(family: str, record: Any, reason: str) -> None:
+    good = {"text": "a << b >> [[ c ]]", "question": "q", "context": "c", "options": ["x", "y"]}
+    with pytest.raises(CorpusError) as caught:
+        make_examples(family, [good, record], sources=["in.jsonl:1", "in.jsonl:2"])
+    assert str(caught.value).startswith("in.jsonl:2 ") and reason in str(caught.value)
