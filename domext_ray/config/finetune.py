@@ -15,6 +15,7 @@ from domext_ray.extensions.table import EXTENSIONS
 from domext_ray.options.fields import (
     MANY,
     UseGpu,
+    added,
     check_folder_name,
     check_place,
     check_use_gpu,
@@ -84,8 +85,12 @@ class GridConfig:
     restarts: int = 1  # trainings of each combination, with seeds that count up from --seed
     micro_batch_size: int = free(0)  # rows of one forward pass; 0: the whole batch
     score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
+    patience: int = added(0)  # stop after this many epochs without a better dev, and keep the best; 0: train all
 
     def __post_init__(self) -> None:
+        require(self.patience >= 0, "grid.patience", self.patience, "0 (train all epochs) or more")
+        is_scored = self.score_every_epoch or not self.patience
+        require(is_scored, "grid.score_every_epoch", False, "true with --grid.patience")
         require(min(self.rates) > 0.0, "grid.lr", self.lr, "above 0")
         require(min(self.batch_sizes) >= 1, "grid.batch_size", self.batch_size, "1 or more")
         require(min(self.epoch_counts) > 0.0, "grid.epochs", self.epochs, "above 0")
@@ -98,7 +103,7 @@ class GridConfig:
         require(all(each > 0.0 for each in self.rates_by_stage.values()), "grid.stage_lr", self.stage_lr, rule)
         require(all(each > 0.0 for each in self.epochs_by_stage.values()), "grid.stage_epochs", self.stage_epochs, rule)
         require(self.restarts >= 1, "grid.restarts", self.restarts, "1 or more")
-        require_at_most(self, "grid.", restarts=1000)
+        require_at_most(self, "grid.", restarts=1000, patience=MANY)
         require(self.micro_batch_size >= 0, "grid.micro_batch_size", self.micro_batch_size, "0 (whole batch) or more")
 
     @property

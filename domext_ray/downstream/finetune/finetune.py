@@ -34,7 +34,6 @@ from domext_ray.downstream.finetune.grid import (
 )
 from domext_ray.downstream.finetune.output import (
     FinalScores,
-    FinetuneProgress,
     ScoredGrid,
     build_summary,
     describe_finetune_plan,
@@ -43,6 +42,7 @@ from domext_ray.downstream.finetune.output import (
     write_finetune_report,
 )
 from domext_ray.downstream.finetune.plan import FinetunePlan, is_finished, plan_finetuning
+from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
 from domext_ray.errors import ConfigError, TrainingError, find_user_error

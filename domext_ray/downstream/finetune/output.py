@@ -1,4 +1,4 @@
-"""What a fine-tuning run shows: its plan, a progress line, a summary, a table, a picture and a page."""
+"""What a fine-tuning run shows: its plan, a summary, a table, a picture and a page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import dump_yaml
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
-from domext_ray.downstream.finetune.grid import GridResults, Record, has_ended, read_results
+from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.labelled.metrics.scores import flatten
-from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.report.page import (
     Picture,
     fill_page,
@@ -29,13 +29,12 @@ from domext_ray.report.page import (
 )
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, draw_legend, new_picture
 from domext_ray.report.tables import format_text, list_figures
-from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.training.metrics import read_metrics, write_text
 
-MIN_ENDED = 0.05
-"""Part of a training before which no time left is estimated."""
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""
+_EPOCHS = ("last_epoch", "best_epoch")
+"""Epochs of a training by its stage; earlier versions' records have none."""
 
 
 @dataclass(frozen=True)
@@ -73,77 +72,6 @@ class ScoredGrid:
     best: Record
     chosen: list[Record]
     final: FinalScores
-
-
-class FinetuneProgress:
-    """A line on standard error: trainings that have ended, and where the slowest running one is.
-
-    Args:
-        folder: where trainings write their progress.
-        stages: steps of the task, in their order.
-        points: all of them; those that have ended already count as kept.
-    """
-
-    def __init__(self, folder: Path, stages: Sequence[str], points: Sequence[Point]) -> None:
-        self.folder, self.stages, self.points, self.num_trainings = folder, stages, points, len(points)
-        self.num_kept = self._count_ended()
-        self.line = StatusLine(is_due=False)
-        self._place: Any = None
-        self._patience = Patience()
-
-    def __enter__(self) -> FinetuneProgress:
-        if self.num_kept:
-            self.line.keep(f"{self.num_kept} of {self.num_trainings} trainings have ended before.")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.line.keep(self._describe_ended())
-
-    def tell_failure(self, point: Point) -> None:
-        """Say why a training failed."""
-        self.line.keep(f"failed, the others go on: {read_results(self.folder, [point]).failed[0]['reason']}")
-
-    def show(self, running: Sequence[Point]) -> None:
-        """Show how far the running trainings are."""
-        if not running or not self.line.is_due:
-            return
-        states = [state for each in running if (state := self._read(each)) is not None]
-        line = self._describe_ended()
-        self._note_move(line, [(state["stage"], state["step"]) for state in states])
-        if states:
-            done = [
-                (self.stages.index(state["stage"]) + state["step"] / state["steps"]) / len(self.stages)
-                for state in states
-            ]
-            slowest = states[int(np.argmin(done))]
-            rate = sum(state["tokens_per_second"] for state in states)
-            line += (
-                f"; {slowest['stage']} step {slowest['step']:,}/{slowest['steps']:,}  loss {slowest['loss']:.3f}  "
-                f"{rate:,.0f} tokens/s"
-            )
-            ended_now = self._count_ended() - self.num_kept + sum(done)
-            if ended_now > MIN_ENDED:
-                left = self.line.seconds / ended_now * (self.num_trainings - self.num_kept - ended_now)
-                line += f"  about {format_seconds(max(left, 0.0))} left"
-        self.line.show(line)
-
-    def _note_move(self, *place: Any) -> None:
-        """Say what is waited for when the trainings have stood where they are for a while."""
-        if place != self._place:
-            self._place = place
-            self._patience.note_move()
-        elif self._patience.is_over():
-            self.line.keep(describe_stillness("fine-tuning", self._patience.seconds, describe_waiting()))
-
-    def _count_ended(self) -> int:
-        return sum(has_ended(self.folder, each) for each in self.points)
-
-    def _describe_ended(self) -> str:
-        return f"{self._count_ended()} of {self.num_trainings} trainings ended"
-
-    def _read(self, point: Point) -> dict[str, Any] | None:
-        records = read_metrics(self.folder / f"{point.key}.progress.jsonl")
-        return records[-1] if records else None
 
 
 def describe_finetune_plan(plan: FinetunePlan) -> str:
@@ -208,11 +136,16 @@ def build_summary(
         "steps": final.steps,
         "best": {
             "point": scored.best["point"],
+            **_pick_epochs(scored.best),
             "thresholds": scored.best["thresholds"],
             "chosen_by": f"mean of {metric} on dev over restarts",
         },
         "trainings": [
-            {**each["point"], "dev": each["dev"], "steps": each["steps"], "train_seconds": each["train_seconds"]}
+            {
+                **each["point"],
+                **{name: each[name] for name in ("dev", "steps", "train_seconds")},
+                **_pick_epochs(each),
+            }
             for each in results.ended
         ],
         "failed": [
@@ -230,7 +163,26 @@ def build_summary(
             "wall_seconds": seconds,
         },
         "notes": list(dict.fromkeys([*data.notes, *final.notes])),
+        "warning": warn_of_little(plan.config, scored, metric),
     }
+
+
+def _pick_epochs(record: Record) -> dict[str, Any]:
+    return {name: record[name] for name in _EPOCHS if name in record}
+
+
+def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> str:
+    """Return a sentence where the chosen training learned no more than a trivial baseline knows; "" where it did."""
+    final, steps = scored.final, scored.best["steps"]
+    figure, majority = get_figure(final.dev, metric), get_figure(final.baselines["dev"]["majority"], metric)
+    if figure > max(0.0, majority) or figure >= 1.0:
+        return ""
+    grid = config.grid
+    return (
+        f"{metric} of {figure:.3f} on dev is no better than the majority baseline's {majority:.3f}: "
+        f"{steps:,} steps taught the model too little; raise --grid.epochs (now {grid.epochs}), or try other rates "
+        f"with --grid.lr (now {grid.lr})."
+    )
 
 
 def format_finetune_summary(summary: Mapping[str, Any]) -> str:
@@ -250,18 +202,35 @@ def format_finetune_summary(summary: Mapping[str, Any]) -> str:
         values = (summary["baselines"].get(split, {}).get(name) for split in ("dev", "test"))
         rows.append((f"baseline: {name}", *("" if each is None else f"{flatten(each)[path]:.3f}" for each in values)))
     lines = [format_text(rows)]
-    point = summary["best"]["point"]
+    point, seconds = summary["best"]["point"], summary["train"]["wall_seconds"]
+    epochs = describe_epochs({**point, **summary["best"]})
     trained = sum(each["trainable"] for each in summary["parameters"].values())
     choice = " by the mean on dev over restarts" if len(restarts["seeds"]) > 1 else ""
     lines.append(
         f"{summary['model']['name']} on {summary['set']['name']}: {trained:,} parameters trained; best of "
         f"{len(summary['trainings'])} trainings{choice}: rate {point['lr']:g}, batch {point['batch_size']}, "
-        f"{point['epochs']:g} epochs, seed {point['seed']}; {summary['train']['wall_seconds'] / 60:.1f} min, "
+        f"{epochs} epochs, seed {point['seed']}; {seconds / 60:.1f} min, "
         f"{summary['train']['tokens_per_second']:,.0f} tokens/s a training"
     )
     lines += [f"failed: {_describe_failure(each)}" for each in summary.get("failed", ())]
     lines += [f"note: {note}" for note in summary["notes"]]
+    lines += [f"warning: {summary['warning']}"] if summary.get("warning") else []
     return "\n".join(lines)
+
+
+def describe_epochs(training: Mapping[str, Any]) -> str:
+    """Return a training's epochs, and where patience ended it or kept an earlier one: "20 (7 trained, 4 best)".
+
+    Args:
+        training: one of the summary's trainings.
+    """
+    last, best = training.get("last_epoch", {}), training.get("best_epoch", {})
+    parts = [
+        f"{f'{name}: ' if len(last) > 1 else ''}{last[name]:g} trained, {best[name]:g} best"
+        for name in last
+        if best[name] < last[name]
+    ]
+    return f"{training['epochs']:g}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
 def _describe_failure(failed: Mapping[str, Any]) -> str:
@@ -304,7 +273,7 @@ def write_finetune_report(folder: Path) -> Path:
         _draw_training(left, progress, summary)
         _draw_scores(right, summary)
     trainings = [
-        (str(i), f"{each['lr']:g}", str(each["batch_size"]), f"{each['epochs']:g}", str(each["seed"]), outcome)
+        (str(i), f"{each['lr']:g}", str(each["batch_size"]), describe_epochs(each), str(each["seed"]), outcome)
         for i, (each, outcome) in enumerate(_list_trainings(summary), 1)
     ]
     figures = {"parameters": summary["parameters"], "train": summary["train"]}
@@ -312,6 +281,7 @@ def write_finetune_report(folder: Path) -> Path:
         folder.resolve().name,
         [
             format_paragraph(_describe_result(summary), "result"),
+            format_paragraph(summary.get("warning", "")),
             format_html(("", "dev", "test"), _list_scores(summary)),
             format_section("Pictures", format_pictures(_list_pictures(summary, progress))),
             format_section(

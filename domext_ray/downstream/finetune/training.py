@@ -2,7 +2,8 @@
 
 Enters: an encoder, a task with its set, and a point of the grid. Leaves: the trained tensors, dev's score after every
 epoch, and predictions. The steps are those of pre-training, in one process: one loss over the batch, AdamW, linear
-warm-up and decay. BERT section A.3; Houlsby section 3.1.
+warm-up and decay. With patience a training stops early and leaves its best epoch; the rate's schedule does not know of
+it. BERT section A.3; Houlsby section 3.1.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ class Fitted:
         tensors: the trained tensors by the model's names, fp32 on the CPU.
         thresholds: what the task tuned on dev.
         dev_scores: dev's figure that is chosen by, after each epoch.
+        last_epoch: passes over the training split that were made.
+        best_epoch: the passes after which the model was as it is now; below `last_epoch` with patience only.
         steps: optimiser steps made.
         tokens: tokens read in training, padding not counted.
         seconds: time spent in training steps.
@@ -109,6 +112,8 @@ class Fitted:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
     dev_scores: list[float] = field(default_factory=list)
+    last_epoch: float = 0.0
+    best_epoch: float = 0.0
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -125,6 +130,38 @@ class Fitted:
         if examples is self.task.data.dev and self.dev_predictions is not None:
             return self.dev_predictions
         return predict_examples(self, examples)
+
+
+class EarlyStopping:
+    """Keeps the epoch with the best figure on dev, the first of equal ones, and says when training is over.
+
+    Args:
+        patience: epochs without a better figure after which training stops; 0: it goes on, and the last epoch counts.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._best: Fitted | None = None
+
+    def note_epoch(self, fitted: Fitted) -> bool:
+        """Keep what an epoch left, if dev is better than ever; return whether to stop."""
+        fitted.best_epoch = fitted.last_epoch
+        if not self._patience:
+            return False
+        best = int(np.argmax(fitted.dev_scores))
+        if best + 1 == len(fitted.dev_scores):
+            assert fitted.trainer is not None
+            self._best = replace(fitted, tensors=fitted.trainer.copy_parameters(), trainer=None)
+        return len(fitted.dev_scores) - 1 - best >= self._patience
+
+    def restore_best(self, fitted: Fitted) -> None:
+        """Give a model its best epoch back; without patience it stays as it is."""
+        best = self._best
+        if best is not None and best.best_epoch < fitted.last_epoch:
+            fitted.model.load_state_dict(best.tensors, strict=False)
+            fitted.task.apply(best.thresholds)
+            fitted.best_epoch, fitted.thresholds = best.best_epoch, best.thresholds
+            fitted.dev_predictions = best.dev_predictions
 
 
 Report = Callable[[dict[str, Any]], None]
@@ -146,7 +183,7 @@ def fit_stages(
 def fit_task(
     start: StartModel, task: Task, config: FinetuneConfig, point: Point, device: torch.device, report: Report
 ) -> Fitted:
-    """Train a task's model and tune its thresholds on dev.
+    """Train a task's model and tune its thresholds on dev; with patience, until dev gets no better.
 
     Args:
         start: the encoder.
@@ -164,6 +201,7 @@ def fit_task(
     epoch_steps = math.ceil(len(rows) / point.batch_size)
     num_steps = max(1, round(point.epochs * epoch_steps))
     fitted = prepare_task(start, task, config, point, device, num_steps)
+    stopping = EarlyStopping(config.grid.patience)
     reported = 0.0
     for step in range(num_steps):
         epoch, place = divmod(step, epoch_steps)
@@ -174,10 +212,14 @@ def fit_task(
         record["tokens_per_second"] = fitted.tokens / fitted.seconds
         if step + 1 == num_steps or (place + 1 == epoch_steps and config.grid.score_every_epoch):
             fitted.dev_scores.append(_score_dev(fitted, dev_rows))
-            record |= {"epoch": (step + 1) / epoch_steps, "dev": fitted.dev_scores[-1]}
+            fitted.last_epoch = (step + 1) / epoch_steps
+            record |= {"epoch": fitted.last_epoch, "dev": fitted.dev_scores[-1]}
         if "dev" in record or time.perf_counter() - reported > REPORT_SECONDS:
             report(record)
             reported = time.perf_counter()
+        if "dev" in record and stopping.note_epoch(fitted):
+            break
+    stopping.restore_best(fitted)
     assert fitted.trainer is not None
     fitted.tensors = fitted.trainer.copy_parameters()
     fitted.trainer = None  # AdamW's moments go: what was trained only predicts

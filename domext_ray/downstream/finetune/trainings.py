@@ -102,6 +102,8 @@ def _train_point(work: FinetuneWork, point: Point) -> None:
         "thresholds": {name: each.thresholds for name, each in fitted.items()},
         "task_thresholds": result.thresholds,
         "dev_by_epoch": {name: each.dev_scores for name, each in fitted.items()},
+        "last_epoch": {name: each.last_epoch for name, each in fitted.items()},
+        "best_epoch": {name: each.best_epoch for name, each in fitted.items()},
         "steps": sum(each.steps for each in fitted.values()),
         "tokens": sum(each.tokens for each in fitted.values()),
         "train_seconds": sum(each.seconds for each in fitted.values()),

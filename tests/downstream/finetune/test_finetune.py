@@ -27,7 +27,8 @@ from domext_ray.downstream.finetune.grid import (
     list_overtaken,
     record_failure,
 )
-from domext_ray.downstream.finetune.output import FinetuneProgress, get_figure
+from domext_ray.downstream.finetune.output import get_figure
+from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
 from domext_ray.progress import StatusLine
@@ -163,6 +164,26 @@ def test_a_grid_grows_and_shrinks_and_what_fails_is_recorded(
     assert summary["best"]["point"]["lr"] == 1e-6 and summary["failed"] == [] and len(summary["trainings"]) == 1
 
 
+def test_a_training_that_stops_early_has_ended(
+    config: FinetuneConfig, local_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patient = with_grid(config, lr="6e-3", epochs="40", restarts=1, patience=1)
+    patient = replace(patient, export=False, run=replace(config.run, name="patient"))
+    folder = run_finetuning(patient)
+    summary, shown = read_json(folder / "summary.json"), capsys.readouterr().out
+    (training,) = summary["trainings"]
+    last, best = training["last_epoch"]["model"], training["best_epoch"]["model"]
+    assert best == last - 1 < 39 and training["steps"] == last * 10 and training["epochs"] == 40
+    record = read_json(folder / "trainings" / "lr0.006-batch8-epochs40-seed0.json")
+    assert record["dev"] == max(record["dev_by_epoch"]["model"]) and len(record["dev_by_epoch"]["model"]) == last
+    said = f"40 ({last:g} trained, {best:g} best)"
+    assert f"batch 8, {said} epochs, seed 0" in shown and said in (folder / "report.html").read_text(encoding="utf-8")
+    run_finetuning(patient)
+    assert "nothing is left to do" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"grid\.patience: 1 -> 0"):
+        run_finetuning(with_grid(patient, patience=0))
+
+
 def test_a_damaged_record_is_named(run_dir: Path, config: FinetuneConfig, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run_dir, tmp_path / "made"))
     config = replace(config, run=replace(config.run, dir=str(tmp_path)))
@@ -244,6 +265,9 @@ def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig)
     check_comparable([first, second])
     paired = compare_means(first, second)
     assert paired.difference < -0.5 and paired.high < 0.0 and paired.p_value < 0.01
+    assert read_json(run_dir / "summary.json")["warning"] == ""
+    warning = read_json(config_dir(poor) / "summary.json")["warning"]
+    assert warning.startswith("entity_f1.micro of 0.0") and "raise --grid.epochs (now 6)" in warning
     table = format_finetuned([first, second])
     assert "| made |" in table and "| poor |" in table and f"{paired.difference:+.3f}" in table
     assert not (config_dir(poor) / "export").exists()

@@ -18,12 +18,13 @@ from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, Grid
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
-from domext_ray.downstream.finetune.training import Point, fit_task, restore_task
+from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.labelled.examples import LabelledSet, LabelledText
+from domext_ray.labelled.metrics.scores import Score
 from domext_ray.model.domext.configuration_domext import complete_domain
 
 CPU = torch.device("cpu")
@@ -70,11 +71,17 @@ def ignore(_: dict[str, Any]) -> None:
     """Nobody looks."""
 
 
-def train_bare(start: StartModel, task: ClassificationTask) -> dict[str, torch.Tensor]:
-    """The same training without the engine: mean cross-entropy, AdamW, linear warm-up and decay, clipping."""
+def train_bare(
+    start: StartModel, task: ClassificationTask, epochs: int = 1, planned: int = 1
+) -> dict[str, torch.Tensor]:
+    """The same training without the engine: mean cross-entropy, AdamW, linear warm-up and decay, clipping.
+
+    It ends after `epochs` of those that its rate was `planned` for.
+    """
     model = build_task_model(start, task, FULL, dropout=0.0, seed=POINT.seed).train()
     rows = task.encode(task.data.train, is_training=True)
-    batches = plan_epoch(rows, POINT.batch_size, POINT.seed, 0)
+    batches = [each for epoch in range(epochs) for each in plan_epoch(rows, POINT.batch_size, POINT.seed, epoch)]
+    num_steps = len(batches) // epochs * planned
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     is_head = {name: not name.startswith("bert.") or ".pooler." in name for name in trained}
     groups = [
@@ -83,7 +90,7 @@ def train_bare(start: StartModel, task: ClassificationTask) -> dict[str, torch.T
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.0, eps=1e-6)
     for step, places in enumerate(batches):
-        warmup, horizon = round(0.25 * len(batches)), len(batches) + 1
+        warmup, horizon = round(0.25 * num_steps), num_steps + 1
         share = (step + 1) / warmup if step < warmup else (horizon - step) / (horizon - warmup)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * share
@@ -102,6 +109,68 @@ def test_a_training_equals_a_bare_loop(start: StartModel, task: ClassificationTa
     assert fitted.tensors.keys() == expected.keys()
     for name, each in expected.items():
         torch.testing.assert_close(fitted.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
+
+
+class ScriptedTask(ClassificationTask):
+    """Its figures on dev are given; a threshold tells at which of them it was tuned."""
+
+    def __init__(self, task: ClassificationTask, figures: Sequence[float]) -> None:
+        super().__init__(task.data, task.tokenizer, task.options)
+        self.figures, self.num_tuned = list(figures), 0
+
+    def tune(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        self.num_tuned += 1
+        return {"tuned": self.num_tuned}
+
+    def apply(self, thresholds: dict[str, float]) -> None:
+        self.applied = thresholds
+
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Score:
+        score = super().score(examples, predictions)
+        return score if not hasattr(self, "figures") else replace(score, values={"accuracy": self.figures.pop(0)})
+
+
+def fit_scripted(
+    start: StartModel, task: ClassificationTask, patience: int, figures: Sequence[float], batch_size: int = 60
+) -> Fitted:
+    config = replace(CONFIG, grid=GridConfig(patience=patience))
+    point = replace(POINT, epochs=6.0, batch_size=batch_size)
+    return fit_task(start, ScriptedTask(task, figures), config, point, CPU, ignore)
+
+
+def test_patience_stops_and_keeps_the_best_epoch(start: StartModel, task: ClassificationTask) -> None:
+    """The rate falls as if all epochs were made; of equal figures the first counts."""
+    fitted = fit_scripted(start, task, 2, [0.3, 0.5, 0.4, 0.5], POINT.batch_size)
+    assert (fitted.last_epoch, fitted.best_epoch, fitted.steps) == (4.0, 2.0, 32)
+    assert fitted.thresholds == fitted.task.applied == {"tuned": 2}
+    expected = train_bare(start, task, epochs=2, planned=6)
+    for name, each in expected.items():
+        torch.testing.assert_close(fitted.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
+        assert torch.equal(dict(fitted.model.named_parameters())[name], fitted.tensors[name]), name
+    kept, fitted.dev_predictions = fitted.dev_predictions, None
+    assert kept == fitted.predict(task.data.dev)
+
+
+@pytest.mark.parametrize(
+    ("patience", "figures", "last", "best"),
+    [
+        (0, [0.5, 0.4, 0.3, 0.2, 0.1, 0.0], 6.0, 6.0),
+        (1, [0.5, 0.4], 2.0, 1.0),
+        (5, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 6.0, 1.0),
+        (9, [0.1, 0.2, 0.9, 0.2, 0.1, 0.1], 6.0, 3.0),
+        (1, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 6.0, 6.0),
+    ],
+)
+def test_patience_counts_epochs(
+    start: StartModel, task: ClassificationTask, patience: int, figures: list[float], last: float, best: float
+) -> None:
+    fitted = fit_scripted(start, task, patience, figures)
+    assert (fitted.last_epoch, fitted.best_epoch, len(fitted.dev_scores)) == (last, best, len(figures))
+
+
+def test_patience_needs_dev_after_every_epoch() -> None:
+    with pytest.raises(ConfigError, match=r"--grid\.score_every_epoch is False; it must be true with --grid\.patience"):
+        GridConfig(patience=1, score_every_epoch=False)
 
 
 def test_micro_batches_change_nothing(start: StartModel, task: ClassificationTask) -> None:
