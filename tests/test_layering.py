@@ -65,6 +65,7 @@ RESTRICTED = {
         "corpus.",
         "training.pretrain",
         "downstream.finetune.finetune",
+        "inference.blocks",
         "search.searcher",
         "search.trainable",
         "search.resources",

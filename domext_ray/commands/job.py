@@ -121,7 +121,8 @@ def _check_found(job: Job[Any], config: Any) -> None:
     asked += [(name, getattr(config, name)) for name in ("base", "model") if name in options]
     for name, place in asked:
         is_path = name not in ("base", "model") or place.startswith(("/", "./", "../", "~"))
-        if place and is_path and not os.path.exists(os.path.expanduser(place)):
+        folder = place if os.path.exists(os.path.expanduser(place)) else place.rpartition(":")[0]  # of BANK:NAME
+        if place and is_path and not os.path.exists(os.path.expanduser(folder)):
             raise ConfigError(f"--{name} names {place!r}, which does not exist; give {options[name].help}.")
     if "run.dir" in options:
         folder = os.path.expanduser(config.run.dir)

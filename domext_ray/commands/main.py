@@ -15,6 +15,7 @@ from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job, configure
 from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, SWEEP
 from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
+from domext_ray.commands.predicting import PREDICT
 from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
 from domext_ray.config.identity import ConfigT
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
@@ -25,7 +26,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 _JOBS: tuple[Job[Any], ...] = (
     *(*METHODS.values(), PREPARE, VOCAB),
-    *(FINETUNE, SWEEP, FORGETTING, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK),
+    *(FINETUNE, SWEEP, FORGETTING, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT),
 )
 JOBS = {each.verb: each for each in _JOBS}
 """Every job by its verb."""

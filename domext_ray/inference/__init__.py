@@ -1,1 +1,1 @@
-"""Fine-tuned models at work on new text."""
+"""Models at work: text comes in, predictions go out."""

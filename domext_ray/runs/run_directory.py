@@ -34,6 +34,7 @@ _SAME_BYTES = {
     "init_from": "init_sha256",
     "model": "model_sha256",
     "data": "data_sha256",
+    "input": "input_sha256",
 }
 """Options that say where something is, by the hash of what is there: where the hash is equal, it has only moved."""
 

@@ -28,6 +28,7 @@ NEEDED = {
     "compare_runs": ("--runs", "runs/af"),
     "forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
     "export": ("--run", "runs/af"),
+    "predict": ("--input", "a.txt", "--output", "out"),
 }
 """What a job cannot do without."""
 PRESETS = {

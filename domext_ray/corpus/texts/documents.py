@@ -124,9 +124,9 @@ def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped:
     elif file.kind in (PARQUET, ARROW):
         yield from _read_column(file, prepare.field, dropped)
     else:
-        with _open_stream(file) as stream:
+        with open_stream(file) as stream:
             if not task.start:
-                _require_utf8_text(file, stream)
+                require_utf8_text(file, stream)
             if file.kind == CSV:
                 yield from _read_csv(file, stream, prepare.field, dropped)
             elif file.kind == JSONL:
@@ -148,7 +148,12 @@ def _count_lines(dropped: Dropped, file: SourceFile, task: ReadTask, number: int
         dropped.num_lines[file.path] += number
 
 
-def _open_stream(file: SourceFile) -> IO[bytes]:
+def open_stream(file: SourceFile) -> IO[bytes]:
+    """Open a file of text, through gzip if its name says so.
+
+    Raises:
+        CorpusError: its name says so, and it is no gzip file.
+    """
     source = open(file.path, "rb") if not file.scheme else open_filesystem(file).open_input_file(file.path)  # noqa: SIM115
     if not file.is_gzip:
         return source if not file.scheme else io.BufferedReader(source)
@@ -159,7 +164,7 @@ def _open_stream(file: SourceFile) -> IO[bytes]:
     return io.BufferedReader(gzip.GzipFile(fileobj=source))
 
 
-def _require_utf8_text(file: SourceFile, stream: IO[bytes]) -> None:
+def require_utf8_text(file: SourceFile, stream: IO[bytes]) -> None:
     """Refuse what is no text, or text of another encoding, by its first bytes.
 
     Raises:

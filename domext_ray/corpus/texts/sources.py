@@ -119,7 +119,7 @@ def resolve_sources(spec: str, prepare: PrepareConfig) -> Sources:
     digest = hashlib.sha256()
     for each in files:
         digest.update(json.dumps([each.kind, each.size]).encode())
-        digest.update(_fingerprint_file(each).encode())
+        digest.update(fingerprint_file(each).encode())
     return Sources(spec, tuple(_cut_tasks(files, prepare)), digest.hexdigest())
 
 
@@ -332,7 +332,12 @@ def _kind_of(path: str) -> str:
     return _KINDS.get(find_suffix(path), TEXT)
 
 
-def _fingerprint_file(file: SourceFile) -> str:
+def fingerprint_file(file: SourceFile) -> str:
+    """Return a hash of a file's content; of one that is not on a local file system, its path and time.
+
+    Raises:
+        CorpusError: it cannot be read.
+    """
     if file.kind == PACKAGE_DOCS:
         return package_docs.describe_distribution(file.path)
     filesystem = open_filesystem(file)

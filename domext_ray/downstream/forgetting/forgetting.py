@@ -45,12 +45,13 @@ _NOT_PREDICTING = frozenset(
 )
 
 
-def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
+def load_masked_lm(model: str, option: str = "--models") -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
     """Load a model with its masked-LM head; code that a folder brings along is never run.
 
     Args:
         model: a run's directory (its newest checkpoint), an export of this library, a base's folder, or a hub id of
             one.
+        option: the command's option that named it, for messages.
 
     Returns:
         The model in evaluation mode, fp32, LoRA's updates merged, and its tokenizer.
@@ -60,12 +61,12 @@ def load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBa
         RunError: the run has no usable checkpoint.
     """
     if (Path(model).expanduser() / TRAININGS).is_dir():
-        raise BaseModelError(f"--models {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
-    read = read_model(model, "--models")
+        raise BaseModelError(f"{option} {model!r} is a fine-tuned run, which has no masked-LM head; give its start.")
+    read = read_model(model, option)
     if not read.has_mlm_head:
-        raise BaseModelError(f"--models {model!r} has no masked-LM head; give a pre-trained model.")
+        raise BaseModelError(f"{option} {model!r} has no masked-LM head; give a pre-trained model.")
     if read.config.causal:
-        raise BaseModelError(f"--models {model!r} reads from left to right, so it predicts no masked word.")
+        raise BaseModelError(f"{option} {model!r} reads from left to right, so it predicts no masked word.")
     with torch.random.fork_rng(devices=[]):
         loaded = DomextForMaskedLM(read.config)
     loaded.load_state_dict(read.tensors, strict=False)

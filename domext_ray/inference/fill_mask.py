@@ -1,0 +1,180 @@
+"""A masked language model and texts with [MASK] -> the most likely tokens in each place, with their probabilities.
+
+The figures are those of transformers' FillMaskPipeline. Logits are computed in the masked places alone. A text that is
+longer than a row is read around each of its masks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.finetune.batches import plan_prediction
+from domext_ray.downstream.tasks.task import Row
+from domext_ray.downstream.tasks.windows import RowTemplate, read_template
+from domext_ray.inference.input_rows import check_text
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.graft import choose_attention
+
+MASK = "[MASK]"
+"""What a mask is called in every text, beside the model's own name for it."""
+
+FILLS = pa.list_(
+    pa.struct(
+        {
+            "start": pa.int64(),
+            "end": pa.int64(),
+            "fills": pa.list_(pa.struct({"token": pa.string(), "probability": pa.float64()})),
+        }
+    )
+)
+PROBABILITY_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class MaskedExample:
+    """A text with masks.
+
+    Args:
+        text: as the user wrote it.
+        masks: characters [start, end) of each.
+    """
+
+    text: str
+    masks: tuple[tuple[int, int], ...]
+
+
+class FillMask:
+    """Fills the masks of texts.
+
+    Args:
+        model: in evaluation mode, on its device.
+        tokenizer: its tokenizer.
+        top_k: tokens in each place.
+        batch_tokens: tokens of a batch, padding counted.
+        max_length: tokens of a row at most; 0: as many as the model takes, but 512 at most.
+    """
+
+    def __init__(
+        self,
+        model: DomextForMaskedLM,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        top_k: int,
+        batch_tokens: int,
+        max_length: int = 0,
+    ) -> None:
+        self.model, self.tokenizer, self.top_k, self.batch_tokens = model, tokenizer, top_k, batch_tokens
+        choose_attention(model, model.device, bf16=False)
+        self.max_length = max_length or min(512, cast(DomextConfig, model.config).max_row_length)
+        self.mask_token, self.mask_id = str(tokenizer.mask_token), cast(int, tokenizer.mask_token_id)
+        self.is_mask = re.compile("|".join(map(re.escape, dict.fromkeys([MASK, self.mask_token]))))
+        self.template: RowTemplate = read_template(tokenizer, pair=False)
+        self.room = self.template.measure_room(self.max_length, least=1)
+        self.backend = _make_backend(tokenizer)
+        self.tokens: dict[int, str] = {}
+
+    schema: Mapping[str, pa.DataType] = {"masks": FILLS}
+
+    def make_example(self, values: Mapping[str, Any], shown: str) -> MaskedExample:
+        """Find the masks of a row's text; see `input_rows.check_text`."""
+        text = check_text(values, shown=shown)
+        return MaskedExample(text, tuple(each.span() for each in self.is_mask.finditer(text)))
+
+    def predict(self, examples: Sequence[MaskedExample]) -> list[dict[str, Any]]:
+        """Return for each text its masks in order, each with its fills, the likeliest first."""
+        rows = self.encode(examples)
+        found: list[list[dict[str, Any]]] = [[{"start": s, "end": e} for s, e in each.masks] for each in examples]
+        for row, fills in zip(rows, self.run(rows), strict=True):
+            for number, fill in zip(row.place[1], fills, strict=True):
+                found[row.example][number]["fills"] = fill
+        return [{"masks": each} for each in found]
+
+    def count_labels(self, record: Mapping[str, Any]) -> list[str]:
+        """Return what a record counts as: a mask each."""
+        return ["[MASK]"] * len(record["masks"])
+
+    def encode(self, examples: Sequence[MaskedExample]) -> list[Row]:
+        """Make rows: one of a text that fits, one around each mask of a longer one.
+
+        A row's `place` is where its masks stand in it, and which of the text's masks they are.
+        """
+        masked = [i for i, each in enumerate(examples) if each.masks]
+        texts = [self.is_mask.sub(lambda _: self.mask_token, examples[i].text) for i in masked]
+        rows: list[Row] = []
+        for i, encoding in zip(masked, self.backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+            ids = np.array(encoding.ids, dtype=np.int64)
+            places = np.flatnonzero(ids == self.mask_id)
+            assert len(places) == len(examples[i].masks), "every mask of a text is a token"
+            rows += self._cut(i, ids, places)
+        return rows
+
+    def _cut(self, example: int, ids: np.ndarray, places: np.ndarray) -> Iterator[Row]:
+        shift = len(self.template.specials[0])
+        if len(ids) <= self.room:
+            yield Row(example, self.template.join(ids)[0], place=(places + shift, range(len(places))))
+            return
+        for number, place in enumerate(places):
+            start = min(max(0, int(place) - self.room // 2), len(ids) - self.room)
+            row, _ = self.template.join(ids[start : start + self.room])
+            yield Row(example, row, place=(np.array([place - start + shift]), [number]))
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row]) -> list[list[list[dict[str, Any]]]]:
+        """Return the fills of each row's masks."""
+        found: list[list[list[dict[str, Any]]]] = [[]] * len(rows)
+        for batch in plan_prediction(rows, self.batch_tokens):
+            own = [rows[i] for i in batch]
+            scores, ids = (each.cpu().tolist() for each in self._score(own))
+            fills = [self._name(*each) for each in zip(scores, ids, strict=True)]
+            for i, row in zip(batch, own, strict=True):
+                found[i], fills = fills[: len(row.place[0])], fills[len(row.place[0]) :]
+        return found
+
+    def _score(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """Return probabilities and ids [masks, k] of a batch's masks, row after row."""
+        length = max(row.length for row in rows)
+        ids = np.full((len(rows), length), self.tokenizer.pad_token_id, dtype=np.int64)
+        mask = np.zeros((len(rows), length), dtype=np.int64)
+        for place, row in enumerate(rows):
+            ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
+        masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
+        device = self.model.device
+        logits = cast(nn.Module, self.model)(
+            torch.from_numpy(ids).to(device),
+            attention_mask=None if mask.all() else torch.from_numpy(mask).to(device),
+            masked_positions=torch.from_numpy(masked).to(device),
+        ).logits
+        top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
+        return top.values, top.indices
+
+    def _name(self, scores: Sequence[float], ids: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {"token": self._decode(each), "probability": round(score, PROBABILITY_DIGITS)}
+            for score, each in zip(scores, ids, strict=True)
+        ]
+
+    def _decode(self, number: int) -> str:
+        if number not in self.tokens:
+            self.tokens[number] = str(self.tokenizer.decode([number]))
+        return self.tokens[number]
+
+
+def _make_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Return a tokenizer's engine to which of all special tokens in a text the mask alone is no text."""
+    record = json.loads(tokenizer.backend_tokenizer.to_str())
+    for each in record["added_tokens"]:
+        each["special"] = each["special"] and each["content"] != tokenizer.mask_token
+    return make_backend(json.dumps(record))

@@ -1,0 +1,177 @@
+"""What the user calls the input -> numbered blocks of rows, a function of the input alone.
+
+Enters: `--input`, files as a corpus has them. Leaves: an `InputPlan`: the files, how many rows there are, a hash, and
+where each block begins. Files of lines are cut at bytes, so that a block is read without what comes before it. Rows are
+read where they are predicted; here they are only counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from domext_ray.corpus.texts.documents import open_stream, require_utf8_text
+from domext_ray.corpus.texts.sources import JSONL, TEXT, SourceFile, find_files, fingerprint_file
+from domext_ray.errors import CorpusError
+from domext_ray.inference.input_rows import FieldNames, InputRow, RowReader, count_rows, name_unreadable
+
+_CHUNK_BYTES = 4 * 2**20
+_NEWLINE = ord("\n")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one file that follow each other.
+
+    Args:
+        file: place of the file among the plan's.
+        first: the first row there, from 0.
+        count: how many.
+        byte: where the first row begins; -1: the file has to be read from its start.
+    """
+
+    file: int
+    first: int
+    count: int
+    byte: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that are predicted together.
+
+    Args:
+        number: from 0, in the input's order.
+        pieces: where they are.
+    """
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Lines or rows of the files; blank lines between objects count."""
+        return sum(each.count for each in self.pieces)
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """An input, counted and cut.
+
+    Args:
+        files: in the order of their rows.
+        names: what ids call them.
+        fields: which fields are read.
+        blocks: all rows, in order.
+        sha256: hash of the files' content and names.
+    """
+
+    files: tuple[SourceFile, ...]
+    names: tuple[str, ...]
+    fields: FieldNames
+    blocks: tuple[Block, ...]
+    sha256: str
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all blocks."""
+        return sum(each.num_rows for each in self.blocks)
+
+    def make_reader(self) -> RowReader:
+        """Return what reads the rows of blocks."""
+        return RowReader(self.files, self.names, self.fields)
+
+
+def read_block(reader: RowReader, block: Block) -> list[InputRow]:
+    """Return a block's rows, in order; those that cannot be read say why."""
+    return [row for each in block.pieces for row in reader.read(each.file, each.first, each.count, each.byte)]
+
+
+def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
+    """Find the files of an input, count their rows and cut them into blocks.
+
+    Args:
+        spec: the `--input` option.
+        fields: which fields are read.
+        block_rows: rows of a block.
+
+    Raises:
+        CorpusError: an entry that names nothing, or files that are empty or cannot be read.
+    """
+    try:
+        return _plan_input(spec, fields, block_rows)
+    except CorpusError as error:
+        raise CorpusError(str(error).replace("--corpus", "--input")) from error
+
+
+def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
+    files, _ = find_files(spec)
+    names = _name_files(files)
+    digest = hashlib.sha256()
+    for file, name in zip(files, names, strict=True):
+        digest.update(json.dumps([name, file.kind, file.size, fingerprint_file(file)]).encode())
+    blocks = tuple(_cut_blocks(files, fields, block_rows))
+    if not blocks:
+        raise CorpusError(f"--input {spec!r} has no row; give files that have content.")
+    return InputPlan(tuple(files), names, fields, blocks, digest.hexdigest())
+
+
+def _name_files(files: Sequence[SourceFile]) -> tuple[str, ...]:
+    """Return each file's own name where that tells files apart, else its path."""
+    taken = Counter(Path(file.path).name for file in files)
+    return tuple(Path(each.path).name if taken[Path(each.path).name] == 1 else each.path for each in files)
+
+
+def _cut_blocks(files: Sequence[SourceFile], fields: FieldNames, block_rows: int) -> Iterator[Block]:
+    number, pieces, room = 0, list[Piece](), block_rows
+    for place, file in enumerate(files):
+        for first, count, byte in _cut_file(file, fields, room, block_rows):
+            pieces.append(Piece(place, first, count, byte))
+            room -= count
+            if not room:
+                yield Block(number, tuple(pieces))
+                number, pieces, room = number + 1, [], block_rows
+    if pieces:
+        yield Block(number, tuple(pieces))
+
+
+def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first row, rows and first byte of the stretches of a file; the first is at most `room` long."""
+    if file.kind in (TEXT, JSONL):
+        with name_unreadable(file), open_stream(file) as stream:
+            require_utf8_text(file, stream)
+            num_rows, starts = _find_starts(stream, room, block_rows)
+        if file.is_gzip:
+            starts = [-1] * len(starts)
+    else:
+        num_rows = count_rows(file, fields)
+        starts = [-1] * (1 + max(0, -(-(num_rows - room) // block_rows)))
+    first = 0
+    for byte in starts:
+        count = min(num_rows - first, room if first == 0 else block_rows)
+        if count > 0:
+            yield first, count, byte
+        first += count
+
+
+def _find_starts(stream: IO[bytes], room: int, block_rows: int) -> tuple[int, list[int]]:
+    """Return how many lines there are, and the bytes at which the stretches begin."""
+    starts, num_lines, position, last = [0], 0, 0, b"\n"
+    while chunk := stream.read(_CHUNK_BYTES):
+        ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == _NEWLINE)
+        # Line number room, room + block_rows, ... begins a stretch: after the newline of the line before it.
+        wanted = np.arange((room - 1 - num_lines) % block_rows, len(ends), block_rows)
+        wanted = wanted[wanted + num_lines >= room - 1]
+        starts += (position + ends[wanted] + 1).tolist()
+        num_lines += len(ends)
+        position += len(chunk)
+        last = chunk[-1:]
+    num_lines += last != b"\n"
+    return num_lines, starts

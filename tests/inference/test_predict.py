@@ -1,0 +1,211 @@
+"""Predictions of whole inputs: parts, records, malformed rows, what is done and what is refused. Without Ray."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from domext_ray.config.inference import PredictConfig
+from domext_ray.errors import ConfigError, CorpusError, DomextError, RunError
+from domext_ray.files import read_json, write_json
+from domext_ray.inference.predict import (
+    MALFORMED,
+    SUMMARY,
+    PredictPlan,
+    PredictWork,
+    finish_prediction,
+    format_summary,
+    plan_prediction,
+    run_prediction,
+)
+from domext_ray.runs.run_directory import IDENTITY, write_identity
+
+ROWS = [
+    *({"id": f"n{i}", "text": f"the {each} read a [MASK] ."} for i, each in enumerate("doctor man dog".split())),
+    {"text": " "},
+    {"body": "a [MASK]"},
+    {"text": "no mask"},
+    {"text": "the [MASK] and the [MASK]"},
+]
+
+
+@pytest.fixture
+def config(tiny_base_folder: Path, tmp_path: Path) -> PredictConfig:
+    """A small input with a row of every kind, and an output."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(each) + "\n" for each in ROWS))
+    places = {"input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out")}
+    return PredictConfig(model=str(tiny_base_folder), block_rows=3, top_k=2, format="jsonl", **places)  # type: ignore[arg-type]
+
+
+def work_on(plan: PredictPlan, numbers: list[int] | None = None) -> None:
+    """What the pool's actors do."""
+    write_identity_of(plan)
+    plan.blocks.make()
+    work = PredictWork(plan)(torch.device("cpu"))
+    for each in plan.input.blocks:
+        if numbers is None or each.number in numbers:
+            plan.blocks.write(each, work)
+
+
+def write_identity_of(plan: PredictPlan) -> None:
+    plan.folder.mkdir(exist_ok=True)
+    write_identity(plan.folder, plan.identity)
+
+
+def read_parts(plan: PredictPlan) -> list[dict[str, Any]]:
+    paths = sorted((plan.folder / "predictions").iterdir())
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_every_row_has_its_prediction_in_order(config: PredictConfig) -> None:
+    plan = plan_prediction(replace(config, keep_text=True))
+    work_on(plan)
+    found = read_parts(plan)
+    assert [each["id"] for each in found] == ["n0", "n1", "n2", "in.jsonl:4", "in.jsonl:6", "in.jsonl:7"]
+    assert [len(each["masks"]) for each in found] == [1, 1, 1, 0, 0, 2]
+    assert [each["text"] for each in found] == [each["text"] for each in ROWS if "text" in each]
+    summary = finish_prediction(plan, 7, 2.0)
+    assert read_json(plan.folder / SUMMARY, "") == summary
+    assert {name: summary[name] for name in ("rows", "empty", "malformed", "rows_per_second", "labels")} == {
+        **{"rows": 6, "empty": 1, "malformed": 1},
+        **{"rows_per_second": 3.5, "labels": {"[MASK]": 5}},
+    }
+    (malformed,) = map(json.loads, (plan.folder / MALFORMED).read_text().splitlines())
+    assert malformed == {"file": config.input, "line": 5, "reason": "the row has no field 'text'"}
+    assert f"{config.input}:5: the row has no field 'text'" in format_summary(summary, plan.folder)
+
+
+def test_parquet_has_the_same_columns_in_every_part(config: PredictConfig) -> None:
+    plan = plan_prediction(config)
+    work_on(plan)
+    own = read_parts(plan)
+    table = replace(config, format="parquet", output=f"{config.output}2", block_rows=1)
+    plan = plan_prediction(table)
+    work_on(plan)
+    parts = sorted((plan.folder / "predictions").iterdir())
+    assert len({str(pq.read_schema(each)) for each in parts}) == 1
+    assert pa.concat_tables(map(pq.read_table, parts)).to_pylist() == own
+
+
+def test_only_missing_blocks_are_worked_on(config: PredictConfig) -> None:
+    plan = plan_prediction(config)
+    work_on(plan, [0, 2])
+    assert [plan.blocks.is_done(each) for each in range(3)] == [True, False, True]
+    half = plan.blocks.find_part(2)
+    half.write_bytes(half.read_bytes()[:-1])
+    (half.parent / ".part-000001-abc.jsonl").write_text("of a job that was killed")
+    plan.blocks.make()
+    assert [plan.blocks.is_done(each) for each in range(3)] == [True, False, False]
+    assert sorted(each.name for each in half.parent.iterdir()) == ["part-000000.jsonl", "part-000002.jsonl"]
+    plan.blocks.find_record(0).write_text("{")
+    with pytest.raises(RunError, match="predicts that block again"):
+        plan.blocks.is_done(0)
+
+
+def test_a_block_that_fails_leaves_nothing(config: PredictConfig) -> None:
+    plan = plan_prediction(config)
+    plan.blocks.make()
+
+    def fail(block: Any, path: Path) -> Any:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DomextError, match=r"part-000000\.jsonl cannot be .* free space there"):
+        plan.blocks.write(plan.input.blocks[0], fail)
+    assert not plan.blocks.is_done(0) and not list((plan.folder / "predictions").iterdir())
+
+
+def test_strict_stops_at_a_malformed_row(config: PredictConfig) -> None:
+    plan = plan_prediction(replace(config, strict=True))
+    with pytest.raises(CorpusError) as error:
+        work_on(plan)
+    assert str(error.value) == f"{config.input}:5: the row has no field 'text'; mend it, or leave out --strict."
+
+
+def test_an_input_without_a_usable_row_is_refused_and_forgotten(config: PredictConfig) -> None:
+    plan = plan_prediction(replace(config, field="note"))
+    work_on(plan)
+    with pytest.raises(CorpusError, match=r"none of the 7 rows .*:1: the row has no field 'note'\); set --field"):
+        finish_prediction(plan, 7, 1.0)
+    assert not (plan.folder / IDENTITY).exists() and not (plan.folder / "predictions").exists()
+    plan_prediction(config)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"top_k": 3}, "top_k: 2 -> 3"), ({"block_rows": 4}, "block_rows: 3 -> 4"), ({"field": "body"}, "field: ")],
+)
+def test_other_options_are_refused(config: PredictConfig, options: Any, said: str) -> None:
+    write_identity_of(plan_prediction(config))
+    with pytest.raises(RunError) as error:
+        plan_prediction(replace(config, **options))
+    assert said in str(error.value) and "give another --output" in str(error.value)
+
+
+def test_another_input_is_refused_and_one_that_moved_is_not(config: PredictConfig, tmp_path: Path) -> None:
+    write_identity_of(plan_prediction(config))
+    (tmp_path / "moved").mkdir()
+    moved = Path(config.input).rename(tmp_path / "moved" / "in.jsonl")
+    plan_prediction(replace(config, input=str(moved), strict=True))
+    moved.write_text(moved.read_text() + "{}\n")
+    with pytest.raises(RunError, match="input"):
+        plan_prediction(replace(config, input=str(moved)))
+
+
+def test_another_model_is_refused(config: PredictConfig, tiny_roberta_folder: Path) -> None:
+    write_identity_of(plan_prediction(config))
+    with pytest.raises(RunError, match="model_sha256"):
+        plan_prediction(replace(config, model=str(tiny_roberta_folder)))
+
+
+def test_a_folder_with_other_predictions_is_not_written_to(config: PredictConfig) -> None:
+    (Path(config.output) / "predictions").mkdir(parents=True)
+    with pytest.raises(RunError, match="holds predictions of something else; give another --output"):
+        plan_prediction(config)
+
+
+def test_a_dry_run_writes_nothing(config: PredictConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    run_prediction(replace(config, dry_run=True))
+    assert "7 rows in 1 files" in capsys.readouterr().out
+    assert not Path(config.output).exists()
+
+
+def test_what_is_complete_is_left_alone(config: PredictConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    write_identity_of(plan_prediction(config))
+    write_json(Path(config.output) / SUMMARY, {})
+    run_prediction(config)
+    assert "nothing is left to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_length": 129}, "--max_length is 129; "),
+        ({"task": "ner"}, "so it must be fill_mask"),
+        ({"input": "nowhere.txt"}, "--input 'nowhere.txt' names no file"),
+        ({"model": "./nowhere"}, "--model './nowhere'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(config: PredictConfig, options: Any, said: str) -> None:
+    with pytest.raises(DomextError) as error:
+        plan_prediction(replace(config, **options))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"input": ""}, {"output": " "}, {"model": ""}, {"field": ""}, {"split": "all"}, {"format": "csv"}),
+        *({"top_k": 0}, {"max_length": -1}, {"block_rows": 0}, {"batch_tokens": 0}, {"output": "s3://bucket/a"}),
+    ],
+)
+def test_options_outside_their_rules_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match=f"--{next(iter(options))} is "):
+        PredictConfig(**{"input": "a", "output": "b", **options})

@@ -1,0 +1,76 @@
+"""A whole prediction on Ray: a worker of it is killed, then the job, and the same command ends with the same output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, WORDS
+from job_calls import call_job
+from job_processes import find_workers, kill_job, start_job
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
+
+
+def write_input(path: Path, num_rows: int) -> str:
+    rows = ({"text": f"the {WORDS[i % 200]} and the [MASK] {'of it ' * (i % 7)}."} for i in range(num_rows))
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows) + "{no JSON\n")
+    return str(path)
+
+
+def read_output(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in [*(folder / "predictions").iterdir(), folder / "malformed.jsonl"]}
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_killed_and_resumed_is_as_undisturbed(tiny_base_folder: Path, tmp_path: Path) -> None:
+    options = ["--model", str(tiny_base_folder), "--input", write_input(tmp_path / "in.jsonl", 20_000)]
+    options += ["--format", "jsonl", "--block_rows", "500", "--scale.workers", "2", "--output"]
+    process = start_job(
+        [sys.executable, str(REPOSITORY / "jobs" / "predict.py"), *options, str(tmp_path / "cut")],
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_for_blocks(process, tmp_path / "cut", 3)
+        find_workers(process, "MapWorker")[0].kill()
+        wait_for_blocks(process, tmp_path / "cut", len(find_done(tmp_path / "cut")) + 5)
+    finally:
+        kill_job(process)
+    num_done = len(find_done(tmp_path / "cut"))
+    assert 8 <= num_done < 40
+    whole = call_job("predict", *options, str(tmp_path / "whole"))
+    ended = call_job("predict", *options, str(tmp_path / "cut"))
+    assert (whole.code, ended.code) == (0, 0), whole.err + ended.err
+    assert f"{num_done * 500:,} of 20,001 rows were done before" in ended.err
+    assert "1 rows are malformed" in ended.out
+    assert len(read_output(tmp_path / "whole")) == 42
+    assert read_output(tmp_path / "cut") == read_output(tmp_path / "whole")
+    again = call_job("predict", *options, str(tmp_path / "cut"))
+    assert again.code == 0 and "nothing is left to do" in again.out
+
+
+def find_done(output: Path) -> list[Path]:
+    return list(output.glob(".blocks/[0-9]*.json"))
+
+
+def wait_for_blocks(process: subprocess.Popen[bytes], output: Path, number: int) -> None:
+    deadline = time.monotonic() + 600
+    while len(find_done(output)) < number:
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_mistake_that_a_worker_finds_is_one_sentence(tiny_base_folder: Path, tmp_path: Path) -> None:
+    path = write_input(tmp_path / "in.jsonl", 20)
+    ended = call_job(
+        *("predict", "--model", str(tiny_base_folder), "--input", path, "--output", str(tmp_path / "out")),
+        *("--strict", "true"),
+    )
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].endswith("leave out --strict.") and "Traceback" not in ended.err
