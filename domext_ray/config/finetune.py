@@ -53,12 +53,14 @@ class LabelledConfig:
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
     metric: str = ""  # figure that dev chooses by, such as entity_f1.macro; empty: the set's own
     embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
+    class_weights: Literal["none", "balanced"] = added("none")  # balanced: rare classes weigh as much as frequent ones
     strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out
     repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
 
     def __post_init__(self) -> None:
         require(self.max_length >= 16, "labelled.max_length", self.max_length, "16 or more")
         require_at_most(self, "labelled.", max_length=MANY)
+        require_one_of(self.class_weights, "labelled.class_weights", ("none", "balanced"))
         require(
             0 <= self.stride <= self.max_length // 2,
             "labelled.stride",
@@ -154,6 +156,7 @@ class FinetuneOptimConfig:
     weight_decay: float = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: float = 1.0  # gradients are clipped to this global norm; 0: no clipping
     dropout: float = 0.1  # of hidden states, attention weights and the head's input
+    label_smoothing: float = added(0.0)  # share of a label that is spread over all classes
 
     def __post_init__(self) -> None:
         for name in ("head_lr", "top_layers_lr", "weight_decay", "max_grad_norm", "top_layers"):
@@ -164,7 +167,7 @@ class FinetuneOptimConfig:
             self.top_layers_lr,
             f"{'above 0' if self.top_layers else '0'} when --optim.top_layers is {self.top_layers}",
         )
-        for name in ("warmup_frac", "beta1", "beta2", "dropout"):
+        for name in ("warmup_frac", "beta1", "beta2", "dropout", "label_smoothing"):
             require(0.0 <= getattr(self, name) < 1.0, f"optim.{name}", getattr(self, name), "from 0 to below 1")
         require(self.eps > 0.0, "optim.eps", self.eps, "above 0")
         require_at_most(self, "optim.", head_lr=10, top_layers_lr=10, weight_decay=10, eps=1)

@@ -19,6 +19,7 @@ from domext_ray.downstream.finetune.training import Fitted, Point, restore_task
 from domext_ray.downstream.start.model import TRAININGS, StartModel, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
+from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import RunError
@@ -39,12 +40,18 @@ def result_path(trainings: Path, point: Point) -> Path:
 
 
 def make_set_task(config: FinetuneConfig, start: StartModel, loaded: LoadedSet) -> StagedTask:
-    """Make the task of a configuration's set for the tokenizer of its start model."""
+    """Make the task of a configuration's set for the tokenizer of its start model.
+
+    Raises:
+        ConfigError: a rule of the family's is broken, or it has no such loss.
+    """
     labelled = config.labelled
     options = TaskOptions(labelled.max_length, labelled.stride, labelled.context)
     metric = labelled.metric or loaded.metric
     embed = TextEmbedding(start) if labelled.embedding_recall else None
-    return make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
+    task = make_task(loaded.family, loaded.data, start.tokenizer, options, metric, embed)
+    set_loss(task, LossOptions(labelled.class_weights, config.optim.label_smoothing), loaded.family)
+    return task
 
 
 def restore_stages(

@@ -15,10 +15,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.learned import Learned, check_learned, read_number
+from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
 from domext_ray.downstream.tasks.records import describe_classes, round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
@@ -27,14 +28,11 @@ from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText
 from domext_ray.labelled.metrics.metrics import score_classes, score_values
 from domext_ray.labelled.metrics.scores import Score
 
-NO_CLASS = -100
-"""Target of an example whose label the head does not have."""
-
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""
 
 
-class SingleLabelTask(Task):
+class SingleLabelTask(ClassTask):
     """What tasks with one class an example have in common.
 
     The set's negative label, where it has one, is no part of micro and macro averages; "f1.positive" is the F1 of its
@@ -66,16 +64,19 @@ class SingleLabelTask(Task):
                 f"{example.source}: the label {example.label!r} is none of {', '.join(self.data.labels)}; "
                 "name it among the set's labels."
             )
-        return {"labels": np.array(self._label_ids.get(example.label, NO_CLASS), dtype=np.int64)}
+        return {"labels": np.array(self._label_ids.get(example.label, NO_TARGET), dtype=np.int64)}
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed cross-entropy; see `Task.compute_loss_sum`."""
-        logits, labels = outputs.logits.float(), targets["labels"]
-        return nn.functional.cross_entropy(logits, labels, ignore_index=NO_CLASS, reduction="sum")
+        return self.sum_cross_entropy(outputs.logits.float(), targets["labels"])
+
+    def balance_classes(self) -> np.ndarray:
+        """Return the weights of the classes; see `losses.balance`."""
+        return balance((cast("LabelledText | MarkedText", each).label for each in self.data.train), self.data.labels)
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the rows whose label the head has."""
-        return int(torch.count_nonzero(targets["labels"] != NO_CLASS))
+        return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
 
     def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
         """Return the logits [B, classes]."""

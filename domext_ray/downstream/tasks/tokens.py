@@ -17,20 +17,18 @@ import numpy as np
 import torch
 from scipy.special import softmax
 from tokenizers import Encoding, pre_tokenizers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
 from domext_ray.downstream.tasks.records import describe_entity
-from domext_ray.downstream.tasks.task import Row, Task, keep_note
+from domext_ray.downstream.tasks.task import Row, keep_note
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
 from domext_ray.labelled.metrics.metrics import read_tags, score_tags
 from domext_ray.labelled.metrics.scores import Score
-
-NO_TAG = -100
-"""Target of pieces that carry no tag."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class TaggedWords:
     positions: np.ndarray
 
 
-class TokenClassificationTask(Task):
+class TokenClassificationTask(ClassTask):
     """Flat entities as one tag a word (`TaggedSentence`).
 
     A prediction is a tuple of tags, one a word, that is valid IOB2: of all valid sequences the one with the highest sum
@@ -97,7 +95,7 @@ class TokenClassificationTask(Task):
     has_token_outputs = True
     head = "DomextForTokenClassification"
     metric = "entity_f1.micro"
-    target_pads = {"labels": NO_TAG}
+    target_pads = {"labels": NO_TARGET}
 
     def prepare(self) -> None:
         """Number the tags."""
@@ -159,7 +157,7 @@ class TokenClassificationTask(Task):
                     f"{sentence.source}: the tag {tag!r} is of none of the types {', '.join(self.data.labels)}; "
                     "name its type among the set's labels."
                 )
-        return np.array([self._tag_ids.get(tag, NO_TAG) for tag in sentence.tags], dtype=np.int64)
+        return np.array([self._tag_ids.get(tag, NO_TARGET) for tag in sentence.tags], dtype=np.int64)
 
     def _make_rows(self, number: int, tags: np.ndarray, whole: WordPieces, begin: int, end: int) -> Iterator[Row]:
         """Yield the rows of the sentence that is words `begin` to `end` of its document."""
@@ -176,18 +174,22 @@ class TokenClassificationTask(Task):
             ids = whole.ids[bounds[first] : bounds[last]]
             positions = self._template.find_text() + bounds[begin + words] - bounds[first]
             row_ids, types = self._template.join(ids)
-            labels = np.full(len(row_ids), NO_TAG, dtype=np.int64)
+            labels = np.full(len(row_ids), NO_TARGET, dtype=np.int64)
             labels[positions] = tags[words]
             yield Row(number, row_ids, types, {"labels": labels}, TaggedWords(words, positions))
 
     def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the summed cross-entropy of the tagged words; see `Task.compute_loss_sum`."""
-        logits = outputs.logits.float().flatten(0, 1)
-        return nn.functional.cross_entropy(logits, targets["labels"].flatten(), ignore_index=NO_TAG, reduction="sum")
+        return self.sum_cross_entropy(outputs.logits.float().flatten(0, 1), targets["labels"].flatten())
+
+    def balance_classes(self) -> np.ndarray:
+        """Return the weights of the tags, O among them; see `losses.balance`."""
+        sentences = cast("Sequence[TaggedSentence]", self.data.train)
+        return balance(itertools.chain.from_iterable(each.tags for each in sentences), self._tags)
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
         """Return the tagged words."""
-        return int(torch.count_nonzero(targets["labels"] != NO_TAG))
+        return int(torch.count_nonzero(targets["labels"] != NO_TARGET))
 
     def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
         """Return the logits [B, N, tags]."""

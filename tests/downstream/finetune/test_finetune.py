@@ -15,6 +15,7 @@ from job_calls import call_job
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
+from domext_ray.config.identity import describe_difference, hashed_options
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
@@ -28,8 +29,10 @@ from domext_ray.downstream.finetune.grid import (
     record_failure,
 )
 from domext_ray.downstream.finetune.output import get_figure
+from domext_ray.downstream.finetune.plan import plan_finetuning
 from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point, at_stage
+from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import hold_run
@@ -321,6 +324,22 @@ def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) ->
     point = Point(1e-3, 8, 3.0, 0)
     found = [at_stage(point, replace(config, grid=grid), name) for name in ("entities", "relations", "model")]
     assert [(each.lr, each.epochs) for each in found] == [(1e-2, 10.0), (1e-3, 0.5), (1e-3, 3.0)]
+
+
+def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: FinetuneConfig) -> None:
+    labelled = replace(config.labelled, class_weights="balanced")
+    changed = replace(config, labelled=labelled, optim=replace(config.optim, label_smoothing=0.1))
+    plan = plan_finetuning(replace(changed, run=replace(config.run, name="weighed")))
+    task = plan.task.stages["model"]
+    assert isinstance(task, ClassTask) and task.label_smoothing == 0.1
+    assert task.class_weights is not None and task.class_weights[0] < 1.0 < task.class_weights[1]
+    old = {**plan.identity, "labelled": asdict(config.labelled), "optim": asdict(config.optim)}
+    hashed = [hashed_options(each)["labelled"].keys() for each in (config, changed)]
+    assert hashed[1] - hashed[0] == {"class_weights"}, "older runs keep their hashes"
+    assert describe_difference(old, plan.identity) == [
+        "labelled.class_weights: 'none' -> 'balanced'",
+        "optim.label_smoothing: 0.0 -> 0.1",
+    ]
 
 
 def test_the_time_left_counts_all_steps_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.batches import plan_epoch
 from domext_ray.downstream.finetune.training import Fitted, Point, fit_task, restore_task
 from domext_ray.downstream.start.model import StartModel, build_task_model, describe_task_model, load_start_model
+from domext_ray.downstream.tasks.families import SingleTask
+from domext_ray.downstream.tasks.losses import LossOptions, set_loss
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
@@ -179,6 +181,19 @@ def test_micro_batches_change_nothing(start: StartModel, task: ClassificationTas
     parts = fit_task(start, task, config, POINT, CPU, ignore)
     for name, each in whole.tensors.items():
         torch.testing.assert_close(parts.tensors[name], each, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_weights_and_smoothing_are_of_the_whole_batch(start: StartModel, task: ClassificationTask) -> None:
+    """Also where micro batches have other classes than each other."""
+    weighed = ClassificationTask(task.data, start.tokenizer, task.options)
+    set_loss(SingleTask(weighed), LossOptions("balanced", 0.1), "classification")
+    whole, parts, usual = (
+        fit_task(start, each, replace(CONFIG, grid=GridConfig(micro_batch_size=size)), POINT, CPU, ignore).tensors
+        for each, size in ((weighed, 0), (weighed, 3), (task, 0))
+    )
+    for name, each in whole.items():
+        torch.testing.assert_close(parts[name], each, atol=2e-5, rtol=1e-4, msg=name)
+    assert not torch.allclose(whole["classifier.weight"], usual["classifier.weight"], atol=1e-4)
 
 
 def test_it_learns_and_is_restored(start: StartModel, task: ClassificationTask) -> None:

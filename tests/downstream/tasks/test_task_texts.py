@@ -14,8 +14,9 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from domext_ray.downstream.tasks.losses import NO_TARGET
 from domext_ray.downstream.tasks.task import TaskOptions
-from domext_ray.downstream.tasks.texts import NO_CLASS, ClassificationTask, RegressionTask
+from domext_ray.downstream.tasks.texts import ClassificationTask, RegressionTask
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import LabelledSet, LabelledText
 
@@ -104,7 +105,7 @@ def test_labels_that_training_does_not_know(bert: PreTrainedTokenizerBase) -> No
         task.encode(strange, is_training=True)
     rows = task.encode(strange, is_training=False)
     batch = task.collate(rows)
-    assert batch.targets["labels"].tolist() == [NO_CLASS, 1] and batch.num_targets == 1
+    assert batch.targets["labels"].tolist() == [NO_TARGET, 1] and batch.num_targets == 1
     model = make_head(task, bert)
     loss = task.compute_loss_sum(model(**batch.inputs), batch.targets)
     alone = task.collate(rows[1:])

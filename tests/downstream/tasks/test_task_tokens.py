@@ -13,9 +13,9 @@ from brief_training import decode_oracle, make_head, predict, train_briefly
 from conftest import WORDS
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from domext_ray.downstream.tasks.losses import NO_TARGET
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.downstream.tasks.tokens import (
-    NO_TAG,
     TokenClassificationTask,
     assign_words,
     encode_words,
@@ -79,7 +79,18 @@ def test_the_first_piece_of_a_word_carries_its_tag(bert: PreTrainedTokenizerBase
     tokens = bert.convert_ids_to_tokens(row.input_ids.tolist())
     expected = ["[CLS]", "the", "z", "##o", "##o", "[UNK]", "s", "##e", "##p", "[UNK]", "dog", "walk", "[SEP]"]
     assert tokens == expected
-    assert row.targets["labels"].tolist() == [NO_TAG, 0, 3, NO_TAG, NO_TAG, 0, *[NO_TAG] * 4, 1, 2, NO_TAG]
+    assert row.targets["labels"].tolist() == [
+        NO_TARGET,
+        0,
+        3,
+        NO_TARGET,
+        NO_TARGET,
+        0,
+        *[NO_TARGET] * 4,
+        1,
+        2,
+        NO_TARGET,
+    ]
     assert row.token_type_ids is None
     assert row.input_ids.dtype == row.targets["labels"].dtype == np.int64
     batch = task.collate([row, *task.encode([make_sentence("the dog/B-Person")], is_training=True)])
@@ -169,7 +180,7 @@ def test_every_word_is_asked_about_exactly_once(
             ids = own.ids[own.bounds[word] : own.bounds[word + 1]][: options.max_length - 2]
             assert row.input_ids[position : position + len(ids)].tolist() == ids.tolist()
             assert task.head_labels[row.targets["labels"][position]] == tags[word]
-        assert (row.targets["labels"] != NO_TAG).sum() == len(row.place.words)
+        assert (row.targets["labels"] != NO_TARGET).sum() == len(row.place.words)
     expected = [(i, word) for i, each in enumerate(pieces) for word in np.flatnonzero(each.sizes)]
     assert sorted(asked) == expected
     predictions = decode_oracle(task, sentences)
@@ -252,7 +263,7 @@ def test_unknown_types_and_wrong_options(bert: PreTrainedTokenizerBase) -> None:
     with pytest.raises(CorpusError, match=r"^made.txt:7: the tag 'B-Animal' .* Person, Place; name its type"):
         task.encode(strange, is_training=True)
     (row,) = task.encode(strange, is_training=False)
-    assert row.targets["labels"].tolist() == [NO_TAG, 0, NO_TAG, NO_TAG]
+    assert row.targets["labels"].tolist() == [NO_TARGET, 0, NO_TARGET, NO_TARGET]
     score = task.score([*strange, *SIMPLE.test], [("O", "O"), *(each.tags for each in SIMPLE.test)])
     assert score.get("entity_recall.micro") < 1.0
     with pytest.raises(ConfigError, match="max_length is 2; .* 3 at least"):
@@ -289,5 +300,5 @@ def test_the_loss_is_summed_in_fp32_over_tagged_words(bert: PreTrainedTokenizerB
     assert loss.dtype == torch.float32 and loss.ndim == 0
     losses = -outputs.logits.float().log_softmax(-1).flatten(0, 1)
     labels = batch.targets["labels"].flatten()
-    expected = sum(losses[i, label] for i, label in enumerate(labels.tolist()) if label != NO_TAG)
+    expected = sum(losses[i, label] for i, label in enumerate(labels.tolist()) if label != NO_TARGET)
     torch.testing.assert_close(loss, expected)

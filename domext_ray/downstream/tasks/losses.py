@@ -1,0 +1,113 @@
+"""Losses over classes, which may weigh classes against each other and smooth labels.
+
+Enters: how often each class is a target in training. Leaves: a weight a class, and the summed cross-entropy with it. By
+default classes weigh the same and labels are not smoothed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.downstream.tasks.task import Task
+from domext_ray.options.fields import require
+
+NO_TARGET = -100
+"""Target of what has no class, or none that the head has: no part of the loss."""
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What changes the loss of training.
+
+    Args:
+        class_weights: "balanced": rare classes weigh as much as frequent ones together; "none": all targets weigh 1.
+        label_smoothing: share of a target that is spread evenly over all classes, from 0 to below 1.
+    """
+
+    class_weights: Literal["none", "balanced"] = "none"
+    label_smoothing: float = 0.0
+
+
+class ClassTask(Task):
+    """A task whose loss is over classes.
+
+    Whatever the weights, the loss of a batch is divided by its number of targets, not by their weights: over the
+    training split balanced weights have a mean of 1, so that rates mean what they mean without.
+    """
+
+    smooths_labels = True
+    """Whether the loss is a cross-entropy, whose targets can be smoothed."""
+    class_weights: np.ndarray | None = None
+    """Weights of the classes; None: all weigh 1."""
+    label_smoothing = 0.0
+
+    @abstractmethod
+    def balance_classes(self) -> np.ndarray:
+        """Return the weights, float64, with which classes are balanced over `data.train`."""
+
+    def sum_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the summed cross-entropy.
+
+        Args:
+            logits: fp32 [M, classes].
+            labels: int64 [M]; `NO_TARGET` has no part.
+        """
+        weights = None if self.class_weights is None else torch.from_numpy(self.class_weights).to(logits)
+        return nn.functional.cross_entropy(
+            logits,
+            labels,
+            weight=weights,
+            ignore_index=NO_TARGET,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+
+
+def balance(targets: Iterable[str], classes: Sequence[str]) -> np.ndarray:
+    """Return weights that balance classes: n / (k · n_c), for n targets of k different classes, n_c of them of class c.
+
+    Args:
+        targets: every target of training; those of other classes do not count.
+        classes: in the order of the weights; one that is no target weighs 1.
+
+    Source:
+        King and Zeng, Logistic Regression in Rare Events Data (2001), as in scikit-learn's `class_weight="balanced"`.
+    """
+    counted = Counter(targets)
+    counts = np.array([counted[each] for each in classes], dtype=np.float64)
+    occurs = counts > 0
+    return np.where(occurs, counts.sum() / (max(1, occurs.sum()) * np.maximum(counts, 1)), 1.0)
+
+
+def set_loss(task: StagedTask, options: LossOptions, family: str) -> None:
+    """Make a task train with other losses than the default.
+
+    Args:
+        task: of any family.
+        options: what to change.
+        family: its name, for messages.
+
+    Raises:
+        OptionError: the task's loss has no classes to weigh, or no labels to smooth.
+    """
+    stages = list(task.stages.values())
+    stage = stages[0] if len(stages) == 1 else None
+    has_classes = isinstance(stage, ClassTask) and stage.data is task.data  # else its examples are made on the way
+    smooths = isinstance(stage, ClassTask) and has_classes and stage.smooths_labels
+    rule = f"with a task of the family {family}, whose loss is not over classes"
+    is_usual = options.class_weights == "none"
+    require(is_usual or has_classes, "labelled.class_weights", options.class_weights, f"none {rule}")
+    is_usual = options.label_smoothing == 0.0
+    require(is_usual or smooths, "optim.label_smoothing", options.label_smoothing, f"0 {rule} that exclude each other")
+    if isinstance(stage, ClassTask):
+        stage.label_smoothing = options.label_smoothing
+        stage.class_weights = stage.balance_classes() if options.class_weights == "balanced" else None
