@@ -2,7 +2,8 @@
 
 A model of a base without extensions is transformers' own again where transformers has the head with the same tensors,
 as it has for BERT; every other one brings its code, as in export.py. The configuration names the labels (id2label) and
-what the task tuned on dev (`task_thresholds`).
+what the task tuned on dev (`task_thresholds`); task.json describes the task, so that the folder alone is enough to use
+the model (tasks/task_file.py). A task of several models has a folder for each, and task.json beside them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from torch import nn
 from domext_ray.downstream.finetune.card import SplitScore, build_card
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
+from domext_ray.downstream.tasks.description import describe_task
 from domext_ray.downstream.tasks.stages import StagedTask
+from domext_ray.downstream.tasks.task_file import HERE, TASK_FILE, TaskFile, read_task_file, write_task_file
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new_export
-from domext_ray.export.model_folder import check_tokenizer, map_head, save_with_code
+from domext_ray.export.model_folder import AUTO_MAP, check_tokenizer, map_head, save_with_code
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts.table import find_layout
 
 PLAIN_HEADS = {
@@ -34,6 +38,9 @@ PLAIN_HEADS = {
     "DomextForMultipleChoice": "ForMultipleChoice",
 }
 """Heads that transformers has, with the same tensors in layouts that have plain heads."""
+
+RECALL_ENCODER = "recall_encoder"
+"""Folder, in an export, of the encoder that recalls terms."""
 
 
 def export_stages(
@@ -55,22 +62,31 @@ def export_stages(
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
+    content = TaskFile(describe_task(task), {name: _name_place(task, name) for name in task.stages})
+    if len(task.stages) == 1:
+        for each in fitted.values():
+            export_fitted(start, task.data.name, each, folder, scores, task.metric, content)
+        return
+    (folder / TASK_FILE).unlink(missing_ok=True)  # it comes last: models of two exports are no task
     for name, each in fitted.items():
-        export_fitted(start, task.data.name, each, _find_place(task, folder, name), scores, task.metric)
+        export_fitted(start, task.data.name, each, folder / _name_place(task, name), scores, task.metric)
+    write_task_file(folder, content)
 
 
 def check_places(task: StagedTask, folder: Path) -> None:
     """Refuse, before anything trains, to export over what is no export of a fine-tuned model.
 
     Raises:
-        RunError: see `export_folder.check_target`.
+        RunError: see `export_folder.check_target`, or a task.json beside several models is none of ours.
     """
     for name in task.stages:
-        check_target(_find_place(task, folder, name), FINE_TUNED)
+        check_target(folder / _name_place(task, name), FINE_TUNED)
+    if len(task.stages) > 1 and (folder / TASK_FILE).exists():
+        read_task_file(folder)
 
 
-def _find_place(task: StagedTask, folder: Path, stage: str) -> Path:
-    return folder if len(task.stages) == 1 else folder / stage
+def _name_place(task: StagedTask, stage: str) -> str:
+    return HERE if len(task.stages) == 1 else stage
 
 
 def export_fitted(
@@ -80,6 +96,7 @@ def export_fitted(
     folder: Path,
     scores: Mapping[str, SplitScore] | None = None,
     metric: str = "",
+    content: TaskFile | None = None,
 ) -> None:
     """Write one fine-tuned model as a Hugging Face folder; an earlier export there is replaced.
 
@@ -90,6 +107,7 @@ def export_fitted(
         folder: where to.
         scores: of the whole task by split, for the card; None: not scored.
         metric: what they are.
+        content: describes the task in the folder; None: it is one of several models, or nobody needs the task.
 
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
@@ -105,10 +123,24 @@ def export_fitted(
             _save_plain(model, temporary)
         else:
             save_with_code(model, temporary, map_head(head))
-        for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
-            shutil.copymode(temporary / "config.json", path)
         card = build_card(start, set_name, fitted, scores or {}, metric, is_plain=is_plain)
         (temporary / "README.md").write_text(card, encoding="utf-8")
+        if content is not None:
+            write_task_file(temporary, content)
+            if content.description.learned.get("embedding_recall"):
+                save_recall_encoder(start, temporary / RECALL_ENCODER)
+        for path in temporary.rglob("*.safetensors"):  # safetensors makes files that only their owner can read
+            shutil.copymode(temporary / "config.json", path)
+
+
+def save_recall_encoder(start: StartModel, folder: Path) -> None:
+    """Write the encoder by which normalisation recalled terms; it is the start model's and not the trained one."""
+    folder.mkdir()
+    with torch.random.fork_rng(devices=[]):  # its masked-LM head is not used; the caller's draws stay as they were
+        model = cast(Any, DomextForMaskedLM(copy.deepcopy(start.config)))
+    model.load_state_dict(start.tensors, strict=False)
+    start.tokenizer.save_pretrained(folder)
+    save_with_code(model, folder, AUTO_MAP)
 
 
 def is_plain_task_model(model: Any) -> bool:

@@ -124,8 +124,9 @@ def score_point(work: FinetuneWork, point: Point, export: Path | None) -> None:
         return
     device = _prepare_process(work)
     fitted = restore_stages(work.start, work.task, work.config, work.trainings, point, device)
+    thresholds = read_result(work.trainings, point)["task_thresholds"]
+    work.task.apply(thresholds)
     if not has_test:
-        thresholds = read_result(work.trainings, point)["task_thresholds"]
         predictors = {name: each.predict for name, each in fitted.items()}
         _write_splits(work, point, evaluate_stages(work.task, predictors, splits=("test",), thresholds=thresholds))
     if export is not None:

@@ -1,0 +1,97 @@
+"""The description of a task in the folder of its models: task.json, and a catalogue in a file of its own.
+
+task.json has its format, the sha256 of "task", "task" (a `TaskDescription`), "stages" (the folder of each model, "."
+for this one) and "catalogue" (the sha256 of catalogue.json, or null). catalogue.json has "terms", the standard terms
+(normalisation only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from domext_ray.downstream.tasks.description import TaskDescription
+from domext_ray.downstream.tasks.learned import read_texts
+from domext_ray.errors import RunError
+from domext_ray.files import hash_file, hash_values, read_json, write_json
+
+FORMAT = 1
+TASK_FILE, CATALOGUE_FILE = "task.json", "catalogue.json"
+HERE = "."
+"""The folder of a stage whose model is beside task.json."""
+_REMEDY = "export the model again"
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """What task.json says.
+
+    Args:
+        description: the task.
+        stages: for each stage's model its folder, from the one that holds task.json: `HERE`, or a folder inside it.
+    """
+
+    description: TaskDescription
+    stages: Mapping[str, str]
+
+
+def write_task_file(folder: Path, content: TaskFile) -> None:
+    """Write task.json, and the catalogue where there is one; task.json comes last.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    terms = content.description.catalogue
+    if terms:
+        write_json(folder / CATALOGUE_FILE, {"terms": list(terms)})
+    task = replace(content.description, catalogue=()).to_json()
+    values = {
+        "format": FORMAT,
+        "sha256": hash_values(task),
+        "task": task,
+        "stages": dict(content.stages),
+        "catalogue": hash_file(folder / CATALOGUE_FILE) if terms else None,
+    }
+    write_json(folder / TASK_FILE, values)
+
+
+def read_task_file(folder: Path) -> TaskFile:
+    """Read task.json, and the catalogue where there is one.
+
+    Raises:
+        RunError: it is missing, damaged, changed or of another version.
+    """
+    path = folder / TASK_FILE
+    values = read_json(path, _REMEDY, {"format": int, "sha256": str, "task": dict, "stages": dict})
+    if values["format"] != FORMAT:
+        raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; {_REMEDY}.")
+    if hash_values(values["task"]) != values["sha256"]:
+        raise RunError(f"{path} differs from its sha256, so it is damaged or was changed; {_REMEDY}.")
+    try:
+        description = TaskDescription.from_json(values["task"])
+        stages = {name: _check_place(place) for name, place in values["stages"].items()}
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
+    if values.get("catalogue") is not None:
+        description = replace(description, catalogue=_read_catalogue(folder, values["catalogue"]))
+    return TaskFile(description, stages)
+
+
+def _read_catalogue(folder: Path, sha256: str) -> tuple[str, ...]:
+    path = folder / CATALOGUE_FILE
+    values = read_json(path, _REMEDY)
+    if hash_file(path) != sha256:
+        raise RunError(f"{path} differs from the sha256 in {TASK_FILE}; {_REMEDY}.")
+    try:
+        return read_texts(values, "terms")
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
+
+
+def _check_place(place: Any) -> str:
+    """A stage's folder is this one or one inside it, and nowhere else."""
+    if not isinstance(place, str) or (place != HERE and not place.isidentifier()):
+        raise ValueError(f"a stage's folder is {str(place)[:60]!r}")
+    return place

@@ -1,0 +1,230 @@
+"""The exported folder alone predicts what the run that wrote it predicted, for every family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import WORDS
+
+from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig
+from domext_ray.downstream.finetune.export import RECALL_ENCODER, check_places, export_stages
+from domext_ray.downstream.finetune.exported import load_exported
+from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
+from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.downstream.tasks.description import describe_task
+from domext_ray.downstream.tasks.families import make_task
+from domext_ray.downstream.tasks.stages import StagedTask, evaluate_stages
+from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.errors import RunError
+from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
+from domext_ray.labelled.examples import (
+    AnnotatedText,
+    AnyExample,
+    Choice,
+    Entity,
+    LabelledSet,
+    LabelledText,
+    MarkedText,
+    Mention,
+    Question,
+    Relation,
+    TaggedSentence,
+)
+
+CPU = torch.device("cpu")
+FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
+BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
+OPTIONS = TaskOptions(max_length=40, stride=10)
+CATALOGUE = tuple(f"{first} {second}" for first in WORDS[:6] for second in WORDS[6:12])
+MARKS = (("<<", ">>"), ("[[", "]]"))
+LABELS = {
+    "ner": ("Drug", "Disease"),
+    "nested_ner": ("Disease", "Organ"),
+    "relation": ("none", "treats"),
+    "classification": ("weather", "animal"),
+    "relation_extraction": ("treats",),
+}
+
+
+def make_words(generator: np.random.Generator) -> list[str]:
+    return [str(each) for each in generator.choice(WORDS[:40], int(generator.integers(4, 9)))]
+
+
+def make_example(family: str, i: int, generator: np.random.Generator) -> AnyExample:
+    words = make_words(generator)
+    text, own = " ".join(words), (str(i), f"t:{i}")
+    before = text + " the "
+    drug = Entity(len(before), len(before) + 4, "Drug")
+    heart = Entity(drug.end + 5, drug.end + 10, "Organ")
+    full = before + "drug and heart disease"
+    is_first = bool(generator.integers(2))
+    match family:
+        case "ner":
+            return TaggedSentence(*own, (*words, "heart", "disease"), ("O",) * len(words) + ("B-Disease", "I-Disease"))
+        case "nested_ner":
+            return AnnotatedText(*own, full, (heart, Entity(heart.start, len(full), "Disease")))
+        case "relation":
+            return MarkedText(
+                *own, full, replace(drug, label=""), replace(heart, label=""), "treats" if is_first else "none"
+            )
+        case "classification":
+            pair = "the sun" if i % 3 else None
+            return LabelledText(
+                *own, f"{text} {'cat' if is_first else 'wind'}", pair, "animal" if is_first else "weather"
+            )
+        case "regression":
+            return LabelledText(*own, text, " ".join(words[::-1]), "", float(len(words)))
+        case "qa":
+            answers = (Entity(0, len(words[0]), ""),) if i % 4 else ()
+            return Question(*own, "where is it", f"{text} {text} {text} {text}", answers)
+        case "multiple_choice":
+            return Choice(*own, text, "the", ("cat", "heart disease", "sun"), i % 3)
+        case "relation_extraction":
+            return AnnotatedText(*own, full, (drug, heart), (Relation(drug, heart, "treats"),))
+        case _:
+            return Mention(*own, f"{words[0]} {words[1]}", (CATALOGUE[i % len(CATALOGUE)],))
+
+
+RAW: dict[str, list[dict[str, Any]]] = {
+    "relation": [{"text": "the << drug >> and the [[ heart ]] disease"}],
+    "qa": [{"question": "where is it", "context": "the dog is at home and the cat is in the garden " * 6}],
+    "multiple_choice": [{"context": "the dog", "stem": "can", "options": ["run", "write", "read"]}],
+}
+USUAL_RAW = [
+    {"text": "the drug and the doctor, and heart\U0001f600disease e\u0301 \u5fc3\u810f\u75c5 " * 9},
+    {"text": "sun"},
+]
+
+
+@pytest.fixture(scope="module")
+def start(tiny_base_folder: Path) -> StartModel:
+    return load_start_model(str(tiny_base_folder))
+
+
+def fit(
+    start: StartModel, family: str, method: MethodConfig, embeds: bool = False
+) -> tuple[StagedTask, dict[str, Fitted]]:
+    """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
+    generator = np.random.default_rng(3)
+    splits = [tuple(make_example(family, i, generator) for i in range(size)) for size in (24, 8, 8)]
+    data = LabelledSet(
+        "made",
+        *splits,
+        LABELS.get(family, ()),
+        "none" if family == "relation" else None,
+        CATALOGUE if family == "normalization" else (),
+        marks=MARKS if family == "relation" else (),
+    )
+    task = make_task(family, data, start.tokenizer, OPTIONS, "", TextEmbedding(start) if embeds else None)
+    config = FinetuneConfig(
+        method=method, engine=EngineConfig(precision="fp32"), optim=FinetuneOptimConfig(dropout=0.0)
+    )
+    fitted = fit_stages(start, task, config, Point(3e-3, 8, 2.0, 0), CPU, lambda _: None)
+    return task, fitted
+
+
+def predict_all(fitted: FinetunedModel, task: StagedTask) -> tuple[Any, Any]:
+    raw = fitted.make_examples(RAW.get(fitted.family, USUAL_RAW))
+    return fitted.predict(task.data.test), fitted.predict(raw)
+
+
+def check_alone(start: StartModel, family: str, method: MethodConfig, folder: Path, embeds: bool = False) -> None:
+    task, fitted = fit(start, family, method, embeds)
+    result = evaluate_stages(task, {name: each.predict for name, each in fitted.items()})
+    export_stages(start, task, fitted, folder / "written")
+    moved = folder / "elsewhere"
+    shutil.move(folder / "written", moved)
+    own = FinetunedModel(replace(load_exported(moved, CPU), task=task, fitted=fitted))  # the run's, in memory
+    alone = load_finetuned(moved, CPU)
+    assert not alone.note and alone.family == family and alone.description == describe_task(task)
+    found = alone.predict(task.data.test)
+    assert found.predictions == result.predictions["test"]
+    assert alone.task.score(task.data.test, found.predictions).values == result.scores["test"].values
+    assert predict_all(alone, task) == predict_all(own, task)
+    json.dumps([found.records, alone.description.to_json()], allow_nan=False)
+    assert alone.predict([]).records == []
+    check_places(task, moved)
+    export_stages(start, task, fitted, moved)  # an export of the same kind makes way
+    assert load_finetuned(moved, CPU).predict(task.data.test) == found
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [("ner", BOTTLENECK), ("relation_extraction", FULL)], ids=["ner", "relation_extraction"]
+)
+def test_a_folder_alone_predicts_what_its_run_did(
+    family: str, method: MethodConfig, start: StartModel, tmp_path: Path
+) -> None:
+    check_alone(start, family, method, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [FULL, BOTTLENECK], ids=["full", "bottleneck"])
+@pytest.mark.parametrize(
+    "family",
+    ["nested_ner", "relation", "classification", "regression", "qa", "multiple_choice", "normalization", "ner"],
+)
+def test_folders_of_all_families_do(family: str, method: MethodConfig, start: StartModel, tmp_path: Path) -> None:
+    check_alone(start, family, method, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_encoder_that_recalls_terms_travels(start: StartModel, tmp_path: Path) -> None:
+    check_alone(start, "normalization", FULL, tmp_path, embeds=True)
+    assert (tmp_path / "elsewhere" / RECALL_ENCODER / "config.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_model_on_roberta_does(tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    for family in ("ner", "qa"):
+        check_alone(load_start_model(str(tiny_roberta_folder)), family, FULL, tmp_path / family)
+
+
+def test_an_export_of_an_earlier_version_is_read_where_its_labels_say_enough(start: StartModel, tmp_path: Path) -> None:
+    task, fitted = fit(start, "ner", FULL)
+    export_stages(start, task, fitted, tmp_path / "export")
+    expected = load_finetuned(tmp_path / "export", CPU).predict(task.data.test)
+    (tmp_path / "export" / "task.json").unlink()
+    old = load_finetuned(tmp_path / "export", CPU)
+    assert "has no task.json" in old.note and "ner of 2 labels" in old.note and old.note.endswith(".")
+    assert old.predict(task.data.test).predictions == expected.predictions
+    path = tmp_path / "export" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"task_thresholds": {"tau": 1.0}}))
+    with pytest.raises(RunError, match=r"has no task.json, and its config.json alone does not say how to read"):
+        load_finetuned(tmp_path / "export", CPU)
+
+
+def test_a_folder_that_is_no_such_export_is_refused(start: StartModel, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no fine-tuned model; give the export of a fine-tuning run"):
+        load_finetuned(tmp_path, CPU)
+    (tmp_path / "trainings").mkdir()
+    with pytest.raises(RunError, match="export is missing: the run has not ended"):
+        load_finetuned(tmp_path, CPU)
+    task, fitted = fit(start, "classification", FULL)
+    export_stages(start, task, fitted, tmp_path / "export")
+    assert load_finetuned(tmp_path, CPU).family == "classification", "a run has its export"
+    path = tmp_path / "export" / "task.json"
+    values = json.loads(path.read_text())
+    for change, reason in (
+        ({"format": 2}, "has format 2, and this version reads 1"),
+        ({"task": values["task"] | {"labels": ["weather", "wind"]}}, "differs from its sha256"),
+        ({"stages": {"model": "../../elsewhere"}}, r"is damaged \(a stage's folder is '../../elsewhere'\)"),
+        ({"stages": {}}, "has the models none; export the model again"),
+        ({"stages": {"model": "other"}}, "other holds no fine-tuned model, and task.json says that it does"),
+    ):
+        path.write_text(json.dumps(values | change))
+        with pytest.raises(RunError, match=reason):
+            load_finetuned(tmp_path, CPU)
+    path.write_text("{")
+    with pytest.raises(RunError, match="is not valid JSON"):
+        load_finetuned(tmp_path, CPU)
