@@ -32,9 +32,9 @@ FINETUNE = Job(
     domext finetune --task ner --data DIR --model runs/af --method.trains domain --method.bottleneck_size 64
 
 DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
-classification, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot, rte, ...)
-or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that was
-fine-tuned before, --keep_head true keeps the head. The run directory gets summary.json (dev and test with 95 %
+classification, multilabel, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot,
+rte, ...) or a YAML that describes yours. The model is a run's directory, an export, a base, or a hub id; of one that
+was fine-tuned before, --keep_head true keeps the head. The run directory gets summary.json (dev and test with 95 %
 intervals), predictions.jsonl, report.html, scores.png and export/; the same command goes on where it stopped.""",
     FinetuneConfig,
     _finetune,

@@ -4,7 +4,7 @@ A record is a JSON object, or a row of a table. Its fields have the names that t
 
     ner                                                   text, or tokens (a list of words)
     nested_ner, relation_extraction, normalization        text
-    classification, regression                            text, and pair where the model reads pairs
+    classification, multilabel, regression                text, and pair where the model reads pairs
     relation                                              text with the two arguments marked as in the set, or text
                                                           with head and tail, each {"start": …, "end": …}
     qa                                                    question, context
@@ -28,6 +28,7 @@ from domext_ray.labelled.examples import (
     LabelledText,
     MarkedText,
     Mention,
+    MultiLabelText,
     Question,
     RawSentence,
     TaggedSentence,
@@ -131,6 +132,11 @@ def _make_text(reader: _Reader, name: str) -> LabelledText:
     return LabelledText(name, reader.source, text, pair, "")
 
 
+def _make_unlabelled(reader: _Reader, name: str) -> MultiLabelText:
+    example = _make_text(reader, name)
+    return MultiLabelText(name, reader.source, example.text, example.pair, ())
+
+
 def _make_question(reader: _Reader, name: str) -> Question:
     context = reader.read_text("context", is_stripped=False)
     return Question(name, reader.source, reader.read_text("question"), context, ())
@@ -182,6 +188,7 @@ _MAKERS: Mapping[str, Callable[[_Reader, str], AnyExample]] = {
     "nested_ner": _make_annotated,
     "relation_extraction": _make_annotated,
     "classification": _make_text,
+    "multilabel": _make_unlabelled,
     "regression": _make_text,
     "qa": _make_question,
     "multiple_choice": _make_choice,

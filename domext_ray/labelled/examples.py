@@ -119,6 +119,21 @@ class LabelledText(Example):
 
 
 @dataclass(frozen=True)
+class MultiLabelText(Example):
+    """A text, or a pair of texts, with any number of labels.
+
+    Args:
+        text: the first text.
+        pair: the second text, or None.
+        labels: different labels, or none.
+    """
+
+    text: str
+    pair: str | None
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Question(Example):
     """A question about a context (SQuAD).
 
@@ -168,7 +183,9 @@ class Mention(Example):
     terms: tuple[str, ...]
 
 
-AnyExample: TypeAlias = TaggedSentence | AnnotatedText | MarkedText | LabelledText | Question | Choice | Mention
+AnyExample: TypeAlias = (
+    TaggedSentence | AnnotatedText | MarkedText | LabelledText | MultiLabelText | Question | Choice | Mention
+)
 
 SPLITS = ("train", "dev", "test")
 

@@ -47,7 +47,7 @@ class SetDescription:
         ends: whether an entity's end is its last character (inclusive) or the one after (exclusive); auto: each
             entity's own text tells (nested_ner).
         marks: the two arguments' marks (relation): (open, close), or one placeholder, which stays in the text.
-        separator: stands between several terms of one cell (normalization).
+        separator: stands between several terms or labels of one cell (normalization, multilabel).
         no_answer: questions may have no answer (qa).
         schema: name patterns of the file of predicates with their argument types (relation_extraction).
         catalogue: name patterns of the file of standard terms (normalization).
@@ -143,6 +143,7 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
         columns={**family.columns, **given},
         required=required,
         metric=values.pop("metric", family.metric),
+        separator=values.pop("separator", family.separator),
         **values,
     )
 

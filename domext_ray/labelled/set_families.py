@@ -36,6 +36,7 @@ class Family:
         optional: columns that a set may lack.
         metrics: patterns of the paths that it is scored by.
         metric: default path that dev chooses by.
+        separator: default of what stands between several values of one cell.
     """
 
     readers: tuple[str, ...]
@@ -43,6 +44,7 @@ class Family:
     optional: tuple[str, ...]
     metrics: tuple[str, ...]
     metric: str
+    separator: str = "##"
 
 
 _ENTITY_METRICS = ("entity_f1.*", "entity_precision.*", "entity_recall.*")
@@ -92,6 +94,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "classification": Family(
         ("records",), {**_ID, **_TEXT, **_PAIR, "label": ("label",)}, ("id", "pair"), _CLASS_METRICS, "accuracy"
+    ),
+    "multilabel": Family(
+        ("records",),
+        {**_ID, **_TEXT, **_PAIR, "labels": ("labels", "label")},
+        ("id", "pair"),
+        ("accuracy", "f1.*", "precision.*", "recall.*"),
+        "f1.micro",
+        ",",
     ),
     "regression": Family(
         ("records",),

@@ -102,11 +102,27 @@ from transformers import {auto_class}, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 model = {auto_class}.from_pretrained("FOLDER"{trust})
 ```""",
+        _describe_pipeline(fitted, trust),
         _USE,
         f"## Terms\n\n{start.terms.describe()}",
     ]
     head = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     return f"---\n{head}---\n\n" + "\n\n".join(each for each in sections if each) + "\n"
+
+
+def _describe_pipeline(fitted: Fitted, trust: str) -> str:
+    """Say how a model of several labels a text is asked for all of them; nothing of other models."""
+    if fitted.task.head_config.get("problem_type") != "multi_label_classification":
+        return ""
+    return f"""A text has any number of these labels, or none. A label counts whose probability is above \
+{fitted.thresholds["threshold"]:g}, which dev chose:
+
+```python
+from transformers import pipeline
+
+pipe = pipeline("text-classification", "FOLDER"{trust}, function_to_apply="sigmoid", top_k=None)
+print(pipe("a text"))
+```"""
 
 
 def _list_results(

@@ -90,7 +90,7 @@ def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dic
             f"needs {task.head.removeprefix('DomextFor')}; {rule}."
         )
     tensors = dict(head.tensors)
-    if task.head not in _UNNAMED_LABELS and not task.head_config:
+    if task.head not in _UNNAMED_LABELS and task.head_config.get("problem_type") != "regression":
         if sorted(head.labels) != sorted(task.head_labels):
             raise ConfigError(
                 f"--keep_head is True; the model's head has {len(head.labels)} labels ({_shorten(head.labels)}), the "

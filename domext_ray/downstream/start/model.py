@@ -236,6 +236,7 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
         config.active_domains = list(dict.fromkeys([*start.config.active_domains, *own]))
     labels = task.head_labels
     config.id2label, config.label2id = dict(enumerate(labels)), {label: i for i, label in enumerate(labels)}
+    config.problem_type = None  # a start model's own head may have had another
     for name, value in task.head_config.items():
         setattr(config, name, value)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.downstream.tasks.choices import ChoiceTask
 from domext_ray.downstream.tasks.extraction import ExtractionTask
 from domext_ray.downstream.tasks.learned import Learned
+from domext_ray.downstream.tasks.multilabel import MultiLabelTask
 from domext_ray.downstream.tasks.normalization import Embed, NormalizationTask, RecallOptions
 from domext_ray.downstream.tasks.questions import QuestionTask
 from domext_ray.downstream.tasks.relations import RelationTask
@@ -29,6 +30,7 @@ SINGLE: dict[str, Callable[..., Task]] = {
     "nested_ner": SpanTask,
     "relation": RelationTask,
     "classification": ClassificationTask,
+    "multilabel": MultiLabelTask,
     "regression": RegressionTask,
     "qa": QuestionTask,
     "multiple_choice": ChoiceTask,

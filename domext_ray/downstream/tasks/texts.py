@@ -24,7 +24,7 @@ from domext_ray.downstream.tasks.records import describe_classes, round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText
+from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
 from domext_ray.labelled.metrics.metrics import score_classes, score_values
 from domext_ray.labelled.metrics.scores import Score
 
@@ -119,12 +119,12 @@ class SingleLabelTask(ClassTask):
         return [max(self.data.labels, key=counts.__getitem__)] * len(examples)
 
 
-class _TextRows(Task):
-    """Rows of `LabelledText`: a single text or a pair, cut to a row."""
+class TextRows(Task):
+    """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row."""
 
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make one row an example; see `Task.encode`."""
-        texts = cast("Sequence[LabelledText]", examples)
+        texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
         read_template(self.tokenizer, pair=True).measure_room(self.options.max_length, least=2)
         backend = make_backend(self.tokenizer)
         backend.enable_truncation(self.options.max_length, strategy="longest_first")
@@ -145,14 +145,14 @@ class _TextRows(Task):
         """Return an example's targets."""
 
 
-class ClassificationTask(SingleLabelTask, _TextRows):
+class ClassificationTask(SingleLabelTask, TextRows):
     """A class of every text or pair (`LabelledText`); see `SingleLabelTask`. A prediction is a label."""
 
     head = "DomextForSequenceClassification"
     metric = "accuracy"
 
 
-class RegressionTask(_TextRows):
+class RegressionTask(TextRows):
     """A number for every text or pair (`LabelledText.value`). A prediction is a number in the set's own unit.
 
     The model predicts in the set's own unit and is trained on it, as in transformers, so that an export needs no other

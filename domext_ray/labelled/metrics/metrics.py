@@ -37,7 +37,8 @@ def _divide_or_zero(numerator: np.ndarray, denominator: np.ndarray, occurring: n
     return np.where(occurring > 0, np.nan_to_num(divide(numerator, denominator)), np.nan)
 
 
-def _check_lengths(gold: Sequence[Any], predicted: Sequence[Any]) -> None:
+def check_lengths(gold: Sequence[Any], predicted: Sequence[Any]) -> None:
+    """Raise ValueError unless there are as many predictions as gold labels."""
     if len(gold) != len(predicted):
         raise ValueError(f"there are {len(gold)} gold labels and {len(predicted)} predictions.")
 
@@ -49,7 +50,7 @@ def _mean_defined(values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _CountFigures:
+class CountFigures:
     """Sums [R, 3·T] of matches, predictions and gold labels by type -> precision, recall and F1."""
 
     types: tuple[str, ...]
@@ -93,7 +94,7 @@ def score_entities(
     Raises:
         ValueError: the lengths differ, or there is no example.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     sets = [({*g}, {*p}) for g, p in zip(gold, predicted, strict=True)]
     occurring = {each.label for pair in sets for side in pair for each in side}
     all_types = (*types, *sorted(occurring - {*types}))
@@ -103,7 +104,7 @@ def score_entities(
         for counts, entities in zip(row, (own & found, found, own), strict=True):
             for each in entities:
                 counts[place[each.label]] += 1
-    compute = _CountFigures(all_types, ("entity_precision", "entity_recall", "entity_f1"))
+    compute = CountFigures(all_types, ("entity_precision", "entity_recall", "entity_f1"))
     return make_score(statistics.reshape(len(sets), -1), compute, "entity_f1.micro")
 
 
@@ -138,7 +139,7 @@ def score_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
     Raises:
         ValueError: the numbers of sentences, or of a sentence's tags, differ.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     for i, (own, found) in enumerate(zip(gold, predicted, strict=True)):
         if len(own) != len(found):
             raise ValueError(f"sentence {i} has {len(own)} gold tags and {len(found)} predicted ones.")
@@ -160,8 +161,8 @@ class _ClassFigures:
         kept = [i for i, each in enumerate(self.labels) if each != self.negative]
         own = [part[:, kept] for part in (matches, predictions, golds)]
         names = ("precision", "recall", "f1")
-        averages = _CountFigures(tuple(self.labels[i] for i in kept), names, "per_label")(np.concatenate(own, axis=1))
-        by_label = _CountFigures(self.labels, names, "per_label")(sums)
+        averages = CountFigures(tuple(self.labels[i] for i in kept), names, "per_label")(np.concatenate(own, axis=1))
+        by_label = CountFigures(self.labels, names, "per_label")(sums)
         for name in names:
             figures[name] = {**averages[name], "per_label": by_label[name]["per_label"]}
             if self.positive is not None:
@@ -199,7 +200,7 @@ def score_classes(
     Raises:
         ValueError: the lengths differ, there is no example, or there is no label `positive`.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     all_labels = (*labels, *sorted({*gold, *predicted} - {*labels}))
     if positive is not None and positive not in all_labels:
         raise ValueError(f"the positive class {positive!r} is none of {', '.join(all_labels)}.")
@@ -270,7 +271,7 @@ def score_values(gold: Sequence[float], predicted: Sequence[float]) -> Score:
     Raises:
         ValueError: the lengths differ, or there is no example.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     own, found = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     return make_score(np.stack([own, found], axis=1), _Correlations(own, found), "spearman", is_additive=False)
 
@@ -310,7 +311,7 @@ def score_answers(gold: Sequence[Sequence[str]], predicted: Sequence[str], *, cj
     Raises:
         ValueError: the lengths differ, or there is no example.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     statistics = np.zeros((len(gold), 6))
     for row, answers, answer in zip(statistics, gold, predicted, strict=True):
         first = 0 if answers else 3
@@ -352,7 +353,7 @@ def score_triples(
     Raises:
         ValueError: the lengths differ, or there is no example.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     return make_score(_count_matches(gold, predicted), _compute_relations, "relation_f1.micro")
 
 
@@ -394,12 +395,12 @@ def score_terms(
     Raises:
         ValueError: the lengths differ, or there is no example.
     """
-    _check_lengths(gold, predicted)
+    check_lengths(gold, predicted)
     counts = _count_matches(gold, predicted)
     columns = [np.ones(len(counts)), (counts == counts[:, :1]).all(axis=1), *counts.T]
     depths: tuple[int, ...] = ()
     if ranked is not None:
-        _check_lengths(gold, ranked)
+        check_lengths(gold, ranked)
         longest = max(map(len, ranked), default=0)
         depths = tuple(each for each in RECALL_DEPTHS if each <= longest)
         for depth in depths:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, TaggedSentence
+from domext_ray.labelled.examples import SPLITS, AnnotatedText, LabelledSet, MultiLabelText, TaggedSentence
 from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 
@@ -42,7 +42,7 @@ def load_labelled(config: FinetuneConfig) -> LoadedSet:
     description, place = find_set(config.task, config.data)
     labelled = config.labelled  # where a set is cut depends on no run's seed
     data = load_set(description, place, strict=labelled.strict, repair=labelled.repair)
-    if not data.labels and isinstance(data.train[0], TaggedSentence | AnnotatedText):
+    if not data.labels and isinstance(data.train[0], TaggedSentence | AnnotatedText | MultiLabelText):
         raise CorpusError(f"no example of {place} has a label ({data.train[0].source} is the first); label some.")
     return LoadedSet(description.task, data, description.metric, _hash_examples(data))
 

@@ -27,6 +27,7 @@ from domext_ray.labelled.readers.rows import (
     make_classified,
     make_marked,
     make_mention,
+    make_multilabelled,
     make_valued,
 )
 from domext_ray.labelled.readers.spans import Schema, make_extraction, make_nested
@@ -39,6 +40,7 @@ _MAKERS: dict[str, Maker] = {
     "nested_ner": make_nested,
     "relation": make_marked,
     "classification": make_classified,
+    "multilabel": make_multilabelled,
     "regression": make_valued,
     "qa": make_question,
     "multiple_choice": make_choice,

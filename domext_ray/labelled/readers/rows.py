@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention
+from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention, MultiLabelText
 from domext_ray.labelled.readers.files import (
     Dirt,
     Record,
@@ -36,6 +36,27 @@ def make_classified(record: Record, description: SetDescription, dirt: Dirt) -> 
     texts = _check_texts(record, description, dirt)
     label = check_label(record, dirt, description.labels) if texts is not None else None
     return None if texts is None or label is None else LabelledText("", record.source, *texts, label)
+
+
+def make_multilabelled(record: Record, description: SetDescription, dirt: Dirt) -> MultiLabelText | None:
+    """Make a text, or a pair, with any number of labels: a list, or a text with the description's separator."""
+    texts = _check_texts(record, description, dirt)
+    value = record.values["labels"]
+    is_text = isinstance(value, str)
+    parts = [each for each in value.split(description.separator) if each.strip()] if is_text else value
+    labels = [_to_label(each) for each in parts] if isinstance(parts, (list, tuple)) else [None]
+    if texts is None:
+        return None
+    if None in labels:
+        dirt.add(record.source, "row", "has no list of labels", value)
+        return None
+    return MultiLabelText("", record.source, *texts, tuple(dict.fromkeys(each for each in labels if each is not None)))
+
+
+def _to_label(value: object) -> str | None:
+    value = as_whole(value)
+    is_label = isinstance(value, (str, int)) and not isinstance(value, bool) and bool(str(value).strip())
+    return str(value).strip() if is_label else None
 
 
 def make_valued(record: Record, description: SetDescription, dirt: Dirt) -> LabelledText | None:

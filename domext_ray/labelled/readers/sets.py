@@ -22,6 +22,7 @@ from domext_ray.labelled.examples import (
     LabelledText,
     MarkedText,
     Mention,
+    MultiLabelText,
     Question,
     TaggedSentence,
 )
@@ -165,7 +166,7 @@ def _identity_of(example: AnyExample) -> tuple[object, ...]:
             return example.words
         case MarkedText():
             return (example.text, example.head, example.tail)
-        case LabelledText():
+        case LabelledText() | MultiLabelText():
             return (example.text, example.pair)
         case Question():
             return (example.question, example.context)
@@ -201,6 +202,8 @@ def labels_of(example: AnyExample) -> tuple[str, ...]:
             return tuple(dict.fromkeys(each.label for each in example.entities))
         case MarkedText() | LabelledText():
             return (example.label,) if example.label else ()
+        case MultiLabelText():
+            return example.labels
         case _:
             return ()
 

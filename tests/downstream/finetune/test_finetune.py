@@ -15,7 +15,7 @@ from job_calls import call_job
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
-from domext_ray.config.identity import describe_difference, hashed_options
+from domext_ray.config.identity import describe_difference, hashed_options, identity_of
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
@@ -333,7 +333,7 @@ def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: Fi
     task = plan.task.stages["model"]
     assert isinstance(task, ClassTask) and task.label_smoothing == 0.1
     assert task.class_weights is not None and task.class_weights[0] < 1.0 < task.class_weights[1]
-    old = {**plan.identity, "labelled": asdict(config.labelled), "optim": asdict(config.optim)}
+    old = {**plan.identity, **{name: identity_of(config)[name] for name in ("labelled", "optim")}}
     hashed = [hashed_options(each)["labelled"].keys() for each in (config, changed)]
     assert hashed[1] - hashed[0] == {"class_weights"}, "older runs keep their hashes"
     assert describe_difference(old, plan.identity) == [

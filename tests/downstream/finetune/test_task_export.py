@@ -23,7 +23,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.card import SplitScore, read_score
 from domext_ray.downstream.finetune.export import PLAIN_HEADS, export_fitted, is_plain_task_model
-from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task
+from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks.task import Task, TaskOptions
@@ -37,6 +37,7 @@ from domext_ray.labelled.examples import (
     LabelledSet,
     LabelledText,
     MarkedText,
+    MultiLabelText,
     Question,
     TaggedSentence,
 )
@@ -49,6 +50,10 @@ EXAMPLES: dict[str, tuple[AnyExample, ...]] = {
         MarkedText("1", "t:2", "the cell and the heart disease", Entity(4, 8, ""), Entity(17, 30, ""), "none"),
     ),
     "classification": (LabelledText("0", "t:1", "a cat", None, "a"), LabelledText("1", "t:2", "a tree", None, "b")),
+    "multilabel": (
+        MultiLabelText("0", "t:1", "a cat", None, ("a", "c")),
+        MultiLabelText("1", "t:2", "a tree", "a dog", ()),
+    ),
     "regression": (
         LabelledText("0", "t:1", "a cat", "a dog", "", 1.5),
         LabelledText("1", "t:2", "a cat", "sun", "", 0.0),
@@ -61,6 +66,7 @@ LABELS = {
     "nested_ner": ("Disease", "Organ"),
     "relation": ("treats", "none"),
     "classification": ("a", "b"),
+    "multilabel": ("a", "b", "c"),
 }
 BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -165,6 +171,26 @@ def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_p
     for path in (tmp_path / "export").iterdir():
         content = path.read_bytes()
         assert str(tmp_path).encode() not in content and str(Path(start.id).parent).encode() not in content, path.name
+
+
+def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: StartModel, tmp_path: Path) -> None:
+    for method in (FULL, BOTTLENECK):
+        fitted = make_fitted(start, "multilabel", method)
+        folder = tmp_path / method.name
+        export_fitted(start, "made", fitted, folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        assert config["problem_type"] == "multi_label_classification"
+        pipe = transformers.pipeline("text-classification", str(folder), trust_remote_code=True)
+        texts = [{"text": "a cat"}, {"text": "a tree", "text_pair": "a dog"}]
+        rows = fitted.task.encode(fitted.task.data.dev, is_training=False)
+        outputs = run_rows(fitted, rows)
+        expected = [each["probabilities"] for each in fitted.task.to_records(fitted.task.data.dev, rows, outputs)]
+        for options in ({"function_to_apply": "sigmoid"}, {}):  # problem_type alone says that it is a sigmoid
+            found = [{each["label"]: each["score"] for each in pipe(text, top_k=None, **options)} for text in texts]
+            for own, other in zip(expected, found, strict=True):
+                assert list(own) == list(other) and list(own.values()) == pytest.approx(list(other.values()), abs=2e-6)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert 'function_to_apply="sigmoid", top_k=None' in card and "above 0.25" in card
 
 
 def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from domext_ray.labelled.examples import (
     LabelledText,
     MarkedText,
     Mention,
+    MultiLabelText,
     Question,
     TaggedSentence,
 )
@@ -39,6 +40,7 @@ def tokenizer(tiny_base_folder: Path) -> PreTrainedTokenizerBase:
 def make_set(family: str) -> LabelledSet:
     examples: dict[str, tuple[Any, ...]] = {
         "classification": tuple(LabelledText(str(i), "f:1", "the cat", None, each) for i, each in enumerate(TARGETS)),
+        "multilabel": tuple(MultiLabelText(str(i), "f:1", "a", None, (each,)) for i, each in enumerate(TARGETS)),
         "relation": tuple(
             MarkedText(str(i), "f:1", "the cat sees a dog", Entity(4, 7, ""), Entity(15, 18, ""), each)
             for i, each in enumerate(TARGETS)
@@ -52,7 +54,11 @@ def make_set(family: str) -> LabelledSet:
         "qa": (Question("0", "f:1", "who", "the cat", (Entity(4, 7, ""),)),),
         "normalization": (Mention("0", "f:1", "cat", ("the cat",)),),
     }
-    labels = {"ner": ("Animal",), "nested_ner": ("Animal",), "classification": LABELS, "relation": LABELS}
+    labels = {
+        "ner": ("Animal",),
+        "nested_ner": ("Animal",),
+        **dict.fromkeys(("classification", "relation", "multilabel"), LABELS),
+    }
     data = examples[family]
     return LabelledSet("made", data, data, data, labels.get(family, ()), catalogue=("the cat", "a dog"))
 
@@ -75,6 +81,8 @@ def test_a_family_weighs_what_its_head_predicts(tokenizer: PreTrainedTokenizerBa
     options = LossOptions("balanced")
     for family in ("classification", "relation"):
         assert make_class_task(family, tokenizer, options).balance_classes().tolist() == [8 / 12, 1.0, 2.0]
+    both = make_class_task("multilabel", tokenizer, options).balance_classes()
+    assert both.tolist() == [[8 / 4, 1.0, 8 / 12], [8 / 12, 1.0, 8 / 4]], "absence, then presence of each label"
     assert make_class_task("ner", tokenizer, options).balance_classes().tolist() == [4 / 6, 2.0, 1.0]
 
 
@@ -98,6 +106,20 @@ def test_the_loss_is_as_written_out(
     assert found.item() == pytest.approx(expected, rel=1e-5)
     plain = torch.nn.functional.cross_entropy(logits.reshape(-1, 3), labels.flatten(), reduction="sum")
     assert (found.item() == plain.item()) == (weights == "none" and not smoothing)
+
+
+def test_several_labels_can_be_weighed_and_not_smoothed(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The loss of a label that an example has, or has not, weighs what scikit-learn's one-versus-rest gives it."""
+    logits = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, -2.0]])
+    labels = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    for kind, weights in (("none", np.ones((2, 3))), ("balanced", np.array([[2 / 3, 1, 2 / 3], [2, 1, 2]]))):
+        task = make_class_task("multilabel", tokenizer, LossOptions(kind))  # type: ignore[arg-type]
+        found = task.compute_loss_sum(SimpleNamespace(logits=logits), {"labels": labels})
+        assert found.item() == pytest.approx(float((losses.numpy() * weights).sum()), rel=1e-6)
+        assert task.count_targets({"labels": labels}, 2) == 6
+    with pytest.raises(ConfigError, match=r"label_smoothing is 0\.1; it must be 0 .* family multilabel"):
+        make_class_task("multilabel", tokenizer, LossOptions("none", 0.1))
 
 
 @pytest.mark.parametrize("family", ["nested_ner", "regression", "qa", "normalization"])

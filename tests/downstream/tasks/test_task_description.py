@@ -30,6 +30,7 @@ from domext_ray.labelled.examples import (
     LabelledText,
     MarkedText,
     Mention,
+    MultiLabelText,
     Question,
     Relation,
     TaggedSentence,
@@ -46,6 +47,10 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         MarkedText("1", "t:2", TEXT, Entity(4, 8, ""), Entity(9, 12, ""), "none"),
     ),
     "classification": (LabelledText("0", "t:1", "a cat", None, "a"), LabelledText("1", "t:2", "a tree", "b", "b")),
+    "multilabel": (
+        MultiLabelText("0", "t:1", "a cat", None, ("a", "c")),
+        MultiLabelText("1", "t:2", "a tree", "b", ()),
+    ),
     "regression": (LabelledText("0", "t:1", "a cat", "a dog", "", 1.5), LabelledText("1", "t:2", "a", "b", "", 0.0)),
     "qa": (
         Question("0", "t:1", "where is the cat", "the cat is in the garden", (Entity(11, 24, ""),)),
@@ -60,6 +65,7 @@ LABELS = {
     "nested_ner": ("drug", "organ"),
     "relation": ("treats", "none"),
     "classification": ("a", "b"),
+    "multilabel": ("a", "b", "c"),
     "relation_extraction": ("treats",),
 }
 CATALOGUE = ("disease of the heart", "pain", "heart", "cat")
@@ -67,7 +73,7 @@ RAW: dict[str, list[dict[str, Any]]] = {
     "relation": [{"text": "the << drug >> and the [[ heart ]] disease"}],
     "qa": [{"question": "where is the dog", "context": "the dog is at home " * 6}],
     "multiple_choice": [{"context": "the dog", "stem": "can", "options": ["run", "write"]}],
-    "classification": [{"text": "the cat"}, {"text": "the dog", "pair": "the house"}],
+    **dict.fromkeys(("classification", "multilabel"), [{"text": "the cat"}, {"text": "the dog", "pair": "the house"}]),
 }
 USUAL_RAW = [{"text": "the drug and the doctor and the heart disease of the drug " * 3}, {"text": "heart. pain"}]
 

@@ -1,0 +1,163 @@
+"""Texts and pairs of texts -> any number of labels each, none included.
+
+The head is that of single-label classification. Every label is a decision of its own: the loss is binary cross-entropy,
+and a label counts whose probability (sigmoid) is above a threshold that dev chooses. transformers knows such a model by
+`problem_type="multi_label_classification"`, and its pipeline gives these probabilities.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from scipy.special import expit
+from torch import Tensor, nn
+
+from domext_ray.downstream.tasks.losses import ClassTask, balance
+from domext_ray.downstream.tasks.records import round_score
+from domext_ray.downstream.tasks.task import Row
+from domext_ray.downstream.tasks.texts import TextRows
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.examples import AnyExample, MultiLabelText
+from domext_ray.labelled.metrics.label_set_metrics import (
+    USUAL_THRESHOLD,
+    choose_threshold,
+    mark_labels,
+    score_label_sets,
+)
+from domext_ray.labelled.metrics.scores import Score
+
+
+@dataclass(frozen=True)
+class LabelSetPrediction:
+    """What was found of a text.
+
+    Args:
+        labels: those above the threshold, in the head's order.
+        probabilities: of all labels in that order; empty: of a baseline, which has none.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...] = ()
+
+
+class MultiLabelTask(TextRows, ClassTask):
+    """Labels of every text or pair (`MultiLabelText`). A prediction is a `LabelSetPrediction`.
+
+    A label of dev or test that is none of the set's is never predicted, and counts as missed.
+    """
+
+    head = "DomextForSequenceClassification"
+    metric = "f1.micro"
+    smooths_labels = False
+
+    def prepare(self) -> None:
+        """Start with the usual threshold."""
+        self.threshold = USUAL_THRESHOLD
+
+    @property
+    def head_labels(self) -> tuple[str, ...]:
+        """The set's labels."""
+        return self.data.labels
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """The problem's type, by which transformers computes the same loss, and its pipeline probabilities."""
+        return {"problem_type": "multi_label_classification"}
+
+    def make_targets(self, example: Any, is_training: bool) -> dict[str, np.ndarray]:
+        """Return the target "labels", float32 [L], 1 for a label that the example has.
+
+        Raises:
+            CorpusError: an example to learn from has a label that the head does not have.
+        """
+        strange = [each for each in example.labels if each not in self.data.labels]
+        if is_training and strange:
+            raise CorpusError(
+                f"{example.source}: the label {strange[0]!r} is none of {', '.join(self.data.labels)}; name it among "
+                "the set's labels."
+            )
+        return {"labels": mark_labels([example.labels], self.data.labels)[0].astype(np.float32)}
+
+    def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
+        """Return rows times labels: each is a term of the loss, as in transformers."""
+        return targets["labels"].numel()
+
+    def compute_loss_sum(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the summed binary cross-entropy; see `Task.compute_loss_sum`."""
+        logits, labels = outputs.logits.float(), targets["labels"]
+        weights = None
+        if self.class_weights is not None:
+            absent, present = torch.from_numpy(self.class_weights).to(logits)
+            weights = torch.where(labels > 0, present, absent)
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels, weight=weights, reduction="sum")
+
+    def balance_classes(self) -> np.ndarray:
+        """Return weights [2, L] of a label's absence and presence: each label is a balanced problem of its own."""
+        examples = cast("Sequence[MultiLabelText]", self.data.train)
+        marked = mark_labels([each.labels for each in examples], self.data.labels)
+        return np.stack([balance(map(str, column), ("False", "True")) for column in marked.T], axis=1)
+
+    def read_outputs(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the logits [B, L]."""
+        return (outputs.logits.float(),)
+
+    def decode(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[LabelSetPrediction]:
+        """Return the labels above the threshold of every example; see `Task.decode`."""
+        found = [LabelSetPrediction(())] * len(examples)
+        for row, (logits,) in zip(rows, outputs, strict=True):
+            probabilities = expit(logits.astype(np.float64))
+            labels = [self.data.labels[i] for i in np.flatnonzero(probabilities > self.threshold)]
+            found[row.example] = LabelSetPrediction(tuple(labels), tuple(probabilities.tolist()))
+        return found
+
+    def to_records(
+        self, examples: Sequence[AnyExample], rows: Sequence[Row], outputs: Sequence[tuple[np.ndarray, ...]]
+    ) -> list[dict[str, Any]]:
+        """Return "labels" and "probabilities" by label, the highest first in both; see `Task.to_records`."""
+        records = []
+        for each in self.decode(examples, rows, outputs):
+            order = np.argsort(-np.array(each.probabilities), kind="stable")
+            shown = {self.data.labels[i]: round_score(each.probabilities[i]) for i in order}
+            records.append({"labels": [label for label in shown if label in each.labels], "probabilities": shown})
+        return records
+
+    def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:
+        """Score label sets; see `score_label_sets`."""
+        gold = [cast(MultiLabelText, each).labels for each in examples]
+        return replace(
+            score_label_sets(gold, [each.labels for each in predictions], self.data.labels), primary=self.metric
+        )
+
+    def tune(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> dict[str, float]:
+        """Choose the threshold by the figure that dev chooses by, or by micro F1 where that is no F1 or accuracy."""
+        gold = mark_labels([cast(MultiLabelText, each).labels for each in examples], self.data.labels)
+        path = self.metric if self.metric in ("f1.macro", "accuracy") else "f1.micro"
+        self.threshold = choose_threshold(gold, np.array([each.probabilities for each in predictions]), path)
+        return self.thresholds
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The probability above which a label counts."""
+        return {"threshold": self.threshold}
+
+    def apply(self, thresholds: dict[str, float]) -> None:
+        """Take over a threshold."""
+        self.threshold = thresholds["threshold"]
+
+    def predict_majority(self, examples: Sequence[AnyExample]) -> list[LabelSetPrediction]:
+        """Return for every example the labels that have the best micro F1 as a constant answer in training."""
+        train = cast("Sequence[MultiLabelText]", self.data.train)
+        counts = Counter(label for each in train for label in each.labels if label in self.data.labels)
+        ranked = sorted(self.data.labels, key=lambda each: -counts[each])
+        matches = np.cumsum([counts[each] for each in ranked])
+        sizes = 1 + np.arange(len(ranked))
+        best = int(np.argmax(2 * matches / (sizes * len(train) + matches[-1])))
+        chosen = tuple(each for each in self.data.labels if each in ranked[: best + 1])
+        return [LabelSetPrediction(chosen)] * len(examples)
