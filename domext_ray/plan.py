@@ -168,7 +168,8 @@ def count_run(
     """
     shape = describe_run(config, base, vocab_size, num_new_words, earlier)
     heads, next_sentence = base.heads if base else (), config.objective.next_sentence
-    return count_parameters(shape, config.method, heads, next_sentence=next_sentence)
+    reads_words = config.objective.reads_words
+    return count_parameters(shape, config.method, heads, next_sentence=next_sentence, reads_words=reads_words)
 
 
 def describe_run(

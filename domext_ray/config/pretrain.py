@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL, MixtureConfig, TextPart, list_shares
+from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.fields import (
     MANY,
@@ -46,8 +47,6 @@ class RunConfig:
 
 
 HeldOutBy = Literal["auto", "document", "block", "file"]
-Pooling = Literal["mean", "cls"]
-"""How the states of a text's tokens become its vector (see model/pooling.py)."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,11 @@ class ShapeConfig:
         )
 
 
+ObjectiveKind = Literal["masked", "left_to_right", "denoise", "contrast"]
+
+
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(VectorOptions):
     """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words).
 
     keep: what is asked of rows of general text (--replay.corpus): kl: the base's own predictions, by the divergence
@@ -160,10 +162,11 @@ class ObjectiveConfig:
     own; none: they are rows like the others.
 
     kind: masked: some tokens are predicted from both sides; left_to_right: every token from those before it, which is
-    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked.
+    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked; denoise, contrast: the model learns
+    to make a vector of a row (`VectorOptions`).
     """
 
-    kind: Literal["masked", "left_to_right"] = "masked"  # left_to_right: each token is predicted from those before it
+    kind: ObjectiveKind = "masked"  # left_to_right: each token from those before it; denoise, contrast: a row's vector
     mask_prob: float = 0.15  # share of tokens that are predicted
     mask_token_frac: float = 0.8  # of these: replaced by [MASK]
     random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
@@ -173,18 +176,19 @@ class ObjectiveConfig:
         "kl"
     )  # what rows of --replay.corpus teach; kl: the base's predictions
     keep_weight: float = added(3.0)  # weight of that term's mean beside the domain's
-    pooling: Pooling = added("mean")  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's
 
     def __post_init__(self) -> None:
-        require_one_of(self.kind, "objective.kind", ("masked", "left_to_right"))
+        require_one_of(self.kind, "objective.kind", get_args(ObjectiveKind))
         require(
             not (self.is_left_to_right and self.next_sentence),
             "objective.next_sentence",
             self.next_sentence,
             "false with --objective.kind left_to_right, where the first token sees nothing of the pair",
         )
+        rule = f"false with --objective.kind {self.kind}, which reads no pairs"
+        require(not (self.makes_vectors and self.next_sentence), "objective.next_sentence", True, rule)
         require_one_of(self.keep, "objective.keep", ("kl", "replay", "none"))
-        require_one_of(self.pooling, "objective.pooling", get_args(Pooling))
+        self.check_vectors()
         require(0.0 < self.keep_weight <= 1000.0, "objective.keep_weight", self.keep_weight, "above 0, at most 1000")
         require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
         for name in ("mask_token_frac", "random_token_frac"):
@@ -200,6 +204,21 @@ class ObjectiveConfig:
     def is_left_to_right(self) -> bool:
         """Whether every token is predicted from those before it."""
         return self.kind == "left_to_right"
+
+    @property
+    def makes_vectors(self) -> bool:
+        """Whether a row's vector is learned, and no word of it is masked."""
+        return self.kind in ("denoise", "contrast")
+
+    @property
+    def reads_words(self) -> bool:
+        """Whether the MLM head is read, hence trained where the method trains it."""
+        return self.kind != "contrast"
+
+    @property
+    def group_rows(self) -> int:
+        """Rows that only one forward pass may have, together."""
+        return self.contrast_rows if self.kind == "contrast" else 1
 
 
 @dataclass(frozen=True)
@@ -366,6 +385,7 @@ class PretrainConfig:
         )
         self._check_distillation()
         self._check_packed()
+        self._check_vectors()
         if self.base == "none":
             require(self.vocab.size > 0, "vocab.size", self.vocab.size, "set when --base is none, for example 8192")
             require(self.vocab.size >= 64, "vocab.size", self.vocab.size, "64 or more when --base is none")
@@ -414,6 +434,34 @@ class PretrainConfig:
             has_words = self.vocab.extends_base and self.base != "none"
             require(has_words, option, value, "random without new words beside a base (--vocab.size, --vocab.words)")
             require(not self.objective.is_left_to_right, option, value, "random or subword_mean with left_to_right")
+
+    def _check_vectors(self) -> None:
+        """Refuse what an objective that makes vectors of rows does not read or train."""
+        objective, kind = self.objective, f"--objective.kind {self.objective.kind}"
+        if not objective.makes_vectors:
+            return
+        require(self.base != "none", "objective.kind", objective.kind, "masked or left_to_right when --base is none")
+        for option in ("size", "words"):
+            value = getattr(self.vocab, option)
+            require(not value, f"vocab.{option}", value, f"left out with {kind}: learn new words in a run before it")
+        require(not self.replay.corpus, "replay.corpus", self.replay.corpus, f"empty with {kind}, which keeps nothing")
+        require(not self.mixture.parts, "mixture.parts", self.mixture.parts, f"empty with {kind}, which reads one text")
+        require(not self.prepare.packed, "prepare.packed", True, f"false with {kind}: a row has one vector")
+        require(not self.engine.compile, "engine.compile", True, f"false with {kind}")
+        if objective.kind == "contrast":
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Refuse two views that are one, and groups that forward passes would cut."""
+        objective, train = self.objective, self.train
+        rule = "above 0 with --objective.views dropout: without it, a row's two views are one (or give crop)"
+        require(objective.views != "dropout" or train.dropout > 0, "train.dropout", train.dropout, rule)
+        share, value = train.global_batch_size // self.scale.num_workers, objective.contrast_rows
+        rule = f"a divisor of {share}, the rows of a worker (--train.global_batch_size over --scale.num_workers)"
+        require(share % value == 0, "objective.contrast_rows", value, rule)
+        for name in ("micro_batch_size", "long_micro_batch_size"):
+            rows = getattr(train, name)
+            require(rows % value == 0, f"train.{name}", rows, f"a multiple of --objective.contrast_rows ({value})")
 
     def _check_packed(self) -> None:
         """Refuse packed rows for objectives that read a row as one text."""
@@ -479,15 +527,19 @@ def count_lanes(global_batch_size: int) -> int:
 
 def resolve_micro_batch_size(config: PretrainConfig) -> int:
     """Return the rows of one forward pass on one worker."""
-    share = config.train.global_batch_size // config.scale.num_workers
-    return config.train.micro_batch_size or largest_divisor(share, 32)
+    return config.train.micro_batch_size or _choose_rows(config, 32)
+
+
+def _choose_rows(config: PretrainConfig, at_most: int) -> int:
+    """The most rows up to a number that divide a worker's share, and that cut no group of rows."""
+    share, group = config.train.global_batch_size // config.scale.num_workers, config.objective.group_rows
+    return group * largest_divisor(share // group, max(at_most // group, 1))
 
 
 def resolve_long_micro_batch_size(config: PretrainConfig) -> int:
     """Return the rows of one forward pass in the second phase: by default as many tokens as in the first, at most."""
-    share = config.train.global_batch_size // config.scale.num_workers
     rows = resolve_micro_batch_size(config) * config.train.seq_length // max(config.train.long_seq_length, 1)
-    return config.train.long_micro_batch_size or largest_divisor(share, max(rows, 1))
+    return config.train.long_micro_batch_size or _choose_rows(config, max(rows, 1))
 
 
 def resolve_first_long_step(config: PretrainConfig) -> int:

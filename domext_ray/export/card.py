@@ -243,9 +243,18 @@ def _describe_trained(method: MethodConfig, merged: str) -> str:
     }.get(method.trains, "every parameter was")
 
 
+_VECTOR_OBJECTIVES = {
+    "denoise": "writing texts again from vectors of what is left of them (TSDAE)",
+    "contrast": "telling vectors of the same text from those of others (InfoNCE within a batch)",
+}
+_POOLINGS = {"mean": "the mean of its tokens' states", "cls": "its first token's state"}
+
+
 def _describe_objective(config: PretrainConfig) -> str:
     if config.objective.is_left_to_right:
         return "predicting the next token from those before it"
+    if config.objective.makes_vectors:
+        return _VECTOR_OBJECTIVES[config.objective.kind]
     text = "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
     kept = {"kl": ", keeping to the base's predictions on it", "replay": "", "none": ""}[config.objective.keep]
     text += f", with {config.replay.frac:.0%} of general text{kept}" if config.replay.corpus else ""
@@ -257,6 +266,8 @@ def _describe_masking(config: PretrainConfig) -> str:
     objective = config.objective
     if objective.is_left_to_right:
         return "none; a token attends to those before it only"
+    if objective.makes_vectors:
+        return f"none; a text's vector is {_POOLINGS[objective.pooling]}"
     return f"{objective.mask_prob:.0%} of {'whole words' if objective.whole_word else 'tokens'}"
 
 

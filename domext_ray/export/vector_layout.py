@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.pretrain import Pooling
+from domext_ray.config.vectors import Pooling
 from domext_ray.model.domext.configuration_domext import DomextConfig
 
 POOLING_FOLDER = "1_Pooling"

@@ -127,6 +127,10 @@ class Extension(Generic[OptionsT]):
         """Count those of its parameters that train when extensions do."""
         return self.count(shape, method) + self.count_in_head(shape) if self.is_in(method) else 0
 
+    def count_trainable_in_head(self, shape: Shape, method: OptionsT) -> int:
+        """Count those of `count_trainable` that are in the MLM head."""
+        return 0
+
     def trains(self, name: str, method: OptionsT) -> bool:
         """Whether a parameter of it, given by its name, trains where not everything does."""
         return method.trains == "extensions" and self.is_in(method)

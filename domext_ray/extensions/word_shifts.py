@@ -51,9 +51,11 @@ class WordShifts(DomainPart[WordShiftOptions]):
 
     def count_trainable(self, shape: Shape, method: WordShiftOptions) -> int:
         """Count those of the method's own domain, in the encoder and in the MLM head."""
-        if not self.is_in(method):
-            return 0
-        return super().count_trainable(shape, method) + _count_head(shape, shape.domains[method.domain])
+        return super().count_trainable(shape, method) + self.count_trainable_in_head(shape, method)
+
+    def count_trainable_in_head(self, shape: Shape, method: WordShiftOptions) -> int:
+        """See `Extension.count_trainable_in_head`."""
+        return _count_head(shape, shape.domains[method.domain]) if self.is_in(method) else 0
 
     def describe_part(self, domain: Any) -> str:
         """See `DomainPart.describe_part`."""

@@ -36,7 +36,12 @@ class ParameterCounts:
 
 
 def count_parameters(
-    config: DomextConfig, method: MethodConfig, heads: Collection[str], *, next_sentence: bool = False
+    config: DomextConfig,
+    method: MethodConfig,
+    heads: Collection[str],
+    *,
+    next_sentence: bool = False,
+    reads_words: bool = True,
 ) -> ParameterCounts:
     """Count parameters in closed form.
 
@@ -45,7 +50,7 @@ def count_parameters(
         method: the rule that says what trains, and its sizes.
         heads: those of `HEADS` that the base brings; fresh ones train.
         next_sentence: the model predicts the order of two texts.
-
+        reads_words: the objective reads the MLM head; else nothing of it trains.
     """
     d, layers, ffn = config.hidden_size, config.num_hidden_layers, config.intermediate_size
     num_positions = config.max_position_embeddings if config.has_position_table else 0
@@ -59,7 +64,8 @@ def count_parameters(
     head = d * d + d * config.head_bias + norm + config.base_vocab_size
     order = 2 * d + 2 if next_sentence else 0
     encoder = embeddings + layers * layer + pooler + sum(each.count(config, method) for each in EXTENSIONS)
-    total = encoder + head + sum(each.count_in_head(config) for each in EXTENSIONS) + order
+    head_extensions = sum(each.count_in_head(config) for each in EXTENSIONS)
+    total = encoder + head + head_extensions + order
     trainable = {
         "extensions": sum(each.count_trainable(config, method) for each in EXTENSIONS),
         "domain": sum(part.count_trainable(config, method) for part in DOMAIN_PARTS),
@@ -68,6 +74,10 @@ def count_parameters(
         "biases": layers * biases + (2 * layers + 1) * d * config.norm_bias,
         "all": total if next_sentence else total - pooler,
     }[method.trains]
+    if not reads_words:
+        own = sum(each.count_trainable_in_head(config, method) for each in EXTENSIONS)
+        unread = {"extensions": own, "domain": own, "all": head + head_extensions}
+        return ParameterCounts(total, trainable - unread.get(method.trains, 0), encoder, layers, d)
     if method.trains != "all":
         sizes = {MLM_HEAD: head, NEXT_SENTENCE_HEAD: order, POOLER: pooler if next_sentence else 0}
         trainable += sum(size for part, size in sizes.items() if part not in heads or method.train_heads)

@@ -17,7 +17,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, is_extension
-from domext_ray.model.base import HEADS, POOLER, Base
+from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts.table import find_layout
@@ -185,6 +185,7 @@ def build_model(
     new_words: Sequence[Sequence[int]] = (),
     next_sentence: bool = False,
     causal: bool = False,
+    reads_words: bool = True,
     pad_token_id: int = 0,
     earlier: Extensions | None = None,
     dropout: float,
@@ -201,6 +202,7 @@ def build_model(
             from their mean).
         next_sentence: make a `DomextForPreTraining`.
         causal: tokens attend to those before them only.
+        reads_words: the objective reads the MLM head; else nothing of it trains.
         pad_token_id: id of [PAD].
         earlier: extensions of the run that this one goes on from.
         dropout: of hidden states and attention weights.
@@ -241,7 +243,7 @@ def build_model(
         torch.random.set_rng_state(after_model)
         for extension in EXTENSIONS:
             extension.attach(cast(nn.Module, model), method)
-    names = trainable_names(model, method, base.heads if base else ())
+    names = trainable_names(model, method, base.heads if base else (), reads_words=reads_words)
     for name, param in model.named_parameters():
         param.requires_grad_(name in names)
     return model
@@ -270,7 +272,9 @@ def _start_from_pieces(model: DomextForMaskedLM, new_words: Sequence[Sequence[in
             extension.weight[row] = known[torch.tensor(pieces)].float().mean(dim=0)
 
 
-def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Collection[str]) -> set[str]:
+def trainable_names(
+    model: DomextForMaskedLM, method: MethodConfig, heads: Collection[str], *, reads_words: bool = True
+) -> set[str]:
     """Return the names of the parameters that a method trains (`MethodConfig.trains`).
 
     "extensions": those that the method describes, and the new words; of an earlier run's domains and modules only
@@ -283,8 +287,9 @@ def trainable_names(model: DomextForMaskedLM, method: MethodConfig, heads: Colle
         model: the augmented model.
         method: the rule.
         heads: those of `HEADS` that the base brings.
+        reads_words: the objective reads the MLM head; else nothing of it has a gradient.
     """
-    unread = () if model.predicts_next_sentence else (POOLER,)
+    unread = (*(() if model.predicts_next_sentence else (POOLER,)), *(() if reads_words else (MLM_HEAD,)))
     names = {name for name, _ in model.named_parameters() if not name.startswith(unread)}
     if method.trains == "all":
         return names

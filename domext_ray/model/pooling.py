@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from domext_ray.config.pretrain import Pooling
+from domext_ray.config.vectors import Pooling
 
 
 def pool_states(states: Tensor, attention_mask: Tensor | None, pooling: Pooling) -> Tensor:

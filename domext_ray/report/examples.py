@@ -89,10 +89,10 @@ def make_examples(run_dir: Path, manifest: Manifest) -> list[Example]:
         manifest: its prepared corpus.
 
     Returns:
-        The examples; none of a model that reads from left to right, or without a sentence that fits.
+        The examples; none of a model that was not trained on masked words, or without a sentence that fits.
     """
     run = rebuild_run(run_dir)
-    if run.config.objective.is_left_to_right:
+    if run.config.objective.kind != "masked":
         return []
     sentences = choose_sentences(manifest, run.tokenizer, max_length=run.config.train.seq_length)
     after = predict(run.model, run.tokenizer, sentences)

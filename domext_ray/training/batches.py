@@ -7,6 +7,7 @@ micro batches from any step on, the same whatever came before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.mixture import EPOCH, PART, stream_mixture
 from domext_ray.corpus.stream import RankBatch, stream_batches
-from domext_ray.training.objective import MaskedBatch, MaskedRows, Masker, join_rows
+from domext_ray.training.objective import MaskedRows, join_rows
 from domext_ray.training.phases import Phase, seed_parts
+from domext_ray.training.views import make_masker
 
 
 class BatchMaker:
@@ -41,12 +43,12 @@ class BatchMaker:
         tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
         seeds = seed_parts(config)
         self.maskers = [
-            Masker(each, config.objective, seed, packed=config.prepare.packed)
+            make_masker(each, config.objective, seed, packed=config.prepare.packed)
             for each, seed in zip(tokenizers, seeds, strict=True)
         ]
         self.is_kept = [each and config.objective.keep != "none" for each in is_general]
 
-    def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[MaskedBatch], list[int]]]:
+    def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
         """Yield this rank's micro batches of every step from one on, and the tokens in them, by part of a mixture."""
         for phase in self.phases:
             if step >= phase.end_step:
@@ -59,8 +61,8 @@ class BatchMaker:
                 if step >= phase.end_step:
                     break
 
-    def _mask(self, batch: RankBatch) -> MaskedRows:
-        """Mask a batch's rows, each part of a mixture with its own draws."""
+    def _mask(self, batch: RankBatch) -> Any:
+        """Mask a batch's rows, each part of a mixture with its own draws; or make views of them."""
         if PART not in batch.rows.column_names:
             return self.maskers[0].mask(batch.rows, batch.epoch)
         parts, epochs = (batch.rows.column(name).to_numpy() for name in (PART, EPOCH))

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.graft import bypass_extensions
-from domext_ray.training.objective import KeptRows, MaskedBatch, pad_batch
+from domext_ray.training.objective import NO_LABEL, KeptRows, MaskedBatch, pad_batch
 from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_learning_rate, create_moments
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
@@ -126,6 +126,13 @@ class Objective(nn.Module):
         """A weight for each of its losses' means."""
         self.num_watched = 0
         """Sums that its last output has, [num_watched]: added up over the global batch, and nothing more."""
+
+    def make_empty(self) -> Any:
+        """Return a batch of which nothing counts: its gradient is 0 wherever there is one."""
+        empty = pad_batch([np.zeros(8)], [np.zeros(8)], [np.zeros(8, dtype=bool)], pad_id=0)
+        if getattr(self.model, "predicts_next_sentence", False):
+            return replace(empty, next_sentence_labels=torch.full((1,), NO_LABEL))
+        return empty
 
 
 class MaskedLoss(Objective):
@@ -282,7 +289,6 @@ class Engine:
         if engine.activation_checkpointing:
             checkpoint_activations(model)
         self._compiled = engine.compile
-        self._has_pairs = bool(getattr(model, "predicts_next_sentence", False))
         module = objective(model, self.device, bf16=engine.precision == "bf16")
         self._loss_weights, self._num_watched = module.loss_weights, module.num_watched
         if engine.compile:
@@ -333,11 +339,11 @@ class Engine:
         loss, next_sentence_loss, keep_loss = means + [0.0] * (3 - len(means))
         return StepFigures(loss, next_sentence_loss, keep_loss, grad_norm, rate, applied, tuple(watched))
 
-    def evaluate(self, batch: MaskedBatch) -> tuple[float, int, int, int]:
+    def evaluate(self, batch: Any) -> tuple[float, int, int, int]:
         """Score one batch without dropout.
 
         Args:
-            batch: this rank's batch; positions of weight 0 do not count.
+            batch: this rank's batch, as training has them; what has weight 0 does not count.
 
         Returns:
             Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
@@ -443,11 +449,8 @@ class Engine:
         if self._stage > 0:
             # DeepSpeed links optimizer state in a step, so one is made that changes nothing: gradient 0 at rate 0.
             self._set_learning_rate(0.0)
-            empty = pad_batch([np.zeros(8)], [np.zeros(8)], [np.zeros(8, dtype=bool)], pad_id=0)
-            if self._has_pairs:
-                empty = replace(empty, next_sentence_labels=torch.full((1,), -100))
             counts = torch.ones(len(self._loss_weights), dtype=torch.float64, device=self.device)
-            self._accumulate_gradients([empty], counts)
+            self._accumulate_gradients([self._deepspeed.module.make_empty()], counts)
             _, applied = self._apply_gradients()
             assert applied, "the empty step was refused"
         for name, param in self._trainables.items():

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from domext_ray.corpus.pairs import make_pair_drawer
 from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
 from domext_ray.training.engine import Engine
-from domext_ray.training.objective import NO_LABEL, MaskedBatch, Masker
+from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
     CharacterSet,
@@ -43,6 +44,7 @@ from domext_ray.training.passages import (
     pad_rows,
     read_passages,
 )
+from domext_ray.training.views import make_masker
 
 GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
 PROBE_PASSES = 7
@@ -67,7 +69,7 @@ class Scores:
     num_pairs: int = 0
 
 
-Score = Callable[[Sequence[MaskedBatch]], Scores]
+Score = Callable[[Sequence[Any]], Scores]
 """Scores a fixed set of batches, the same one on every rank; collective."""
 
 
@@ -81,8 +83,8 @@ def build_domain_batches(
     pad_to: int = 0,
     split: Split = "held_out",
     packed: bool = False,
-) -> list[MaskedBatch]:
-    """Mask a fixed choice of rows, those that are held out unless told otherwise.
+) -> list[Any]:
+    """Mask a fixed choice of rows, those that are held out unless told otherwise; or make views of them.
 
     Args:
         manifest: the prepared corpus.
@@ -94,12 +96,13 @@ def build_domain_batches(
         split: where the rows are from.
         packed: rows have several documents.
     """
-    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")
+    order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")[:num_rows]
+    num_grouped = len(order) // objective.group_rows * objective.group_rows  # a smaller group would be an easier one
     shard_rows = [each.num_rows for each in manifest.records(split)]
-    table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[:num_rows]))
+    table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[: num_grouped or len(order)]))
     if manifest.pairs:
         table = make_pair_drawer(manifest, split, EVALUATION_SEED).draw(table, epoch=0)
-    masker = Masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
+    masker = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
     return masker.collate(masker.mask(table, epoch=0), batch_size, pad_to)
 
 
@@ -177,7 +180,7 @@ def evaluate_words(score: Score, words: WordSet) -> float:
     return (scores.loss * scores.num_tokens / math.log(2) + words.price_bits) / words.num_chars
 
 
-def evaluate(engine: Engine, batches: Sequence[MaskedBatch]) -> Scores:
+def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
     """Score a fixed set of batches; collective, every rank gives the same list and takes its share.
 
     Every rank runs the same number of forwards (ZeRO-3 would wait for ever otherwise): a rank without a batch of its
@@ -189,12 +192,7 @@ def evaluate(engine: Engine, batches: Sequence[MaskedBatch]) -> Scores:
         own = first + rank
         batch = batches[min(own, len(batches) - 1)]
         if own >= len(batches):
-            labels = batch.next_sentence_labels
-            batch = replace(
-                batch,
-                weights=torch.zeros_like(batch.weights),
-                next_sentence_labels=None if labels is None else torch.full_like(labels, NO_LABEL),
-            )
+            batch = batch.without_weight()
         totals += torch.tensor([*engine.evaluate(batch), batch.num_pairs], dtype=torch.float64)
     totals = totals.to(engine.device)
     dist.all_reduce(totals)
@@ -213,18 +211,18 @@ class Evaluations:
     """The fixed batches of a run's evaluations.
 
     Args:
-        domain: held-out rows, masked by the run's objective.
-        general: the general probe; empty if no word of it is one token, or the run reads from left to right.
-        characters: held-out text, the same words masked for every vocabulary; empty from left to right, too.
+        domain: held-out rows, masked by the run's objective, or their views.
+        general: the general probe; empty if no word of it is one token, or the run masks no words.
+        characters: held-out text, the same words masked for every vocabulary; empty without masks, too.
         words: the same words, each one masked alone.
         parts: held-out rows of each text beside the corpus, masked likewise.
     """
 
-    domain: list[MaskedBatch]
+    domain: list[Any]
     general: list[MaskedBatch]
     characters: CharacterSet
     words: WordSet
-    parts: Sequence[list[MaskedBatch]] = ()
+    parts: Sequence[list[Any]] = ()
 
 
 def build_evaluations(
@@ -247,7 +245,7 @@ def build_evaluations(
         )
         for each in ((manifest, tokenizer), *beside)
     )
-    if config.objective.is_left_to_right:
+    if config.objective.kind != "masked":
         nothing = CharacterSet([], num_chars=0, num_words=0), WordSet([], 0.0, num_chars=0)
         return Evaluations(domain, [], *nothing, parts)
     probe = build_probe_batches(

@@ -7,7 +7,7 @@ base, or wraps its matrices (LoRA), needs a copy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
@@ -18,13 +18,14 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, store_base
-from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.engine import MaskedLoss, Objective
 from domext_ray.training.parts import name_parts
+from domext_ray.training.vectors import make_vector_loss
 
 
 def make_loss(
     config: PretrainConfig, base: Base | None, model: nn.Module, fixed: Collection[str], device: torch.device
-) -> functools.partial[MaskedLoss]:
+) -> Callable[..., Objective]:
     """Return the loss of a run, for the engine to put around its model.
 
     Args:
@@ -34,6 +35,8 @@ def make_loss(
         fixed: names of an earlier run's tensors that do not train now.
         device: where to train.
     """
+    if config.objective.makes_vectors:
+        return make_vector_loss(config.objective)
     loss = functools.partial(MaskedLoss, keep_weight=config.objective.keep_weight, num_parts=len(name_parts(config)))
     if base is None or not needs_teacher(config):
         return loss

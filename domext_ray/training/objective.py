@@ -12,7 +12,7 @@ Section 5.1, left to right: nothing is masked, and every token of a row but the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,12 @@ class MaskedBatch:
     def num_kept(self) -> int:
         """Predicted tokens of the keeping term."""
         return 0 if self.kept is None else int(self.kept.weights.sum().item())
+
+    def without_weight(self) -> MaskedBatch:
+        """Return the same forward pass, of which nothing counts."""
+        pairs = self.next_sentence_labels
+        silent = None if pairs is None else torch.full_like(pairs, NO_LABEL)
+        return replace(self, weights=torch.zeros_like(self.weights), next_sentence_labels=silent)
 
     def count_predicted(self, num_parts: int) -> list[int]:
         """Return the predicted tokens of each part of a mixture, kept ones too."""

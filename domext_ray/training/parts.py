@@ -10,7 +10,6 @@ from typing import Any
 
 from domext_ray.config.mixture import DOMAIN
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.phases import Phase, count_epochs
 
 CURSOR = "part_tokens"
@@ -38,7 +37,7 @@ class PartFigures:
             found = cursor.get(CURSOR)  # a version that did not count them left none: they stay unknown
             self._tokens = None if found is None else [int(found[name]) for name in self.names]
 
-    def count(self, micro_batches: Sequence[MaskedBatch], tokens: Sequence[int]) -> list[int]:
+    def count(self, micro_batches: Sequence[Any], tokens: Sequence[int]) -> list[int]:
         """Return what is to be added up over ranks: tokens of every part, then predicted ones; nothing without parts.
 
         Args:

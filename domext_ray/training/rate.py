@@ -12,9 +12,11 @@ from torch import nn
 from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model, choose_attention
-from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.engine import MaskedLoss, move_batch
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.optimizer import build_optimizer
+from domext_ray.training.vectors import attach_decoder, make_vector_loss
+from domext_ray.training.views import ViewBatch, make_full_views
 
 TIMED_SECONDS = 2.0
 NUM_TIMED = 10
@@ -47,36 +49,39 @@ def measure_rate(
         new_words=[[0]] * num_new_words,
         next_sentence=False,
         causal=config.objective.is_left_to_right,
+        reads_words=config.objective.reads_words,
         pad_token_id=0,
         earlier=earlier,
         dropout=config.train.dropout,
         seed=config.seed,
     )
+    attach_decoder(model, config.objective, config.train.seq_length, config.seed)
     choose_attention(model, device, bf16=config.engine.precision == "bf16")
     network = cast(nn.Module, model).to(device).train()
-    module = MaskedLoss(network, device, bf16=config.engine.precision == "bf16")
+    loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
+    module = loss(network, device, bf16=config.engine.precision == "bf16")
     trainables = {name: each for name, each in network.named_parameters() if each.requires_grad}
     optimizer = build_optimizer(trainables, config.optim, {})
-    batch = _make_batch(config, vocab_size if base is None else base.config.vocab_size, device)
+    batch = move_batch(_make_batch(config, vocab_size if base is None else base.config.vocab_size), device)
     seconds: list[float] = []
     while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
         start = time.perf_counter()
-        module(**vars(batch))[0].backward()
+        module(**batch)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return batch.input_ids.numel() / statistics.median(seconds[1:])
+    return resolve_micro_batch_size(config) * config.train.seq_length / statistics.median(seconds[1:])
 
 
-def _make_batch(config: PretrainConfig, vocab_size: int, device: torch.device) -> MaskedBatch:
-    """Full rows of random tokens, of which the first ones are predicted."""
+def _make_batch(config: PretrainConfig, vocab_size: int) -> MaskedBatch | ViewBatch:
+    """Full rows of random tokens, of which the first ones are predicted; or two views of each."""
     draw = torch.Generator().manual_seed(0)
     input_ids = torch.randint(vocab_size, (resolve_micro_batch_size(config), config.train.seq_length), generator=draw)
+    if config.objective.makes_vectors:
+        return make_full_views(input_ids.numpy(), config.objective)
     share = 1.0 if config.objective.is_left_to_right else config.objective.mask_prob
     positions = torch.arange(max(1, round(share * input_ids.numel())))
     labels = input_ids.flatten()[positions]
-    tensors = (input_ids, positions, labels, torch.ones(len(positions)))
-    input_ids, positions, labels, weights = (each.to(device) for each in tensors)
-    return MaskedBatch(input_ids, None, None, positions, labels, weights)
+    return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)))

@@ -33,6 +33,8 @@ from domext_ray.training.checkpoint import (
     wait_for_checkpoint,
 )
 
+DECODER = "denoiser"
+"""Name of the decoder within a model that trains to denoise; its tensors are in checkpoints, and in nothing else."""
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 
@@ -82,6 +84,7 @@ def build_run_model(
         new_words=new_words,
         next_sentence=config.objective.next_sentence,
         causal=config.objective.is_left_to_right,
+        reads_words=config.objective.reads_words,
         pad_token_id=tokenizer.pad_token_id,
         earlier=earlier,
         dropout=dropout,
@@ -171,8 +174,9 @@ def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> N
 
 
 def changed_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return every tensor of a checkpoint that may differ from the base, trained in its run or before."""
-    return {name: each.param for name, each in checkpoint.state.tensors.items()} | checkpoint.fixed
+    """Return every tensor of a checkpoint's model that may differ from the base, trained in its run or before."""
+    trained = {name: each.param for name, each in checkpoint.state.tensors.items() if not name.startswith(DECODER)}
+    return trained | checkpoint.fixed
 
 
 def pick_fixed(model: DomextForMaskedLM, start: Checkpoint) -> dict[str, Tensor]:

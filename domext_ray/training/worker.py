@@ -57,6 +57,7 @@ from domext_ray.training.start import (
     load_start,
     pick_fixed,
 )
+from domext_ray.training.vectors import attach_decoder
 
 MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
@@ -179,6 +180,8 @@ class PretrainWorker:
                 self.fixed |= copy_new_words(model)
             if config.method.domain not in (self.task.earlier or Extensions()).domains:
                 self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
+        longest = max(config.train.seq_length, config.train.long_seq_length)
+        attach_decoder(model, config.objective, longest, config.seed)
         dtype = config.engine.base_dtype
         if dtype == "bf16" or (dtype == "auto" and self.device.type == "cuda" and config.engine.precision == "bf16"):
             store_base(model, torch.bfloat16)
@@ -381,7 +384,8 @@ class PretrainWorker:
 
     def _evaluate_routed(self) -> dict[str, Any]:
         """What users get who let the run's router choose; empty where it has none."""
-        routed = find_routed_model(self.model, self.task.run_dir)
+        masks = self.config.objective.kind == "masked"
+        routed = find_routed_model(self.model, self.task.run_dir) if masks else None
         if routed is None:
             return {}
         self._enter_evaluation("all of it, with the router")

@@ -13,7 +13,8 @@ import torch
 from tiny_layouts import TINY_LAYOUTS
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ObjectiveConfig, Pooling, PretrainConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
+from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding

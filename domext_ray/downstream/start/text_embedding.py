@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from domext_ray.config.pretrain import Pooling
+from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.start.model import StartModel, build_encoder
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.model.pooling import mean_layers, pool_states

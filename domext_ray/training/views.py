@@ -1,0 +1,202 @@
+"""Rows -> two views of each, for objectives that make a vector of a row; every draw a hash of (seed, epoch, row).
+
+denoise: the first view lacks words, the second is the row. contrast: a row twice (under other dropout, SimCSE), or two
+stretches of it, each a tenth to a half of its words, that may overlap ("independent cropping", Izacard et al. 2021,
+"Contriever", section 3.1). As masks do, views move with their row, whatever worker reads it; dropout, as everywhere,
+follows from seed, step and rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.manifest import flatten_lists
+from domext_ray.training.objective import PADDING_MULTIPLE, Masker
+
+_DELETE, _LENGTH, _PLACE = 14, 15, 16  # purposes of a hash: no two draws share their counters
+CROP_SHARES = 0.1, 0.5
+"""Least and greatest share of a row's words in a stretch of it."""
+
+
+@dataclass(frozen=True)
+class ViewBatch:
+    """One forward pass of an objective that makes vectors of B rows.
+
+    Args:
+        input_ids: int64 [R, N], what becomes vectors: the first views and, for contrast, the second behind them.
+        attention_mask: int64 [R, N], or None when nothing is padded.
+        weights: float32, 1 for what counts and 0 for filler: [B], a row, for contrast; [P], a token, for denoise.
+        decoder_ids: int64 [B, M], denoise: the second views, padded, as the decoder reads them; None for contrast.
+        positions: int64 [P], places in the flattened [B·M] whose next token is written; None likewise.
+        labels: int64 [P], these tokens; None likewise.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+    weights: torch.Tensor
+    decoder_ids: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+
+    num_pairs = num_kept = 0
+
+    @property
+    def num_masked(self) -> int:
+        """What the loss is a mean of: rows (contrast), or tokens to write (denoise)."""
+        return int(self.weights.sum().item())
+
+    def without_weight(self) -> ViewBatch:
+        """Return the same forward pass, of which nothing counts."""
+        return replace(self, weights=torch.zeros_like(self.weights))
+
+
+@dataclass(frozen=True)
+class ViewedRows:
+    """R rows, two views of each, int64 arrays of token ids."""
+
+    first: list[np.ndarray]
+    second: list[np.ndarray]
+
+    def count_tokens(self, num_parts: int) -> list[int]:
+        """Return the tokens of the second views as those of the one part that there is."""
+        assert num_parts == 1, "objectives that make vectors read one text"
+        return [sum(map(len, self.second))]
+
+
+class Viewer:
+    """Makes views of rows, for one tokenizer, objective and seed; it stands where a `Masker` stands.
+
+    Args:
+        tokenizer: gives the special tokens, which are never deleted.
+        objective: says which views.
+        seed: the run's seed.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int) -> None:
+        self.objective, self.seed = objective, seed
+        self.pad_id = int(tokenizer.pad_token_id)
+        self.special_ids = np.array(sorted(tokenizer.all_special_ids), dtype=np.int64)
+
+    def mask(self, rows: pa.Table, epoch: int) -> ViewedRows:
+        """Make the views of a table of rows.
+
+        Args:
+            rows: columns input_ids, word_starts (lists of equal lengths) and row_id.
+            epoch: views differ from epoch to epoch.
+        """
+        ids, lengths = flatten_lists(rows, "input_ids")
+        starts, _ = flatten_lists(rows, "word_starts")
+        cuts = np.cumsum(lengths)[:-1]
+        whole, word_starts = np.split(ids.astype(np.int64), cuts), np.split(starts, cuts)
+        row_ids = rows.column("row_id").to_pylist()
+
+        def draw(make: Callable[..., np.ndarray], *more: int) -> list[np.ndarray]:
+            return [make(*each, epoch, *more) for each in zip(whole, word_starts, row_ids, strict=True)]
+
+        if self.objective.kind == "denoise":
+            return ViewedRows(draw(self._delete), whole)
+        if self.objective.views == "crop":
+            return ViewedRows(draw(self._crop, 0), draw(self._crop, 1))
+        return ViewedRows(whole, whole)
+
+    def _delete(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int) -> np.ndarray:
+        """Delete words; one stays, that with the highest draw."""
+        words = _find_words(word_starts)
+        draws = to_uniform(hash_counters(self.seed, _DELETE, epoch, row_id, words))
+        is_special = np.isin(ids, self.special_ids)
+        draws = np.where(is_special, -1.0, draws)
+        limit = min(self.objective.delete_prob, draws.max(initial=0.0))
+        return ids[is_special | (draws >= limit)]
+
+    def _crop(self, ids: np.ndarray, word_starts: np.ndarray, row_id: int, epoch: int, view: int) -> np.ndarray:
+        """Take a stretch of a row's words, between its first and its last token."""
+        firsts = np.unique(_find_words(word_starts)[1:-1])
+        if not len(firsts):  # a row of special tokens alone
+            return ids
+        shares = to_uniform(hash_counters(self.seed, np.array([_LENGTH, _PLACE]), epoch, row_id, view))
+        least, most = CROP_SHARES
+        num_words = max(1, round((least + (most - least) * shares[0]) * len(firsts)))
+        first = int(shares[1] * (len(firsts) - num_words + 1))
+        end = firsts[first + num_words] if first + num_words < len(firsts) else len(ids) - 1
+        return np.concatenate([ids[:1], ids[firsts[first] : end], ids[-1:]])
+
+    def collate(self, rows: ViewedRows, micro_batch_size: int, pad_to: int = 0) -> list[ViewBatch]:
+        """Cut viewed rows into padded micro batches.
+
+        Args:
+            rows: the rows of this rank's share of a global batch.
+            micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
+            pad_to: length of every micro batch; 0: its longest row, rounded up to a multiple of 8.
+        """
+        pad = pad_denoised if self.objective.kind == "denoise" else pad_contrasted
+        spans = [slice(first, first + micro_batch_size) for first in range(0, len(rows.first), micro_batch_size)]
+        return [pad(rows.first[each], rows.second[each], self.pad_id, pad_to) for each in spans]
+
+
+def make_masker(
+    tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
+) -> Any:
+    """Return what makes an objective's batches of rows: a `Masker`, or a `Viewer`; both have `mask` and `collate`.
+
+    Args:
+        tokenizer: the rows'.
+        objective: the objective.
+        seed: of the draws.
+        packed: rows have several documents.
+    """
+    if objective.makes_vectors:
+        return Viewer(tokenizer, objective, seed)
+    return Masker(tokenizer, objective, seed, packed=packed)
+
+
+def _find_words(word_starts: np.ndarray) -> np.ndarray:
+    """Place of the first token of each token's word, int64 [N]; the first token of a row is a word's."""
+    return np.maximum.accumulate(np.where(word_starts, np.arange(len(word_starts)), 0))
+
+
+def pad_contrasted(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int, pad_to: int = 0
+) -> ViewBatch:
+    """Pad B rows' views into one batch of 2B."""
+    return ViewBatch(*_pad([*first, *second], pad_id, pad_to), torch.ones(len(first)))
+
+
+def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int, pad_to: int = 0) -> ViewBatch:
+    """Pad B rows' views into one batch whose second views are written; without a token to write, one has weight 0."""
+    decoder_ids, _ = _pad(second, pad_id, pad_to)
+    follows = np.zeros(decoder_ids.shape, dtype=bool)
+    for row, each in enumerate(second):
+        follows[row, : len(each) - 1] = True
+    positions = torch.from_numpy(np.flatnonzero(follows))
+    weights = torch.ones(len(positions))
+    if not len(positions):
+        positions, weights = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
+    labels = decoder_ids.flatten()[positions + 1]
+    return ViewBatch(*_pad(first, pad_id, pad_to), weights, decoder_ids, positions, labels)
+
+
+def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> ViewBatch:
+    """Return a batch of the greatest size that views of full rows [B, N] have, to time."""
+    if objective.kind == "denoise":
+        return pad_denoised([*rows[:, : round(rows.shape[1] * (1 - objective.delete_prob))]], [*rows], 0)
+    return pad_contrasted([*rows], [*rows], 0)
+
+
+def _pad(rows: Sequence[np.ndarray], pad_id: int, pad_to: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Token ids [R, N] and their mask; no mask where nothing is padded."""
+    lengths = np.array([len(each) for each in rows])
+    size = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
+    padded = np.full((len(rows), size), pad_id, dtype=np.int64)
+    for row, each in enumerate(rows):
+        padded[row, : len(each)] = each
+    is_token = np.arange(size) < lengths[:, None]
+    return torch.from_numpy(padded), None if is_token.all() else torch.from_numpy(is_token.astype(np.int64))

@@ -1,0 +1,69 @@
+"""A job whose objective makes vectors: two workers, resized in the middle, make one worker's steps; the export."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY, write_corpus
+from pretrain_jobs import read_losses, train_here
+from safetensors.torch import load_file
+
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.training.start import DECODER
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
+NUM_STEPS = 16
+TEXTS = ["the cold river", "blood and heart disease", "a book"]
+OBJECTIVES = {
+    "denoise": ("--objective.kind", "denoise", "--objective.pooling", "cls"),
+    "contrast": ("--objective.kind", "contrast", "--objective.views", "crop", "--objective.contrast_rows", "4"),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("texts") / "corpus.txt", 600)
+
+
+def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) -> list[str]:
+    """A run at fp32 and without dropout."""
+    return [
+        sys.executable,
+        str(REPOSITORY / "jobs" / "pretrain_bottleneck.py"),
+        *("--base", str(base), "--corpus", str(corpus), "--run.dir", str(runs), "--run.name", name),
+        *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "2"),
+        *("--train.global_batch_size", "16", "--train.seq_length", "32", "--train.eval_rows", "20"),
+        *("--train.checkpoint_every", "4", "--train.eval_every", "8", "--train.micro_batch_size", "4"),
+        *("--train.dropout", "0", "--engine.precision", "fp32", "--optim.lr", "1e-2"),
+        *flags,
+    ]
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus: Path, tmp_path: Path) -> None:
+    places, objective = (tiny_base_folder, corpus, tmp_path), OBJECTIVES[kind]
+    train_here(build_command(*places, "plain", *objective))
+    losses = read_losses(tmp_path / "plain", NUM_STEPS)
+    lines = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]
+    held_out = [line["eval/domain_mlm_loss"] for line in lines if "eval/domain_mlm_loss" in line]
+    assert len(held_out) == 3 and held_out[-1] < held_out[0]
+    for max_steps, workers, stage in ((7, 2, 3), (NUM_STEPS, 4, 2)):
+        scale = ("--scale.num_workers", str(workers), "--engine.zero_stage", str(stage))
+        train_here(build_command(*places, "cut", *objective, *scale, "--train.max_steps", str(max_steps)))
+    np.testing.assert_allclose(read_losses(tmp_path / "cut", NUM_STEPS), losses, atol=1e-4)
+    tensors = load_file(max((tmp_path / "cut" / "checkpoints").iterdir()) / "tensors.safetensors")
+    assert any(name.startswith(DECODER) for name in tensors) == (kind == "denoise")
+    exported = load_file(tmp_path / "cut" / "export" / "model.safetensors")
+    assert not any(DECODER in name for name in exported), "an export leaves the decoder out"
+    run, export = (load_start_model(str(tmp_path / "cut" / each)) for each in ("", "export"))
+    assert all(torch.equal(run.tensors[name], each) for name, each in export.tensors.items())
+    export.config.active_domains = []
+    base = TextEmbedding(load_start_model(str(tiny_base_folder)))
+    assert np.array_equal(TextEmbedding(export)(TEXTS), base(TEXTS)), "taken off, the base's vectors bit for bit"
+    assert not np.allclose(TextEmbedding(run)(TEXTS), base(TEXTS), atol=1e-3)

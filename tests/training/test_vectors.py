@@ -1,0 +1,329 @@
+"""Objectives that make vectors of rows: their views, their losses, and that nothing depends on how rows are dealt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.nn import functional as F
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    PrepareConfig,
+    PretrainConfig,
+    ReplayConfig,
+    ScaleConfig,
+    TrainConfig,
+    VocabConfig,
+    resolve_micro_batch_size,
+)
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import ConfigError
+from domext_ray.model.base import load_base
+from domext_ray.model.counts import count_parameters
+from domext_ray.model.graft import build_model, detach
+from domext_ray.training.engine import Engine, TrainState, join_alone, move_batch
+from domext_ray.training.start import DECODER
+from domext_ray.training.vectors import attach_decoder, make_vector_loss
+from domext_ray.training.views import ViewBatch, Viewer
+
+DENOISE = ObjectiveConfig(kind="denoise")
+CROP = ObjectiveConfig(kind="contrast", views="crop", contrast_rows=4)
+DROPOUT = ObjectiveConfig(kind="contrast", contrast_rows=4)
+OBJECTIVES = {"denoise": DENOISE, "crop": CROP, "dropout": DROPOUT}
+METHODS = {
+    "bottlenecks": MethodConfig(name="bottleneck", heads=0, ffn_units=0, bottleneck_size=8),
+    "shifts": MethodConfig(heads=1, ffn_units=8, word_rows=1000, word_head=True),
+    "full": MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
+    "domain": MethodConfig(trains="domain", heads=1, ffn_units=0),
+    "top": MethodConfig(name="top", trains="top_layers", top_layers=1, heads=0, ffn_units=0),
+}
+each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+
+
+def make_rows(num_rows: int, first_id: int = 0, seed: int = 0) -> pa.Table:
+    """Rows of 8 to 31 tokens, every third of which goes on with the word before it."""
+    random = np.random.default_rng(seed)
+    ids = [[2, *random.integers(5, 60, length - 2).tolist(), 3] for length in random.integers(8, 32, num_rows)]
+    starts = [[i % 3 != 2 for i in range(len(each))] for each in ids]
+    return pa.table(
+        {
+            "input_ids": pa.array(ids, pa.list_(pa.int32())),
+            "word_starts": pa.array(starts, pa.list_(pa.bool_())),
+            "row_id": pa.array(range(first_id, first_id + num_rows), pa.int64()),
+        }
+    )
+
+
+def make_viewer(folder: Path, objective: ObjectiveConfig) -> Viewer:
+    return Viewer(load_tokenizer(folder), objective, seed=3)
+
+
+def make_batches(folder: Path, objective: ObjectiveConfig, size: int = 8, num_rows: int = 8) -> list[ViewBatch]:
+    viewer = make_viewer(folder, objective)
+    return viewer.collate(viewer.mask(make_rows(num_rows), epoch=0), size)
+
+
+def make_engine(
+    folder: Path,
+    objective: ObjectiveConfig,
+    method: MethodConfig = METHODS["bottlenecks"],
+    *,
+    dropout: float = 0.0,
+    stage: Any = 0,
+    state: TrainState | None = None,
+) -> Engine:
+    join_alone()
+    base = load_base(str(folder))
+    model: Any = build_model(
+        base,
+        PretrainConfig().shape,
+        method,
+        vocab_size=base.config.vocab_size,
+        reads_words=objective.reads_words,
+        dropout=dropout,
+        seed=0,
+    )
+    attach_decoder(model, objective, 32, seed=0)
+    return Engine(
+        model,
+        engine=EngineConfig(precision="fp32", zero_stage=stage),
+        optim=OptimConfig(lr=1e-2, decay_steps=20, warmup_steps=1),
+        warmup_steps=1,
+        micro_batch_size=8,
+        accumulation_steps=1,
+        seed=0,
+        device=torch.device("cpu"),
+        objective=make_vector_loss(objective),
+        state=state,
+    )
+
+
+def get_model(engine: Engine) -> Any:
+    return engine._deepspeed.module.model
+
+
+def train(engine: Engine, batches: list[ViewBatch], steps: range) -> list[float]:
+    number = sum(each.num_masked for each in batches)
+    return [engine.train_step(batches, number, step).loss for step in steps]
+
+
+@each_objective
+def test_views_move_with_their_row(objective: ObjectiveConfig, tiny_base_folder: Path) -> None:
+    """A row's views are the same beside other rows; another epoch, seed or row has others."""
+    viewer, rows = make_viewer(tiny_base_folder, objective), make_rows(12)
+    whole, part = viewer.mask(rows, epoch=1), viewer.mask(rows.slice(5, 3), epoch=1)
+    for views, own in ((whole.first, part.first), (whole.second, part.second)):
+        assert all(np.array_equal(*each) for each in zip(views[5:8], own, strict=True))
+    if objective is not DROPOUT:
+        other = viewer.mask(rows, epoch=2).first
+        assert sum(np.array_equal(*each) for each in zip(whole.first, other, strict=True)) < 4
+        seeded = Viewer(load_tokenizer(tiny_base_folder), objective, seed=4).mask(rows, epoch=1).first
+        assert sum(np.array_equal(*each) for each in zip(whole.first, seeded, strict=True)) < 4
+
+
+def test_whole_words_are_deleted_and_one_stays(tiny_base_folder: Path) -> None:
+    rows = make_rows(200)
+    viewed = make_viewer(tiny_base_folder, DENOISE).mask(rows, epoch=0)
+    kept = total = 0
+    for before, starts, after in zip(*rows.select([0, 1]).to_pydict().values(), viewed.first, strict=True):
+        words = np.split(np.array(before), np.flatnonzero(starts)[1:])
+        assert after[0] == 2 and after[-1] == 3 and len(after) > 2
+        places = iter(after.tolist())
+        assert all(each in places for each in after), "the order stays"
+        left = [word for word in words[1:-1] if " ".join(map(str, word)) in " ".join(map(str, after))]
+        kept, total = kept + len(left), total + len(words) - 2
+    assert 0.35 < kept / total < 0.45
+    almost = replace(DENOISE, delete_prob=0.999)
+    assert all(len(each) >= 3 for each in make_viewer(tiny_base_folder, almost).mask(rows, epoch=0).first)
+
+
+def test_crops_are_stretches_of_whole_words(tiny_base_folder: Path) -> None:
+    rows = make_rows(50)
+    viewed = make_viewer(tiny_base_folder, CROP).mask(rows, epoch=0)
+    assert any(not np.array_equal(*each) for each in zip(viewed.first, viewed.second, strict=True))
+    columns = rows.select([0, 1]).to_pydict().values()
+    for before, starts, *views in zip(*columns, viewed.first, viewed.second, strict=True):
+        for view in views:
+            inner = view[1:-1].tolist()
+            firsts = [i for i in range(1, len(before) - 1) if before[i : i + len(inner)] == inner]
+            assert any(starts[i] for i in firsts) and view[0] == 2 and view[-1] == 3
+            assert 1 <= len(inner) <= 0.75 * len(before)
+
+
+def test_a_row_of_special_tokens_has_views(tiny_base_folder: Path) -> None:
+    rows = pa.table(
+        {
+            "input_ids": pa.array([[2, 3]], pa.list_(pa.int32())),
+            "word_starts": pa.array([[True, True]], pa.list_(pa.bool_())),
+            "row_id": pa.array([0], pa.int64()),
+        }
+    )
+    for objective in OBJECTIVES.values():
+        viewed = make_viewer(tiny_base_folder, objective).mask(rows, epoch=0)
+        assert viewed.first[0].tolist() == viewed.second[0].tolist() == [2, 3]
+
+
+def test_contrast_is_infonce_within_groups(tiny_base_folder: Path) -> None:
+    engine = make_engine(tiny_base_folder, CROP)
+    (batch,) = make_batches(tiny_base_folder, CROP)
+    loss, num_right, number, _ = engine.evaluate(batch)
+    model = get_model(engine).eval()
+    with torch.no_grad():
+        states = model.bert(batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    assert batch.attention_mask is not None
+    rows = [each[mask.bool()].mean(0) for each, mask in zip(states, batch.attention_mask, strict=True)]
+    expected, right = 0.0, 0
+    for first in (0, 4):
+        scores = torch.stack(
+            [F.cosine_similarity(rows[i], torch.stack(rows[8 + first : 12 + first])) for i in range(first, first + 4)]
+        )
+        expected += F.cross_entropy(scores / 0.05, torch.arange(4), reduction="sum").item()
+        right += int((scores.argmax(1) == torch.arange(4)).sum())
+    assert loss == pytest.approx(expected, abs=1e-3) and (num_right, number) == (right, 8)
+
+
+def test_the_decoder_reads_the_vector_and_the_words_before(tiny_base_folder: Path) -> None:
+    """A token's score changes with the vector, and not with the tokens behind it."""
+    engine = make_engine(tiny_base_folder, DENOISE)
+    decoder = getattr(get_model(engine), DECODER).eval()
+    words, vectors = torch.randn(2, 6, 32), torch.randn(2, 32)
+    with torch.no_grad():
+        states = decoder(words, vectors)
+        later = words.clone()
+        later[:, 4:] = torch.randn(2, 2, 32)
+        torch.testing.assert_close(decoder(later, vectors)[:, :4], states[:, :4])
+        assert not torch.allclose(decoder(later, vectors)[:, 4:], states[:, 4:])
+        assert not torch.allclose(decoder(words, torch.randn(2, 32)), states)
+
+
+def test_all_tokens_but_the_first_are_written(tiny_base_folder: Path) -> None:
+    rows = make_rows(8)
+    (batch,) = make_batches(tiny_base_folder, DENOISE)
+    expected = [each for row in rows.column("input_ids").to_pylist() for each in row[1:]]
+    assert batch.labels is not None and batch.labels.tolist() == expected and batch.num_masked == len(expected)
+
+
+@each_objective
+@pytest.mark.parametrize("method", METHODS)
+def test_what_trains_has_a_gradient_and_is_counted(
+    method: str, objective: ObjectiveConfig, tiny_base_folder: Path
+) -> None:
+    engine = make_engine(tiny_base_folder, objective, METHODS[method], dropout=0.1)
+    model, base = get_model(engine), load_base(str(tiny_base_folder))
+    batch = move_batch(make_batches(tiny_base_folder, objective)[0], torch.device("cpu"))
+    with torch.no_grad():  # away from the zero start, at which the way in has no gradient
+        for param in engine._trainables.values():
+            param.add_(0.05 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
+    engine._deepspeed.module(**batch)[0].backward()
+    for name, param in model.named_parameters():
+        assert (param.grad is not None) == param.requires_grad, name
+    counted = count_parameters(model.config, METHODS[method], base.heads, reads_words=objective.reads_words).trainable
+    own = {name: each.numel() for name, each in engine._trainables.items()}
+    assert counted == sum(size for name, size in own.items() if not name.startswith(DECODER))
+    assert any(name.startswith(DECODER) for name in own) == (objective is DENOISE)
+
+
+@each_objective
+def test_training_learns_and_the_base_stays(objective: ObjectiveConfig, tiny_base_folder: Path) -> None:
+    base = load_base(str(tiny_base_folder))
+    engine = make_engine(tiny_base_folder, objective, dropout=0.1)
+    batches, model = make_batches(tiny_base_folder, objective), get_model(engine)
+    ids = batches[0].input_ids
+    losses = train(engine, batches, range(12))
+    assert losses[-1] < 0.95 * losses[0]
+    for name, tensor in detach(model, {name: name for name in base.tensors}).items():
+        assert torch.equal(tensor, base.tensors[name]), name
+    plain: Any = build_model(
+        base,
+        PretrainConfig().shape,
+        MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0),
+        vocab_size=base.config.vocab_size,
+        dropout=0.0,
+        seed=0,
+    )
+    model.eval()
+    with torch.no_grad():
+        adapted = model.bert(ids).last_hidden_state
+        model.bert.set_active_domains([])
+        taken_off = model.bert(ids).last_hidden_state
+        assert torch.equal(taken_off, plain.eval().bert(ids).last_hidden_state), "the base's, bit for bit"
+    assert not torch.allclose(adapted, taken_off)
+
+
+@each_objective
+@pytest.mark.parametrize("stage", [0, 3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2))])
+def test_a_resumed_run_makes_the_same_steps(objective: ObjectiveConfig, stage: int, tiny_base_folder: Path) -> None:
+    batches = make_batches(tiny_base_folder, objective)
+    whole = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage)
+    losses = train(whole, batches, range(6))
+    first = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage)
+    assert train(first, batches, range(3)) == losses[:3]
+    second = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage, state=first.gather_state())
+    assert train(second, batches, range(3, 6)) == losses[3:]
+
+
+@pytest.mark.parametrize("objective", [DENOISE, CROP], ids=["denoise", "crop"])
+def test_micro_batches_change_nothing(objective: ObjectiveConfig, tiny_base_folder: Path) -> None:
+    one = train(make_engine(tiny_base_folder, objective), make_batches(tiny_base_folder, objective, 8), range(3))
+    two = train(make_engine(tiny_base_folder, objective), make_batches(tiny_base_folder, objective, 4), range(3))
+    assert one == pytest.approx(two, rel=1e-5)
+
+
+VALID = PretrainConfig(
+    objective=CROP, train=TrainConfig(global_batch_size=16), method=METHODS["bottlenecks"], scale=ScaleConfig()
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocab": VocabConfig(size=10)}, r"--vocab.size is 10; .*left out with --objective.kind contrast"),
+        ({"replay": ReplayConfig(corpus="x.txt")}, "--replay.corpus is 'x.txt'; .*which keeps nothing"),
+        ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
+        ({"engine": EngineConfig(compile=True)}, "--engine.compile is True; .*false with --objective.kind contrast"),
+        ({"base": "none"}, "--objective.kind is 'contrast'; .*masked or left_to_right when --base is none"),
+        ({"scale": ScaleConfig(num_workers=8)}, "--objective.contrast_rows is 4; .*a divisor of 2, the rows of a work"),
+        ({"train": TrainConfig(global_batch_size=16, micro_batch_size=2)}, "--train.micro_batch_size is 2; .*multiple"),
+        (
+            {"objective": replace(CROP, views="dropout"), "train": TrainConfig(global_batch_size=16, dropout=0.0)},
+            r"--train.dropout is 0.0; it must be above 0 .*\(or give crop\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(VALID, **values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "denoise", "next_sentence": True},
+        {"delete_prob": 1.0},
+        {"decoder_layers": 0},
+        {"contrast_rows": 1},
+        {"temperature": 0.0},
+        {"views": "other"},
+        {"pooling": "max"},
+    ],
+)
+def test_values_outside_their_rules_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"--objective.{[*values][-1]} is "):
+        ObjectiveConfig(**values)
+
+
+def test_automatic_micro_batches_cut_no_group() -> None:
+    train = TrainConfig(global_batch_size=96)
+    config = replace(VALID, train=train, objective=replace(CROP, contrast_rows=48))
+    assert resolve_micro_batch_size(config) == 48
+    assert resolve_micro_batch_size(replace(config, objective=replace(CROP, contrast_rows=12))) == 24
+    assert resolve_micro_batch_size(replace(config, objective=ObjectiveConfig())) == 32
