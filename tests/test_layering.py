@@ -37,6 +37,7 @@ ROOMS = (
     "downstream.finetune",
     "downstream.ablation",
     "downstream.forgetting",
+    "downstream.retrieval",
     "adapters",
     "inference",
     "plan",

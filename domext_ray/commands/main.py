@@ -13,7 +13,7 @@ from typing import Any
 import domext_ray
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job, configure
-from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, SWEEP
+from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, RETRIEVAL, SWEEP
 from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
 from domext_ray.commands.predicting import PREDICT
 from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
@@ -26,7 +26,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 _JOBS: tuple[Job[Any], ...] = (
     *(*METHODS.values(), PREPARE, VOCAB),
-    *(FINETUNE, SWEEP, FORGETTING, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT),
+    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT),
 )
 JOBS = {each.verb: each for each in _JOBS}
 """Every job by its verb."""

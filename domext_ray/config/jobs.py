@@ -66,6 +66,33 @@ class CompareConfig:
         check_place("output", self.output, "a file")
 
 
+def name_models(models: str) -> tuple[tuple[str, str], ...]:
+    """Return names and models of `--models`: what stands before "=", or the last part of the path (before "export")."""
+    pairs = []
+    for entry in (each.strip() for each in models.split(",")):
+        name, mark, model = entry.partition("=")
+        if not mark or "/" in name:
+            parts = [each for each in entry.split("/") if each] or [""]
+            name, model = parts[-2] if parts[-1] == "export" and len(parts) > 1 else parts[-1], entry
+        pairs.append((name.strip(), model.strip()))
+    return tuple(pairs)
+
+
+def check_models(value: str) -> None:
+    """Refuse `--models` that name none, or one twice.
+
+    Raises:
+        OptionError: they do.
+    """
+    names, models = zip(*name_models(value), strict=True)
+    require(all(models), "models", value, "models such as base=NAME,runs/af")
+    require(len(set(names)) == len(names), "models", value, "models of different names (NAME=MODEL)")
+    for model in models:
+        check_place("models", model, "hub ids, or folders")
+    is_once = len({model.rstrip("/") for model in models}) == len(names)
+    require(is_once, "models", value, "different models, each one once")
+
+
 @dataclass(frozen=True)
 class ForgettingConfig:
     """Which models predict the same masked words of general text, and of which text."""
@@ -83,13 +110,7 @@ class ForgettingConfig:
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.named_models]
-        require(all(model for _, model in self.named_models), "models", self.models, "models such as base=NAME,runs/af")
-        require(len(set(names)) == len(names), "models", self.models, "models of different names (NAME=MODEL)")
-        for _, model in self.named_models:
-            check_place("models", model, "hub ids, or folders")
-        models = {model.rstrip("/") for _, model in self.named_models}
-        require(len(models) == len(names), "models", self.models, "different models, each one once")
+        check_models(self.models)
         require(bool(self.corpus.strip()), "corpus", self.corpus, "at least one file or folder of general text")
         require(bool(self.output.strip()), "output", self.output, "a folder")
         check_place("output", self.output)
@@ -100,15 +121,8 @@ class ForgettingConfig:
 
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:
-        """The models and their names: what stands before "=", or the last part of the path (before "export")."""
-        pairs = []
-        for entry in (each.strip() for each in self.models.split(",")):
-            name, mark, model = entry.partition("=")
-            if not mark or "/" in name:
-                parts = [each for each in entry.split("/") if each] or [""]
-                name, model = parts[-2] if parts[-1] == "export" and len(parts) > 1 else parts[-1], entry
-            pairs.append((name.strip(), model.strip()))
-        return tuple(pairs)
+        """See `name_models`."""
+        return name_models(self.models)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from domext_ray.options.fields import added, require, require_one_of
 
 Pooling = Literal["mean", "cls"]
 """How the states of a text's tokens become its vector (see model/pooling.py)."""
+PoolingChoice = Literal["auto", "mean", "cls"]
+"""The same where models are asked for vectors; auto: as each model was trained."""
 Views = Literal["dropout", "crop"]
 """What two views of a row are (see training/views.py)."""
 

@@ -7,6 +7,7 @@ Enters: an export's folder, and how it pools. Leaves, in the folder: modules.jso
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,15 @@ def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) ->
             "pooling_mode_mean_sqrt_len_tokens": False,
         },
     )
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """Return how an export, or a base that has such files, makes vectors; the mean where nothing says."""
+    with contextlib.suppress(OSError, ValueError):
+        values = json.loads((folder / POOLING_FOLDER / "config.json").read_text(encoding="utf-8"))
+        if values.get("pooling_mode_cls_token") or values.get("pooling_mode") == "cls":
+            return "cls"
+    return "mean"
 
 
 def _write(path: Path, values: Any) -> None:

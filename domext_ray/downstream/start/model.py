@@ -178,13 +178,14 @@ def _pick_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: each for name, each in tensors.items() if name.startswith(_ENCODER)}
 
 
-def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> StartModel:
-    """Read the encoder that fine-tuning starts from.
+def load_start_model(model: str, step: int = 0, keep_head: bool = False, option: str = "--model") -> StartModel:
+    """Read the encoder that fine-tuning starts from, or that makes vectors.
 
     Args:
         model: a run's directory, an export of this library, a base's folder, or a hub id.
         step: checkpoint of a run; 0: the newest.
         keep_head: read the head that it brings, too.
+        option: the command's option that named it, for messages.
 
     Raises:
         ConfigError: `step` is given and `model` is no run, or `keep_head` and it brings no head.
@@ -195,7 +196,7 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False) -> Star
         raise ConfigError(
             f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
         )
-    read = read_model(model, "--model", step)
+    read = read_model(model, option, step)
     tensors = _pick_encoder(read.tensors)
     brings, sha256 = find_head(read.folder), hash_tensors(tensors)
     start = StartModel(model, read.kind, read.config, tensors, read.tokenizer, sha256, brings, terms=read.terms)

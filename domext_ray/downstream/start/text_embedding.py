@@ -5,19 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from domext_ray.config.vectors import Pooling
-from domext_ray.downstream.start.model import StartModel, build_encoder
+from domext_ray.config.vectors import Pooling, PoolingChoice
+from domext_ray.downstream.start.model import StartModel, build_encoder, is_run
+from domext_ray.export.vector_layout import read_pooling
 from domext_ray.model.domext.modeling_domext import DomextModel
 from domext_ray.model.pooling import mean_layers, pool_states
+from domext_ray.training.start import read_run_config
 
 BATCH_TEXTS = 64
 MAX_LENGTH = 64
 """Tokens of a text at most, for short texts such as standard terms."""
+
+
+def choose_pooling(model: str, asked: PoolingChoice) -> Pooling:
+    """Return how a model makes vectors: as asked, or as its run or export says; the mean where nothing does.
+
+    Args:
+        model: what `load_start_model` takes.
+        asked: the option.
+
+    Raises:
+        RunError: a run's configuration is damaged.
+    """
+    folder = Path(model).expanduser()
+    if asked != "auto":
+        return asked
+    if is_run(folder):
+        return read_run_config(folder).objective.pooling
+    return read_pooling(folder)
 
 
 @dataclass(frozen=True)
