@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -65,6 +66,61 @@ class _Head(nn.Module):
         if self.architecture == SEQUENCES:
             hidden_states = cast(Tensor, pooled) if self.pooler is None else self.pooler(hidden_states)
         return self.classifier(hidden_states)
+
+
+@dataclass(frozen=True)
+class MixedStates:
+    """What one pass makes of rows with different adapters; `AdapterServer.encode` returns it.
+
+    Args:
+        last_hidden_state: [B, N, d].
+        pooler_output: the base's, [B, d]; None: it has no pooler.
+        heads: each row's; None: the base, where it has no masked-LM head.
+    """
+
+    last_hidden_state: Tensor
+    pooler_output: Tensor | None
+    heads: tuple[_Head | None, ...]
+
+    @torch.no_grad()
+    def score(
+        self, rows: Sequence[int] | None = None, positions: Mapping[int, Tensor] | None = None
+    ) -> dict[int, Tensor]:
+        """Score rows with their own heads; rows that share a head share a call.
+
+        Args:
+            rows: their places in the batch; None: all.
+            positions: int64 [P] by row: a masked LM scores these tokens alone. Rows left out: every token.
+
+        Returns:
+            By row [N or P, V] of a masked LM, [N, classes] or [classes].
+
+        Raises:
+            RunError: a row has no head.
+        """
+        rows_by_head: dict[_Head, list[int]] = {}
+        for row in range(len(self.heads)) if rows is None else rows:
+            head = self.heads[row]
+            if head is None:
+                raise RunError(f"adapter_names has {NO_DOMAIN!r}, and the base has no masked-LM head of its own.")
+            rows_by_head.setdefault(head, []).append(row)
+        logits: dict[int, Tensor] = {}
+        for head, own in rows_by_head.items():
+            if head.architecture == MASKED_LM and positions:
+                logits.update(self._score_words(head, own, positions))
+            else:
+                logits.update(zip(own, self._score_rows(head, own), strict=True))
+        return logits
+
+    def _score_rows(self, head: _Head, rows: list[int]) -> Tensor:
+        index = torch.tensor(rows, device=self.last_hidden_state.device)
+        return head(self.last_hidden_state[index], None if self.pooler_output is None else self.pooler_output[index])
+
+    def _score_words(self, head: _Head, rows: list[int], positions: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        states = self.last_hidden_state
+        chosen = [states[row][positions[row].to(states.device)] if row in positions else states[row] for row in rows]
+        scores = head(torch.cat(chosen), None)
+        return dict(zip(rows, scores.split([len(each) for each in chosen]), strict=True))
 
 
 class AdapterServer(nn.Module):
@@ -136,7 +192,6 @@ class AdapterServer(nn.Module):
             del self.heads[name]
             self.encoder.drop_domain(name)
 
-    @torch.no_grad()
     def forward(
         self,
         input_ids: Tensor,
@@ -162,22 +217,52 @@ class AdapterServer(nn.Module):
         Raises:
             RunError: a name is not served, there are more or fewer names than rows, or no adapter has a router.
         """
+        states = self.encode(
+            input_ids,
+            attention_mask,
+            adapter_names=adapter_names,
+            token_type_ids=token_type_ids,
+            threshold=threshold,
+            needs_heads=True,
+        )
+        logits = states.score()
+        return [logits[row] for row in range(len(logits))]
+
+    @torch.no_grad()
+    def encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        adapter_names: Sequence[str],
+        token_type_ids: Tensor | None = None,
+        threshold: float | None = None,
+        needs_heads: bool = False,
+    ) -> MixedStates:
+        """Encode a batch whose rows use different adapters; heads score it later, all of it or some rows.
+
+        Args:
+            input_ids: as in `forward`, like the others.
+            attention_mask: as in `forward`.
+            adapter_names: as in `forward`.
+            token_type_ids: as in `forward`.
+            threshold: as in `forward`.
+            needs_heads: refuse "__base__" where the base has no masked-LM head, before anything is computed.
+
+        Raises:
+            RunError: as in `forward`.
+        """
         with self._lock:
             if adapter_names == AUTO:
                 adapter_names = self._route(input_ids, threshold)
-            rows_by_head = self._find_heads(adapter_names, len(input_ids))
+            heads = self._find_heads(adapter_names, len(input_ids), needs_heads=needs_heads)
             encoded = self.encoder(
                 input_ids,
                 attention_mask=attention_mask,
                 token_type_ids=token_type_ids,
                 adapter_names=list(adapter_names),
             )
-        logits: dict[int, Tensor] = {}
-        for head, rows in rows_by_head.items():
-            index = torch.tensor(rows, device=self.encoder.device)
-            pooled = None if encoded.pooler_output is None else encoded.pooler_output[index]
-            logits.update(zip(rows, head(encoded.last_hidden_state[index], pooled), strict=True))
-        return [logits[row] for row in range(len(adapter_names))]
+        return MixedStates(encoded.last_hidden_state, encoded.pooler_output, heads)
 
     def _route(self, input_ids: Tensor, threshold: float | None) -> list[str]:
         try:
@@ -185,19 +270,19 @@ class AdapterServer(nn.Module):
         except ValueError as error:
             raise RunError(f"adapter_names is {AUTO!r}, and {error}") from error
 
-    def _find_heads(self, adapter_names: Sequence[str], num_rows: int) -> dict[_Head, list[int]]:
-        """Return each head's rows: adapters that have the base's head share a call."""
+    def _find_heads(
+        self, adapter_names: Sequence[str], num_rows: int, *, needs_heads: bool
+    ) -> tuple[_Head | None, ...]:
+        """Return each row's head; adapters that have the base's share it."""
         if len(adapter_names) != num_rows:
             raise RunError(f"adapter_names has {len(adapter_names)} names; the batch has {num_rows} rows.")
-        found: dict[_Head, list[int]] = {}
-        for row, name in enumerate(adapter_names):
-            if name == NO_DOMAIN and self.base_head is None:
+        for name in dict.fromkeys(adapter_names):
+            if name == NO_DOMAIN and self.base_head is None and needs_heads:
                 raise RunError(f"adapter_names has {NO_DOMAIN!r}, and the base has no masked-LM head of its own.")
             if name != NO_DOMAIN and name not in self.heads:
                 raise RunError(self._describe_missing(name))
-            head = self.base_head if name == NO_DOMAIN else self.heads[name]
-            found.setdefault(cast(_Head, head), []).append(row)
-        return found
+        heads = [self.base_head if name == NO_DOMAIN else self.heads[name] for name in adapter_names]
+        return tuple(cast("_Head | None", each) for each in heads)
 
     def _describe_missing(self, name: str) -> str:
         return f"no adapter {name!r} is served here; served are {', '.join(self.names()) or 'none'}."
