@@ -17,6 +17,7 @@ from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, RETRIEVA
 from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
 from domext_ray.commands.predicting import PREDICT
 from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
+from domext_ray.commands.serving import SERVE
 from domext_ray.config.identity import ConfigT
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
@@ -26,7 +27,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 _JOBS: tuple[Job[Any], ...] = (
     *(*METHODS.values(), PREPARE, VOCAB),
-    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT),
+    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT, SERVE),
 )
 JOBS = {each.verb: each for each in _JOBS}
 """Every job by its verb."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import shlex
 import subprocess
@@ -20,28 +22,33 @@ from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import cli
+from ray.serve.schema import ServeDeploySchema
 
 from domext_ray.commands.job import configure
 from domext_ray.commands.measuring import SWEEP
 from domext_ray.commands.pretraining import AF
+from domext_ray.config.identity import from_dict
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.serve import ServeConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.options.option_values import read_flags
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
+from domext_ray.serving.deployment import build_service
 
 CLUSTER = REPOSITORY / "cluster"
 SHARED = "/mnt/domext"
 """Where every node sees the shared storage; on Slurm that is the site's affair."""
 RAY_UP = ("ray-aws.yaml", "ray-gcp.yaml")
 RAY_JOBS = ("kuberay/rayjob-pretrain-af.yaml", "kuberay/rayjob-sweep.yaml")
-RAY_CLUSTERS = ("kuberay/raycluster.yaml", *RAY_JOBS)
+RAY_SERVICE = "kuberay/rayservice.yaml"
+RAY_CLUSTERS = ("kuberay/raycluster.yaml", *RAY_JOBS, RAY_SERVICE)
 PLAIN = ("Dockerfile", "Dockerfile.dockerignore", "constraints.txt", "kuberay/storage.yaml", "runtime_env.yaml")
 FILES = (*RAY_UP, *RAY_CLUSTERS, *PLAIN, "slurm.sbatch")
 JOBS = {"pretrain_af": AF, "sweep": SWEEP}
 """What each file in jobs/ carries out."""
-SHOWN = (*RAY_UP, *RAY_CLUSTERS, "runtime_env.yaml", "slurm.sbatch")
+SHOWN = (*RAY_UP, "kuberay/raycluster.yaml", *RAY_JOBS, "runtime_env.yaml", "slurm.sbatch")
 """Files that show or run commands of Ray or of a job."""
 MEBIBYTES = {"Gi": 2**10, "Ti": 2**20}
 
@@ -103,6 +110,18 @@ RAY_JOB_SPEC = close(
     "entrypoint",
 )
 
+RAY_SERVICE_SPEC = close(
+    {
+        **{"serveConfigV2": TEXT, "rayClusterConfig": RAY_CLUSTER_SPEC, "serveService": ANY, "upgradeStrategy": ANY},
+        **{name: WHOLE for name in ("serviceUnhealthySecondThreshold", "deploymentUnhealthySecondThreshold")},
+        **{"rayClusterDeletionDelaySeconds": WHOLE, "excludeHeadPodFromServeSvc": FLAG, "suspend": FLAG},
+    },
+    "serveConfigV2",
+    "rayClusterConfig",
+)
+KUBERAY = {**{name: ("RayJob", RAY_JOB_SPEC) for name in RAY_JOBS}, RAY_SERVICE: ("RayService", RAY_SERVICE_SPEC)}
+"""What each of KubeRay's files is, but for the plain cluster."""
+
 
 def read_text(name: str) -> str:
     return (CLUSTER / name).read_text(encoding="utf-8")
@@ -114,7 +133,7 @@ def read_yaml(name: str) -> Any:
 
 def read_cluster_spec(name: str) -> dict[str, Any]:
     spec = read_yaml(name)["spec"]
-    return spec.get("rayClusterSpec", spec)
+    return spec.get("rayClusterSpec") or spec.get("rayClusterConfig") or spec
 
 
 def read_pins() -> dict[str, str]:
@@ -170,7 +189,7 @@ def test_the_image_is_built_from_what_is_there() -> None:
         "cluster/constraints.txt",
     }
     assert needed <= set(copied)
-    assert "pip install --no-cache-dir -c cluster/constraints.txt ." in text
+    assert 'pip install --no-cache-dir -c cluster/constraints.txt ".[serve]"' in text
     version = re.search(r"^FROM python:(3\.\d+)-", text, re.M)
     assert version and f"for Python {version[1]}" in read_text("constraints.txt")
 
@@ -193,8 +212,7 @@ def test_ray_up_takes_the_file(name: str) -> None:
 @pytest.mark.parametrize("name", RAY_CLUSTERS)
 def test_kuberay_takes_the_file(name: str) -> None:
     document = read_yaml(name)
-    kind = "RayJob" if name in RAY_JOBS else "RayCluster"
-    spec = RAY_JOB_SPEC if name in RAY_JOBS else RAY_CLUSTER_SPEC
+    kind, spec = KUBERAY.get(name, ("RayCluster", RAY_CLUSTER_SPEC))
     fixed = {"apiVersion": {"const": "ray.io/v1"}, "kind": {"const": kind}, "metadata": close({"name": TEXT}, "name")}
     jsonschema.validate(document, close({**fixed, "spec": spec}, *fixed, "spec"))
     cluster = read_cluster_spec(name)
@@ -212,8 +230,27 @@ def test_the_schema_finds_a_wrong_field() -> None:
 
 
 def test_all_kuberay_files_describe_the_same_cluster() -> None:
-    first, *others = (read_cluster_spec(name) for name in RAY_CLUSTERS)
+    first, *others, service = (read_cluster_spec(name) for name in RAY_CLUSTERS)
     assert all(each == first for each in others)
+    service = json.loads(json.dumps(service))  # anchors of YAML are one object
+    for group in (service["headGroupSpec"], *service["workerGroupSpecs"]):  # which also have the token and the port
+        (container,) = group["template"]["spec"]["containers"]
+        token = container["env"].pop()
+        assert token["name"] == "DOMEXT_SERVE_TOKEN" and "secretKeyRef" in token["valueFrom"]
+        port = container["ports"].pop()
+        assert port == {"name": "serve", "containerPort": 8000}
+        if not container["ports"]:
+            del container["ports"]
+    assert service == first
+
+
+def test_ray_serve_takes_the_application() -> None:
+    config = ServeDeploySchema(**yaml.safe_load(read_yaml(RAY_SERVICE)["spec"]["serveConfigV2"]))
+    (application,) = config.applications
+    module, _, function = application.import_path.partition(":")
+    assert getattr(importlib.import_module(module), function) is build_service
+    options = from_dict(ServeConfig, application.args)
+    assert options.bank.startswith(f"{SHARED}/") and options.replicas == 2 and options.scale.use_gpu is True
 
 
 def test_kubernetes_takes_the_storage() -> None:

@@ -1,0 +1,1 @@
+"""A bank of adapters behind one address: mixed batches, limits, a page."""

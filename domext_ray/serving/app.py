@@ -1,0 +1,191 @@
+"""The endpoints, with FastAPI: JSON comes in, the service answers, OpenAPI describes it at /openapi.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from domext_ray.serving.gate import USED_ADAPTER, Gate
+from domext_ray.serving.kinds import Wishes
+from domext_ray.serving.service import RefusedError, Service
+
+PAGE = Path(__file__).parent.parent / "assets" / "serve.html"
+PREDICTING = ("/v1/fill-mask", "/v1/classify", "/v1/entities", "/v1/embed")
+ROUTES = ["/v1/adapters", "/healthz", "/readyz", "/metrics", "/openapi.json", *PREDICTING]
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+_NO_JSON = "the body is no JSON object; send one with the header Content-Type: application/json."
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextRequest(_Strict):
+    """One text or several, and who answers them."""
+
+    inputs: str | list[str] = Field(description="a text, or several")
+    adapter: str | list[str] | None = Field(
+        None, description="for all texts, or for each: a name, __base__, or auto (routers choose)"
+    )
+
+
+class EntitiesRequest(TextRequest):
+    """Texts of any length: long ones are read in windows."""
+
+
+class ClassifyRequest(TextRequest):
+    """Texts to classify."""
+
+    truncate: bool = Field(False, description="cut texts that are too long, instead of refusing them (413)")
+
+
+class FillMaskRequest(ClassifyRequest):
+    """Texts with [MASK]."""
+
+    top_k: int = Field(5, ge=1, le=100, description="words in the place of each mask")
+
+
+class EmbedRequest(ClassifyRequest):
+    """Texts to embed."""
+
+    pooling: Literal["mean", "cls"] = Field("mean", description="mean of all tokens, or the first one")
+    normalize: bool = Field(False, description="vectors of length 1")
+
+
+class AdapterRequest(_Strict):
+    """An adapter of the bank."""
+
+    name: str
+
+
+class Predictions(BaseModel):
+    """An answer per text, in order; each names its adapter."""
+
+    predictions: list[dict[str, Any]]
+
+
+class Adapters(BaseModel):
+    """What is served."""
+
+    adapters: list[dict[str, Any]]
+    base: dict[str, Any]
+
+
+def make_app(service: Service, token_sha256: str) -> Gate:
+    """Make the application of a service.
+
+    Args:
+        service: answers requests.
+        token_sha256: of the token that requests show.
+    """
+    api = FastAPI(title="domext_ray", version="1", docs_url=None, redoc_url=None)
+    api.add_exception_handler(RefusedError, _refuse)
+    api.add_exception_handler(RequestValidationError, _refuse_form)
+    _add_predictions(api, service)
+    _add_adapters(api, service)
+    _add_watching(api, service)
+    return Gate(api, service.config.limit, token_sha256, service.metrics, ROUTES)
+
+
+def _add_predictions(api: FastAPI, service: Service) -> None:
+    async def predict(kind: str, asked: TextRequest, wishes: Wishes, request: Request) -> Response:
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        adapters = [asked.adapter] if isinstance(asked.adapter, str) else asked.adapter or []
+        answers, request.scope.setdefault("state", {})[USED_ADAPTER] = await service.predict(
+            kind, texts, adapters, wishes
+        )
+        return JSONResponse({"predictions": answers})
+
+    @api.post("/v1/fill-mask", response_model=Predictions)
+    async def fill_mask(asked: FillMaskRequest, request: Request) -> Response:
+        """The likeliest words in the place of each [MASK]."""
+        return await predict("fill-mask", asked, Wishes(top_k=asked.top_k, truncate=asked.truncate), request)
+
+    @api.post("/v1/classify", response_model=Predictions)
+    async def classify(asked: ClassifyRequest, request: Request) -> Response:
+        """The label of each text, and the probabilities of all."""
+        return await predict("classify", asked, Wishes(truncate=asked.truncate), request)
+
+    @api.post("/v1/entities", response_model=Predictions)
+    async def entities(asked: EntitiesRequest, request: Request) -> Response:
+        """The entities of each text, with their places."""
+        return await predict("entities", asked, Wishes(), request)
+
+    @api.post("/v1/embed", response_model=Predictions)
+    async def embed(asked: EmbedRequest, request: Request) -> Response:
+        """The vector of each text."""
+        wishes = Wishes(truncate=asked.truncate, pooling=asked.pooling, normalize=asked.normalize)
+        return await predict("embed", asked, wishes, request)
+
+
+def _add_adapters(api: FastAPI, service: Service) -> None:
+    @api.get("/v1/adapters", response_model=Adapters)
+    async def list_adapters() -> Response:
+        """What is served."""
+        catalogue = service.catalogue
+        base = {"name": catalogue.base.name, "architecture": catalogue.base.architecture, "words": catalogue.has_words}
+        return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
+
+    @api.post("/v1/adapters", status_code=201)
+    async def add_adapter(asked: AdapterRequest) -> Response:
+        """Serve one more adapter of the bank, without a restart."""
+        return JSONResponse((await service.add(asked.name)).describe(), status_code=201)
+
+    @api.delete("/v1/adapters/{name}", status_code=204)
+    async def remove_adapter(name: str) -> Response:
+        """Serve an adapter no longer; it stays in the bank."""
+        await service.remove(name)
+        return Response(status_code=204)
+
+
+def _add_watching(api: FastAPI, service: Service) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    @api.get("/", include_in_schema=False)
+    async def show_page() -> Response:
+        return HTMLResponse(page, headers=_HEADERS)
+
+    @api.get("/healthz")
+    async def is_alive() -> Response:
+        """Whether this process answers."""
+        return JSONResponse({"status": "alive"})
+
+    @api.get("/readyz")
+    async def is_ready() -> Response:
+        """Whether a request would be answered now."""
+        if not await service.backend.is_ready():
+            raise RefusedError(503, "no replica is ready yet.", 1.0)
+        return JSONResponse({"status": "ready"})
+
+    @api.get("/metrics")
+    async def read_metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(service.metrics.write(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)
+    return JSONResponse({"error": str(error)}, status_code=error.status, headers=error.headers)
+
+
+def _refuse_form(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(each) for each in first["loc"] if each != "body")
+    sentence = (
+        f"{place} is not as it must be: {first['msg']}." if place and first["type"] != "json_invalid" else _NO_JSON
+    )
+    return JSONResponse({"error": sentence}, status_code=422)

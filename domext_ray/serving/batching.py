@@ -1,0 +1,140 @@
+"""Rows of many requests -> passes of similar lengths, bounded in rows and tokens, whatever adapters they name.
+
+Enters: rows, as requests bring them. Leaves: each row's result, in its request's order. Ray's `@serve.batch` bounds a
+batch by rows alone and cuts it by adapter; here nothing but length decides which rows share a pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Measured(Protocol):
+    """A row of tokens."""
+
+    @property
+    def length(self) -> int: ...
+
+
+RowT = TypeVar("RowT", bound=Measured)
+
+
+class QueueFullError(Exception):
+    """There is no room for a request's rows."""
+
+
+@dataclass(frozen=True)
+class _Waiting(Generic[RowT]):
+    row: RowT
+    result: asyncio.Future[Any]
+
+
+def plan_passes(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
+    """Return rows from short to long, cut so that a pass has at most so many tokens; a longer row is alone.
+
+    Args:
+        lengths: tokens of each row.
+        most_tokens: of a pass, padding counted.
+    """
+    passes: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not passes or (len(passes[-1]) + 1) * lengths[place] > most_tokens:
+            passes.append([])
+        passes[-1].append(place)
+    return passes
+
+
+class Batcher(Generic[RowT]):
+    """Collects rows for a few milliseconds, or as long as passes run, and runs them together.
+
+    Args:
+        run: computes a pass: a result for each row, or the exception that is its answer. What it raises is the answer
+            to all rows of the pass.
+        most_rows: rows that are taken together.
+        most_tokens: tokens of a pass, padding counted.
+        wait_seconds: how long a row waits for others when no pass runs.
+        most_queued: rows that wait or run.
+        num_passes: passes that run at the same time: one for each replica.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[RowT]], Awaitable[Sequence[Any]]],
+        *,
+        most_rows: int,
+        most_tokens: int,
+        wait_seconds: float,
+        most_queued: int,
+        num_passes: int = 1,
+    ) -> None:
+        self._run, self._most_rows, self._most_tokens = run, most_rows, most_tokens
+        self._wait_seconds, self._most_queued = wait_seconds, most_queued
+        self._free = asyncio.Semaphore(num_passes)
+        self._waiting: deque[_Waiting[RowT]] = deque()
+        self._arrived, self._filled = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._collector: asyncio.Task[None] | None = None
+        self.num_queued = 0
+
+    async def submit(self, rows: Sequence[RowT]) -> list[Any]:
+        """Return the rows' results.
+
+        Raises:
+            QueueFullError: there is no room for all of them.
+            Exception: the first row's that failed.
+        """
+        if self.num_queued + len(rows) > self._most_queued:
+            raise QueueFullError
+        if self._collector is None:
+            self._collector = asyncio.create_task(self._collect())
+        loop = asyncio.get_running_loop()
+        own = [_Waiting(row, loop.create_future()) for row in rows]
+        self._waiting.extend(own)
+        self.num_queued += len(own)
+        self._arrived.set()
+        if len(self._waiting) >= self._most_rows:
+            self._filled.set()
+        try:
+            return list(await asyncio.gather(*(each.result for each in own)))
+        finally:
+            self.num_queued -= len(own)
+            for each in own:
+                each.result.cancel()  # of a client that is gone; those that are done stay as they are
+
+    async def _collect(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if len(self._waiting) < self._most_rows and not self._tasks:
+                self._filled.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._filled.wait(), self._wait_seconds)
+            async with self._free:  # while all replicas are busy further rows arrive
+                taken = [self._waiting.popleft() for _ in range(min(self._most_rows, len(self._waiting)))]
+            if not self._waiting:
+                self._arrived.clear()
+            taken = [each for each in taken if not each.result.done()]
+            for places in plan_passes([each.row.length for each in taken], self._most_tokens):
+                await self._free.acquire()
+                task = asyncio.create_task(self._compute([taken[place] for place in places]))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _compute(self, own: list[_Waiting[RowT]]) -> None:
+        try:
+            results = await self._run([each.row for each in own])
+        except Exception as error:
+            results = [error] * len(own)
+        finally:
+            self._free.release()
+        for each, result in zip(own, results, strict=True):
+            if each.result.done():
+                continue
+            if isinstance(result, BaseException):
+                each.result.set_exception(result)
+            else:
+                each.result.set_result(result)

@@ -1,0 +1,191 @@
+"""Which adapters are served, and what is known of each without its tensors: task, labels, router.
+
+Enters: a bank. Leaves: for a request's text the adapter that answers it. The model itself is elsewhere (engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TENSORS, TOKENS, BankEntry
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
+from domext_ray.downstream.tasks.families import SingleTask
+from domext_ray.downstream.tasks.task import Task, TaskOptions
+from domext_ray.errors import RunError
+from domext_ray.model.domext.modeling_domext import NO_DOMAIN
+from domext_ray.model.domext.routers_domext import Router, choose_domains
+
+MOST_TOKENS = 512
+"""Tokens of a row where --max_length is 0 and the model takes more."""
+_ROUTER = "router.domains.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class ServedAdapter:
+    """An adapter as requests see it.
+
+    Args:
+        name: the bank's name for it; "__base__": the base.
+        sha256: of its tensors.
+        architecture: a key of `entry.ARCHITECTURES`.
+        family: of its task; empty: a masked LM.
+        task: encodes and decodes; None: a masked LM.
+        router: tells its text; None: it has none.
+        threshold: the router's.
+        origin: of adapter.json.
+    """
+
+    name: str
+    sha256: str
+    architecture: str
+    family: str = ""
+    task: Task | None = None
+    router: Router | None = None
+    threshold: float = 0.0
+    origin: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what GET /v1/adapters says of it."""
+        labels = list(self.task.data.labels) if self.task is not None else []
+        return {
+            "name": self.name,
+            "architecture": self.architecture,
+            "family": self.family,
+            "labels": labels,
+            "routed": self.router is not None,
+            "sha256": self.sha256,
+        }
+
+
+class Catalogue:
+    """The adapters that are served; one is in it whole or not at all.
+
+    Args:
+        bank: where they are.
+        max_length: tokens of a row; 0: as many as the model takes, up to 512.
+
+    Raises:
+        BaseModelError: the base is not to be had.
+        RunError: `max_length` is more than the model takes.
+    """
+
+    def __init__(self, bank: AdapterBank, max_length: int = 0) -> None:
+        self.bank = bank
+        base = AdapterBank.open(bank.folder, bank.base_id).base  # of another object, so that its tensors are let go
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base.tokenizer_folder)
+        self.has_words = base.has_mlm_head
+        most = base.config.max_row_length
+        if max_length > most:
+            raise RunError(
+                f"--max_length is {max_length}; the base has {most} positions, so it must be {most} at most."
+            )
+        self.max_length = max_length or min(MOST_TOKENS, most)
+        self.base = ServedAdapter(NO_DOMAIN, "", MASKED_LM)
+        self._adapters: dict[str, ServedAdapter] = {}
+
+    def names(self) -> list[str]:
+        """Return the adapters' names, sorted."""
+        return sorted(self._adapters)
+
+    def list(self) -> list[ServedAdapter]:
+        """Return the adapters by name, without the base."""
+        return [self._adapters[name] for name in self.names()]
+
+    def find(self, name: str) -> ServedAdapter | None:
+        """Return an adapter, or the base by its name; None: it is not served."""
+        return self.base if name == NO_DOMAIN else self._adapters.get(name)
+
+    def put(self, adapter: ServedAdapter) -> None:
+        """Serve an adapter."""
+        self._adapters[adapter.name] = adapter
+
+    def remove(self, name: str) -> ServedAdapter | None:
+        """Serve an adapter no longer; return it, if it was there."""
+        return self._adapters.pop(name, None)
+
+    def read(self, name: str) -> ServedAdapter:
+        """Read an adapter of the bank; it is not served by that.
+
+        Raises:
+            RunError: the bank has none of that name, or its files are damaged.
+        """
+        entry = self.bank.describe(name)
+        family, task = self._make_task(name, entry)
+        router, threshold = self._read_router(name, entry)
+        return ServedAdapter(
+            name, entry.sha256, entry.architecture, family, task, router, threshold, dict(entry.origin)
+        )
+
+    def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
+        if entry.architecture == MASKED_LM:
+            return "", None
+        description = getattr(entry, "task", None) or describe_head(name, entry, self.max_length)
+        staged = make_described_task(description, self.tokenizer)
+        if not isinstance(staged, SingleTask):
+            raise RunError(f"the adapter {name!r} is a stage of {description.family}, which is not served.")
+        return description.family, staged.task
+
+    def _read_router(self, name: str, entry: BankEntry) -> tuple[Router | None, float]:
+        if not entry.domain.router_words:
+            return None, 0.0
+        router = Router(entry.domain)
+        try:
+            with safe_open(self.bank.find_folder(name) / TENSORS, framework="pt") as file:
+                router.weight.copy_(file.get_tensor(_ROUTER))
+        except Exception as error:  # what safetensors raises is its own
+            raise RunError(f"the router of the adapter {name!r} cannot be read ({error}).") from error
+        return router, float(entry.domain.router_threshold)
+
+    def route(self, input_ids: np.ndarray, allowed: Sequence[ServedAdapter]) -> ServedAdapter | None:
+        """Choose the adapter of a text by routers.
+
+        Args:
+            input_ids: int64 [N].
+            allowed: adapters that can answer it.
+
+        Returns:
+            The adapter; the base where no router knows the text; None where none has a router.
+        """
+        routed = {each.name: each for each in allowed if each.router is not None}
+        if not routed:
+            return None
+        limits = {name: each.threshold for name, each in routed.items()}
+        routers = {name: each.router for name, each in routed.items()}
+        (chosen,) = choose_domains(routers, limits, torch.from_numpy(input_ids)[None])
+        return self.base if chosen is None else routed[chosen]
+
+
+def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescription:
+    """Describe the task of an adapter that came without a description, by its head's labels.
+
+    Args:
+        name: the adapter's.
+        entry: its description; not of a masked LM.
+        max_length: tokens of a row.
+
+    Raises:
+        RunError: the labels are not those of a task that is served.
+    """
+    labels = tuple((entry.id2label or {}).values())
+    options = TaskOptions(max_length=max_length)
+    if entry.architecture == TOKENS:
+        kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))
+        if labels != ("O", *(f"{mark}-{kind}" for kind in kinds for mark in "BI")):
+            raise RunError(
+                f"the adapter {name!r} has the labels {', '.join(labels[:6])}; tags are served in the order O, B-X, "
+                "I-X, B-Y, I-Y, as domext finetune --task ner makes them."
+            )
+        return TaskDescription("ner", name, kinds, "entity_f1.micro", options)
+    assert entry.architecture == SEQUENCES
+    if entry.problem_type == "regression":
+        return TaskDescription("regression", name, (), "spearman", options, learned={"mean": 0.0, "std": 1.0})
+    return TaskDescription("classification", name, labels, "accuracy", options)

@@ -1,0 +1,174 @@
+"""Rows of tokens -> what their adapters say of them: the part of the application that has the model, in every replica.
+
+Enters: rows that name their adapter, and the hash of the adapter that they were made for. Leaves: for each row small
+arrays. A row whose adapter is another one by now, or cannot be read, gets an error of its own; others do not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.serving import AdapterServer, MixedStates
+from domext_ray.errors import DomextError, RunError
+from domext_ray.model.domext.modeling_domext import NO_DOMAIN
+from domext_ray.model.pooling import pool_states
+
+Wants = Literal["words", "labels", "mean", "cls"]
+"""What a row is for: the likeliest words at some places, the head's scores, or the text's vector."""
+
+
+@dataclass(frozen=True)
+class ServedRow:
+    """A row of one adapter.
+
+    Args:
+        adapter: its name; "__base__": the base.
+        sha256: of its tensors; of the base: empty.
+        input_ids: int64 [N].
+        token_type_ids: int64 [N]; None: all 0.
+        wants: what is computed.
+        places: int64 [P], tokens whose words are wanted.
+        top_k: how many words at each.
+    """
+
+    adapter: str
+    sha256: str
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray | None
+    wants: Wants
+    places: np.ndarray | None = None
+    top_k: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the row."""
+        return len(self.input_ids)
+
+
+Outcome = tuple[np.ndarray, ...] | Exception
+"""Of a row. Words: probabilities float32 [P, k] and ids int64 [P, k], the likeliest first. Labels: logits float32
+[N, classes] or [classes]. A vector: float32 [d]."""
+
+
+class Engine:
+    """The base and the adapters that rows have named, in one encoder.
+
+    Args:
+        bank: where adapters are.
+        device: where the model computes.
+    """
+
+    def __init__(self, bank: AdapterBank, device: torch.device) -> None:
+        self._bank, self._device = bank, device
+        self._server = AdapterServer(bank).to(device)
+        self._attached: dict[str, str] = {}
+        self._pad_id = int(bank.base.config.pad_token_id or 0)
+
+    @property
+    def attached(self) -> dict[str, str]:
+        """Hashes of the adapters that are in the encoder, by name."""
+        return dict(self._attached)
+
+    def attach(self, name: str, sha256: str) -> None:
+        """Have an adapter in the encoder; one of that name and another hash leaves it.
+
+        Raises:
+            DomextError: the bank has no such adapter, it is damaged, or its hash is another one.
+        """
+        if self._attached.get(name) == sha256:
+            return
+        self.drop(name)
+        if self._bank.describe(name).sha256 != sha256:
+            raise RunError(f"the adapter {name!r} in the bank is another one now; add it again to serve that one.")
+        self._server.attach(name)
+        self._attached[name] = sha256
+
+    def drop(self, name: str) -> None:
+        """Take an adapter out of the encoder, if it is there."""
+        if self._attached.pop(name, None) is not None:
+            self._server.drop(name)
+
+    def run(self, rows: Sequence[ServedRow]) -> list[Outcome]:
+        """Compute rows in one pass; the result of a row does not depend on the others but for rounding."""
+        outcomes: list[Outcome] = [RunError("not computed")] * len(rows)
+        sound: list[int] = []
+        for place, row in enumerate(rows):
+            try:
+                if row.adapter != NO_DOMAIN:
+                    self.attach(row.adapter, row.sha256)
+                sound.append(place)
+            except DomextError as error:
+                outcomes[place] = error
+        # One pass may name two adapters of one name, if one has replaced the other meanwhile: the later one is there.
+        sound = [place for place in sound if self._has(rows[place])]
+        for place, outcome in zip(sound, self._compute([rows[place] for place in sound]), strict=True):
+            outcomes[place] = outcome
+        return outcomes
+
+    def _has(self, row: ServedRow) -> bool:
+        return row.adapter == NO_DOMAIN or self._attached.get(row.adapter) == row.sha256
+
+    @torch.inference_mode()
+    def _compute(self, rows: Sequence[ServedRow]) -> list[Outcome]:
+        if not rows:
+            return []
+        ids, types, mask = self._collate(rows)
+        names = [row.adapter for row in rows]
+        states = self._server.encode(ids, mask, adapter_names=names, token_type_ids=types)
+        outcomes: dict[int, Outcome] = {}
+        outcomes |= self._pool(rows, states, mask)
+        scored = [place for place, row in enumerate(rows) if row.wants in ("words", "labels")]
+        places = {place: torch.from_numpy(row.places) for place, row in enumerate(rows) if row.places is not None}
+        logits = states.score(scored, places)
+        outcomes |= self._choose_words({place: logits[place] for place in places}, rows)
+        for place in scored:
+            if rows[place].wants == "labels":
+                own = logits[place].float().cpu().numpy()
+                outcomes[place] = (own[: rows[place].length] if own.ndim == 2 else own,)
+        return [outcomes[place] for place in range(len(rows))]
+
+    def _collate(self, rows: Sequence[ServedRow]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return ids, segment types if a row has some, and the mask if a row is padded, int64 [B, N]."""
+        longest = max(row.length for row in rows)
+        ids = np.full((len(rows), longest), self._pad_id, dtype=np.int64)
+        types, mask = np.zeros_like(ids), np.zeros_like(ids)
+        for place, row in enumerate(rows):
+            ids[place, : row.length], mask[place, : row.length] = row.input_ids, 1
+            if row.token_type_ids is not None:
+                types[place, : row.length] = row.token_type_ids
+        given = (ids, types if types.any() else None, None if mask.all() else mask)
+        made = [None if each is None else torch.from_numpy(each).to(self._device) for each in given]
+        assert made[0] is not None
+        return made[0], made[1], made[2]
+
+    def _pool(self, rows: Sequence[ServedRow], states: MixedStates, mask: Tensor | None) -> dict[int, Outcome]:
+        found: dict[int, Outcome] = {}
+        for pooling in ("mean", "cls"):
+            own = [place for place, row in enumerate(rows) if row.wants == pooling]
+            if own:
+                index = torch.tensor(own, device=self._device)
+                kept = None if mask is None else mask[index]
+                vectors = pool_states(states.last_hidden_state[index], kept, pooling).float().cpu().numpy()
+                found |= {place: (vector,) for place, vector in zip(own, vectors, strict=True)}
+        return found
+
+    def _choose_words(self, logits: dict[int, Tensor], rows: Sequence[ServedRow]) -> dict[int, Outcome]:
+        """Return the likeliest words of rows: one softmax for all of them, for there are many small ones."""
+        if not logits:
+            return {}
+        sizes = [len(each) for each in logits.values()]
+        probabilities = torch.cat(list(logits.values())).float().softmax(dim=-1)
+        most = max(rows[place].top_k for place in logits)
+        top = probabilities.topk(min(most, probabilities.shape[-1]))
+        values, ids = (each.cpu().split(sizes) for each in (top.values, top.indices))
+        return {
+            place: (own.numpy()[:, : rows[place].top_k], numbers.numpy()[:, : rows[place].top_k])
+            for place, own, numbers in zip(logits, values, ids, strict=True)
+        }

@@ -1,0 +1,269 @@
+"""What is asked of a text: one class per endpoint. A text becomes rows; the rows' outcomes become its answer.
+
+Answers have the fields of the predictions that `domext predict` writes, and the name of the adapter.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
+from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.downstream.tasks.task import Row, Task
+from domext_ray.downstream.tasks.windows import read_template
+from domext_ray.inference.examples import make_example
+from domext_ray.serving.catalogue import Catalogue, ServedAdapter
+from domext_ray.serving.engine import ServedRow, Wants
+
+MASK = "[MASK]"
+"""What a mask is called in every text, beside the model's own name for it."""
+_DIGITS = 6
+
+
+class TextError(ValueError):
+    """A text cannot be answered; its message is one sentence.
+
+    Args:
+        message: the sentence.
+        status: of HTTP.
+    """
+
+    def __init__(self, message: str, status: int = 422) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a request asks for beside its texts.
+
+    Args:
+        top_k: words in the place of each mask.
+        truncate: cut texts that are too long, and say so; else they are refused.
+        pooling: how the states of a text's tokens become its vector.
+        normalize: vectors of length 1.
+    """
+
+    top_k: int = 5
+    truncate: bool = False
+    pooling: Wants = "mean"
+    normalize: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A text on its way.
+
+    Args:
+        text: the text.
+        adapter: what answers it.
+        rows: what is computed.
+        truncated: the text was cut.
+        place: what the answer needs, in the kind's own terms.
+    """
+
+    text: str
+    adapter: ServedAdapter
+    rows: tuple[ServedRow, ...]
+    truncated: bool = False
+    place: Any = None
+
+
+class Kind(ABC):
+    """An endpoint's work.
+
+    Args:
+        catalogue: tokenizer and adapters.
+    """
+
+    name: ClassVar[str]
+    """The last part of its path."""
+    architectures: ClassVar[tuple[str, ...]]
+    """Of adapters that can answer."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self.backend = make_backend(catalogue.tokenizer)
+        self.template = read_template(catalogue.tokenizer, pair=False)
+        self.room = catalogue.max_length - self.template.num_special
+
+    def takes(self, adapter: ServedAdapter) -> bool:
+        """Whether an adapter can answer."""
+        return adapter.architecture in self.architectures
+
+    @abstractmethod
+    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
+        """Make the rows of a text.
+
+        Raises:
+            TextError: the text cannot be answered.
+        """
+
+    @abstractmethod
+    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+        """Return what a text's rows say, without the adapter's name."""
+
+    def answer_none(self) -> dict[str, Any]:
+        """Return the answer to a text that no router knows, where the base cannot answer."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of a text, int64, without special tokens."""
+        return np.array(self.backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def cut(self, ids: np.ndarray, wishes: Wishes) -> tuple[np.ndarray, bool]:
+        """Return ids that fit a row, and whether some were left out.
+
+        Raises:
+            TextError: they do not fit, and may not be cut.
+        """
+        if len(ids) <= self.room:
+            return ids, False
+        if not wishes.truncate:
+            raise TextError(
+                f"a text has {len(ids):,} tokens, and {self.name} takes {self.room:,}; shorten it, or set truncate.",
+                413,
+            )
+        return ids[: self.room], True
+
+
+class FillMask(Kind):
+    """The likeliest words in the place of each [MASK]."""
+
+    name = "fill-mask"
+    architectures = (MASKED_LM,)
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue)
+        tokenizer = catalogue.tokenizer
+        self.mask_token, self.mask_id = str(tokenizer.mask_token), cast(int, tokenizer.mask_token_id)
+        self.is_mask = re.compile("|".join(map(re.escape, dict.fromkeys([MASK, self.mask_token]))))
+        self.backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.words: dict[int, str] = {}
+
+    def takes(self, adapter: ServedAdapter) -> bool:
+        """Whether an adapter can answer; the base may have no masked-LM head."""
+        return super().takes(adapter) and (adapter is not self.catalogue.base or self.catalogue.has_words)
+
+    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
+        """Make one row; see `Kind.ask`."""
+        spans = [each.span() for each in self.is_mask.finditer(text)]
+        if not spans:
+            raise TextError(f"a text has no {MASK}; write {MASK} where a word is to be filled in.")
+        all_ids = self.encode(self.is_mask.sub(lambda _: self.mask_token, text))
+        ids, truncated = self.cut(all_ids, wishes)
+        if truncated and (all_ids[self.room :] == self.mask_id).any():
+            raise TextError(
+                f"a {MASK} stands behind the first {self.room:,} tokens of its text; shorten the text.", 413
+            )
+        joined, types = self.template.join(ids)
+        places = np.flatnonzero(joined == self.mask_id)
+        row = ServedRow(adapter.name, adapter.sha256, joined, types, "words", places, wishes.top_k)
+        return Asked(text, adapter, (row,), truncated, spans)
+
+    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+        """Return "masks", each with start, end and its fills."""
+        ((probabilities, ids),) = outcomes
+        masks = []
+        for (start, end), own, numbers in zip(asked.place, probabilities.tolist(), ids.tolist(), strict=True):
+            fills = [
+                {"token": self._decode(number), "probability": round(value, _DIGITS)}
+                for value, number in zip(own, numbers, strict=True)
+            ]
+            masks.append({"start": start, "end": end, "fills": fills})
+        return {"masks": masks}
+
+    def _decode(self, number: int) -> str:
+        if number not in self.words:
+            self.words[number] = str(self.catalogue.tokenizer.decode([number])).strip()
+        return self.words[number]
+
+
+class Embed(Kind):
+    """The vector of a text."""
+
+    name = "embed"
+    architectures = tuple(ARCHITECTURES)
+
+    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
+        """Make one row; see `Kind.ask`."""
+        ids, truncated = self.cut(self.encode(text), wishes)
+        joined, types = self.template.join(ids)
+        return Asked(
+            text, adapter, (ServedRow(adapter.name, adapter.sha256, joined, types, wishes.pooling),), truncated
+        )
+
+    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+        """Return "embedding", d numbers."""
+        ((vector,),) = outcomes
+        if wishes.normalize:
+            vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        return {"embedding": vector.tolist()}
+
+
+class _TaskKind(Kind):
+    """What an adapter's own task makes of a text."""
+
+    def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
+        """Make the task's rows; see `Kind.ask`."""
+        task = cast(Task, adapter.task)
+        example = make_example(adapter.family, {"text": text}, "the text")
+        rows = task.encode([example], is_training=False)
+        truncated = self.check(text, task, wishes)
+        own = tuple(
+            ServedRow(adapter.name, adapter.sha256, row.input_ids, row.token_type_ids, "labels") for row in rows
+        )
+        return Asked(text, adapter, own, truncated, (example, rows))
+
+    def check(self, text: str, task: Task, wishes: Wishes) -> bool:
+        """Return whether the task cuts the text; refuse one that may not be cut. Default: it makes windows."""
+        return False
+
+    def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
+        """Return the task's record."""
+        example, rows = asked.place
+        (record,) = cast(Task, asked.adapter.task).to_records([example], cast("list[Row]", rows), list(outcomes))
+        return record
+
+
+class Entities(_TaskKind):
+    """Entities with their places; a text of any length is read in windows."""
+
+    name = "entities"
+    architectures = (TOKENS,)
+
+    def answer_none(self) -> dict[str, Any]:
+        """No entities."""
+        return {"entities": []}
+
+
+class Classify(_TaskKind):
+    """The label of a text with the probabilities of all, or its value."""
+
+    name = "classify"
+    architectures = (SEQUENCES,)
+
+    def check(self, text: str, task: Task, wishes: Wishes) -> bool:
+        """Refuse a text that the task would cut, unless it may; see `_TaskKind.check`."""
+        num_pieces, room = len(self.encode(text)), task.options.max_length - self.template.num_special
+        if num_pieces > room and not wishes.truncate:
+            raise TextError(
+                f"a text has {num_pieces:,} tokens, and the adapter takes {room:,}; shorten it, or set truncate.", 413
+            )
+        return num_pieces > room
+
+    def answer_none(self) -> dict[str, Any]:
+        """No label."""
+        return {"label": None, "probabilities": {}}
+
+
+KINDS: tuple[type[Kind], ...] = (FillMask, Classify, Entities, Embed)

@@ -1,0 +1,203 @@
+"""`domext serve`: start Ray Serve, say where it answers, and end it when told to, after the last open request."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.serve import ServeConfig
+from domext_ray.errors import ConfigError, RunError
+from domext_ray.runs.run_directory import CONFIG
+from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, settle_gpu, start_ray
+from domext_ray.runtime.stopping import Stopped, signal_name
+from domext_ray.serving.catalogue import Catalogue, ServedAdapter
+from domext_ray.serving.deployment import APP, build_application, forget_served
+from domext_ray.serving.limits import find_token
+from domext_ray.training.start import read_run_config
+
+LOOK_SECONDS = 0.2
+STATUS_SECONDS = 5.0
+TOKEN_FOLDER = Path("~/.domext")
+
+
+def run_serving(config: ServeConfig) -> None:
+    """Serve until a signal comes.
+
+    Raises:
+        DomextError: it cannot be served.
+        Stopped: a signal came, and open requests were answered.
+    """
+    with open_bank(config) as config:
+        adapters = check_bank(config)
+        print(describe_served(adapters), flush=True)
+        if config.dry_run:
+            return
+        with start_serving(config) as place:
+            print(place, flush=True)
+            _wait(config)
+
+
+@contextlib.contextmanager
+def open_bank(config: ServeConfig) -> Iterator[ServeConfig]:
+    """Make a bank of --model while the block runs, so that one model is served as many are; yields the options with it.
+
+    Raises:
+        DomextError: the model is not one that a bank holds, or a base.
+    """
+    if config.bank:
+        yield config
+        return
+    with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
+        folder, run_dir = Path(temporary) / "bank", Path(config.model).expanduser()
+        run = read_run_config(run_dir) if (run_dir / CONFIG).is_file() else None
+        if run is not None and run.method.has_domain:
+            name = run_dir.resolve().name
+            AdapterBank.create(folder, run.base).add_run(name if name.isidentifier() else "model", run_dir)
+        else:
+            AdapterBank.create(folder, config.model)
+        yield replace(config, model="", bank=str(folder))
+
+
+def check_bank(config: ServeConfig) -> list[ServedAdapter]:
+    """Read what is to be served, and compare every file with its hash.
+
+    Raises:
+        DomextError: something is missing or damaged.
+    """
+    with quiet_libraries():
+        bank = AdapterBank.open(config.bank, config.base)
+        catalogue = Catalogue(bank, config.max_length)
+        names = list(config.adapter_names) or bank.names()
+        for name in names:
+            bank.read_adapter(name)
+        return [catalogue.read(name) for name in names]
+
+
+def describe_served(adapters: list[ServedAdapter]) -> str:
+    """Return what is served, a line each."""
+    lines = [f"adapters: {len(adapters)}, and the base"]
+    for each in adapters:
+        what = f"{each.family}: {', '.join(each.describe()['labels'])}" if each.family else "fills masks"
+        lines.append(f"  {each.name:<24} {what[:80]}{', routed' if each.router is not None else ''}")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def start_serving(config: ServeConfig) -> Iterator[str]:
+    """Serve while the block runs; yields what to tell the user. At its end open requests are answered first.
+
+    Raises:
+        DomextError: Ray has no room, or the address is taken.
+    """
+    _check_address(config)
+    start_ray()
+    config = settle_gpu(config, config.replicas, "--replicas")
+    on_gpu = config.scale.use_gpu is True
+    _check_room(config, on_gpu=on_gpu)
+    folder = TOKEN_FOLDER.expanduser()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    token_sha256, source = find_token(config.token_file, folder)
+    with quiet_libraries():
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": config.host, "port": config.port, "keep_alive_timeout_s": 65},
+            logging_config=_LOGGING,
+        )
+    forget_served(config)
+    try:
+        with quiet_libraries():
+            serve.run(
+                build_application(config, token_sha256, on_gpu=on_gpu),
+                name=APP,
+                route_prefix="/",
+                logging_config=_LOGGING,
+            )
+        yield f"serving at http://{_show_host(config.host)}:{config.port}/ (token: {source}); Ctrl-C ends it"
+    finally:
+        with contextlib.suppress(RayError):
+            forget_served(config)
+            serve.delete(APP)  # Serve itself ends with a Ray of this job's own; on a cluster others may use it
+
+
+_LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+def _check_address(config: ServeConfig) -> None:
+    """Refuse an address that is taken, or not this machine's: Serve would try it again and again."""
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((config.host, config.port))
+    except OSError as error:
+        raise ConfigError(
+            f"--host {config.host} --port {config.port} cannot be listened on ({error.strerror}); give another."
+        ) from error
+
+
+def _check_room(config: ServeConfig, *, on_gpu: bool) -> None:
+    nodes = list_nodes()
+    shortage = find_shortage(nodes, config.replicas, config.scale.threads, with_gpu=on_gpu, read_cpus=0.0)
+    if shortage:
+        raise ConfigError(
+            f"--replicas {config.replicas} with --scale.threads {config.scale.threads} need more than there is on "
+            f"{describe_nodes(nodes)}: {shortage}; lower one of them."
+        )
+
+
+def _show_host(host: str) -> str:
+    return "127.0.0.1" if host == "0.0.0.0" else f"[{host}]" if ":" in host else host
+
+
+def _wait(config: ServeConfig) -> None:
+    """Say what Serve's state is when it changes, until a signal comes.
+
+    Raises:
+        RunError: the application cannot run.
+        Stopped: a signal came.
+    """
+    before = "RUNNING"
+    try:
+        while True:
+            time.sleep(STATUS_SECONDS)
+            found = serve.status().applications[APP]
+            if found.status != before:
+                print(f"state: {found.status.lower()} {' '.join(found.message.split())[:200]}".rstrip(), flush=True)
+            before = found.status
+            if found.status == "DEPLOY_FAILED":
+                raise RunError(f"the application does not start: {' '.join(found.message.split())[:500]}")
+    except KeyboardInterrupt:
+        raise Stopped(drain(config)) from None
+
+
+def drain(config: ServeConfig) -> str:
+    """Let open requests be answered while new ones are refused; return the job's last sentence."""
+    begun = f"stopped by {signal_name()}"
+    deadline = time.monotonic() + config.drain_seconds
+    handle: DeploymentHandle = serve.get_app_handle(APP)
+    shown = -1
+    while True:
+        try:
+            num_open = handle.drain.remote().result(timeout_s=max(1.0, deadline - time.monotonic()))
+        except (RayError, TimeoutError):
+            return f"{begun}; the application had ended before its requests were answered."
+        if num_open == 0:
+            return f"{begun}; all requests were answered."
+        if time.monotonic() >= deadline:
+            return f"{begun}; {num_open} requests had no answer within {config.drain_seconds:g} s (--drain_seconds)."
+        if num_open != shown:
+            print(f"waiting for {num_open} requests, {deadline - time.monotonic():.0f} s at most", flush=True)
+            shown = num_open
+        time.sleep(LOOK_SECONDS)

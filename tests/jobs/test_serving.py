@@ -1,0 +1,251 @@
+"""`domext serve` on Ray: replicas that answer alike, come back when they are killed, and end after the last request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import torch
+from browser import CHROMIUM, open_browser
+from conftest import REPOSITORY
+from job_calls import call_job
+from job_processes import find_workers, heed_signals, kill_job
+from made_banks import CLASSES, make_bank
+from transformers import AutoTokenizer
+
+from domext_ray.adapters.bank import AdapterBank
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
+TOKEN = "a-token-of-some-length"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+TEXTS = [f"the patient was given {word} for the heart" for word in ("a drug", "the gene", "water", "bread", "no care")]
+SECONDS = 300
+
+
+class Server:
+    """A job that serves, and a client of it."""
+
+    def __init__(self, bank: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [sys.executable, str(REPOSITORY / "jobs" / "serve.py"), "--bank", str(bank), "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [*command, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "DOMEXT_SERVE_TOKEN": TOKEN},
+            start_new_session=True,
+            preexec_fn=heed_signals,
+        )
+        self.address = f"http://127.0.0.1:{self.port}"
+
+    def call(self, method: str, path: str, values: Any = None) -> requests.Response:
+        return requests.request(method, self.address + path, json=values, headers=HEADERS, timeout=SECONDS)
+
+    def wait(self, status: int = 200) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert self.process.poll() is None and time.monotonic() < deadline
+            with contextlib.suppress(requests.ConnectionError):
+                if self.call("GET", "/readyz").status_code == status:
+                    return
+            time.sleep(0.2)
+
+    def end(self) -> str:
+        self.process.send_signal(signal.SIGTERM)
+        said = self.process.communicate(timeout=SECONDS)[0].decode()
+        assert self.process.returncode == 128 + signal.SIGTERM, said
+        return said
+
+
+@pytest.fixture(scope="module")
+def bank(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterBank:
+    return make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder))
+
+
+@pytest.fixture(scope="module")
+def server(bank: AdapterBank) -> Iterator[Server]:
+    server = Server(bank.folder, "--replicas", "2", "--scale.threads", "1", "--adapters", "sorts1,sorts2,tags1,fills1")
+    try:
+        server.wait()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            kill_job(server.process)
+
+
+@torch.no_grad()
+def compute_classes(bank: AdapterBank) -> dict[tuple[str, str], dict[str, float]]:
+    tokenizer = AutoTokenizer.from_pretrained(bank.base.tokenizer_folder)
+    found = {}
+    for name in ("sorts1", "sorts2"):
+        model = bank.load(name)
+        for text in TEXTS:
+            logits = model(tokenizer(text, return_tensors="pt")["input_ids"]).logits[0]
+            found[name, text] = dict(zip(CLASSES, logits.softmax(-1).tolist(), strict=True))
+    return found
+
+
+def ask_many(server: Server, bank: AdapterBank, seconds: float) -> Counter[int]:
+    """Ask from eight clients for a while; every answer is its adapter's own. Returns how often each status came."""
+    expected, statuses, wrong = compute_classes(bank), Counter[int](), list[Any]()
+
+    def ask(number: int) -> None:
+        for place in range(10**6):
+            if time.monotonic() > deadline:
+                return
+            name, text = f"sorts{1 + place % 2}", TEXTS[(number + place) % len(TEXTS)]
+            try:
+                answer = server.call("POST", "/v1/classify", {"inputs": text, "adapter": name})
+            except requests.ConnectionError as error:
+                wrong.append(error)
+                return
+            statuses[answer.status_code] += 1
+            if answer.status_code == 200:
+                (own,) = answer.json()["predictions"]
+                if own["adapter"] != name or own["probabilities"] != pytest.approx(expected[name, text], abs=1e-4):
+                    wrong.append(own)
+
+    deadline = time.monotonic() + seconds
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
+    return statuses
+
+
+def test_every_answer_is_its_adapters_own(server: Server, bank: AdapterBank) -> None:
+    assert ask_many(server, bank, 3.0).keys() == {200}
+    metrics = server.call("GET", "/metrics").text
+    (adapters,) = (line.split()[1] for line in metrics.splitlines() if line.startswith("domext_batch_adapters_sum"))
+    (passes,) = (line.split()[1] for line in metrics.splitlines() if line.startswith("domext_batch_adapters_count"))
+    assert float(adapters) > float(passes), "passes have rows of several adapters"
+
+
+def test_nothing_listens_beyond_this_machine(server: Server) -> None:
+    family = [server.process.pid, *(each.pid for each in psutil.Process(server.process.pid).children(recursive=True))]
+    listening = [each for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
+    assert server.port in {each.laddr.port for each in listening}
+    assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_adapters_come_and_go_in_all_replicas(server: Server) -> None:
+    asked = {"inputs": "a [MASK]", "adapter": "fills2"}
+    for _ in range(2):
+        assert server.call("POST", "/v1/fill-mask", asked).status_code == 404
+        assert server.call("POST", "/v1/adapters", {"name": "fills2"}).status_code == 201
+        answers = [server.call("POST", "/v1/fill-mask", asked) for _ in range(8)]
+        assert {each.status_code for each in answers} == {200}
+        assert len({each.text for each in answers}) == 1
+        assert server.call("DELETE", "/v1/adapters/fills2").status_code == 204
+
+
+def test_a_replica_that_is_killed_comes_back_and_answers_nothing_wrong(server: Server, bank: AdapterBank) -> None:
+    before = {each.pid for each in find_workers(server.process, "ServeReplica:domext:Encoder")}
+    assert len(before) == 2
+    assert server.call("DELETE", "/v1/adapters/tags1").status_code == 204
+    victim = min(before)
+    threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
+    statuses = ask_many(server, bank, 6.0)
+    assert statuses[200] and statuses.keys() <= {200, 503}, statuses
+    deadline = time.monotonic() + SECONDS
+    while len({each.pid for each in find_workers(server.process, "ServeReplica:domext:Encoder")} - {victim}) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    server.wait()
+    assert ask_many(server, bank, 3.0).keys() == {200}
+    assert server.call("POST", "/v1/entities", {"inputs": TEXTS[0], "adapter": "tags1"}).status_code == 404
+    assert server.call("POST", "/v1/adapters", {"name": "tags1"}).status_code == 201
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at the page with")
+def test_a_person_uses_the_page(server: Server, tmp_path: Path) -> None:
+    with open_browser(tmp_path / "profile") as browser:
+        browser.open(server.address)
+        browser.run("document.getElementById('token').focus()")
+        browser.type("wrong")
+        browser.press("Enter")
+        browser.wait("!document.getElementById('error').hidden")
+        assert browser.run("document.getElementById('error').textContent").startswith("The token is missing or wrong")
+        browser.complaints.clear()  # the browser notes the status 401
+        browser.run("document.getElementById('token').value = ''")
+        browser.type(TOKEN)
+        browser.press("Enter")
+        browser.wait("!document.getElementById('ask').hidden")
+        shown = browser.run("[...document.querySelectorAll('.choice input')].map(each => each.value)")
+        assert shown == ["fills1", "sorts1", "sorts2", "tags1", "__base__", "auto"]
+        browser.run("document.getElementById('text').value = '<b>the gene</b> [MASK] 🧬 was given a drug'")
+        for _ in range(6):  # to the last box, by the keyboard alone
+            browser.press("Tab")
+        browser.press(" ")
+        browser.run("document.getElementById('text').focus()")
+        browser.press("Enter", modifiers=2)
+        browser.wait("document.getElementById('status').textContent.includes('answers in')")
+        cards = browser.run("[...document.querySelectorAll('.answer')].map(each => each.innerText)")
+        assert [each.split("\n")[0] for each in cards] == [
+            "fills1",
+            "sorts1",
+            "sorts2",
+            "tags1",
+            "auto (routers choose)",
+        ]
+        assert "%" in cards[0] and "good" in cards[1] and "<b>the gene</b> [MASK] 🧬" in cards[3]
+        assert "answered by fills1" in cards[4] and "answered by sorts1" in cards[4]
+        assert browser.run("document.querySelectorAll('.answer b').length") == 0
+        for width in (400, 1280):
+            for scheme in ("light", "dark"):
+                browser.resize(width, 900, scheme)
+                assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+                browser.save_picture(tmp_path / f"{width}-{scheme}.png")
+        assert not browser.complaints
+        colours = browser.run("JSON.stringify(getComputedStyle(document.body).backgroundColor)")
+        assert json.loads(colours) == "rgb(20, 23, 26)"  # dark, as the last size was asked for
+
+
+def test_the_end_waits_for_open_requests(server: Server) -> None:
+    answers: list[int] = []
+
+    def ask() -> None:
+        values = {"inputs": [TEXTS[0]] * 64, "adapter": "sorts1"}
+        answers.append(server.call("POST", "/v1/classify", values).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for each in threads:
+        each.start()
+    time.sleep(0.5)
+    said = server.end()
+    for each in threads:
+        each.join()
+    assert said.endswith("stopped by SIGTERM; all requests were answered.\n")
+    assert "Traceback" not in said and TOKEN not in said and TEXTS[0] not in said
+    assert set(answers) <= {200, 503} and 200 in answers
+
+
+def test_mistakes_end_in_one_sentence(bank: AdapterBank, tmp_path: Path) -> None:
+    ended = call_job("serve", "--bank", str(bank.folder), "--dry_run", "true")
+    assert ended.code == 0 and "sorts1" in ended.out and "classification: good, bad, neither" in ended.out
+    for options, sentence in (
+        (["--bank", str(bank.folder), "--adapters", "nobody"], "has no adapter 'nobody'"),
+        (["--bank", str(tmp_path)], "is no adapter bank"),
+        (["--bank", str(bank.folder), "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000 cannot be listened on"),
+        (["--bank", str(bank.folder), "--max_length", "1000"], "--max_length is 1000; the base has 128 positions"),
+    ):
+        ended = call_job("serve", *options)
+        assert ended.code == 2 and sentence in ended.err and ended.err.count("\n") == 1

@@ -1,0 +1,402 @@
+"""The endpoints over a real model, without Ray: whose answer it is, what is refused, and what the page gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_banks import CLASSES, add_drawn, make_bank
+from starlette.testclient import TestClient
+
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.serve import LimitConfig, ServeConfig
+from domext_ray.serving.app import make_app
+from domext_ray.serving.catalogue import Catalogue
+from domext_ray.serving.engine import Engine, Outcome, ServedRow
+from domext_ray.serving.gate import Gate
+from domext_ray.serving.limits import hash_token
+from domext_ray.serving.service import LostReplicaError, Service
+
+TOKEN = "a-token-of-some-length"
+TEXT = "the patient was given a drug for the heart"
+LIMITS = LimitConfig(bytes=4000, texts=8, characters=1000, queue=16)
+
+
+class LocalReplica:
+    """One engine in a thread; `gate` holds it back, and a replica that `is_lost` answers nothing."""
+
+    num_replicas = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.thread = engine, ThreadPoolExecutor(1)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_lost = False
+        self.passes: list[list[str]] = []
+
+    def compute(self, rows: list[ServedRow]) -> list[Outcome]:
+        self.gate.wait()
+        self.passes.append([row.adapter for row in rows])
+        return self.engine.run(rows)
+
+    async def run(self, rows: list[ServedRow]) -> Sequence[Outcome]:
+        if self.is_lost:
+            raise LostReplicaError
+        return await asyncio.get_running_loop().run_in_executor(self.thread, self.compute, rows)
+
+    async def attach(self, name: str, sha256: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self.thread, self.engine.attach, name, sha256)
+
+    async def drop(self, name: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self.thread, self.engine.drop, name)
+
+    async def is_ready(self) -> bool:
+        return not self.is_lost
+
+
+class Served:
+    """A client of an application, and what is behind it."""
+
+    def __init__(self, bank: AdapterBank, limits: LimitConfig = LIMITS, names: Sequence[str] = ()) -> None:
+        self.bank = bank
+        catalogue = Catalogue(bank)
+        for name in names or bank.names():
+            catalogue.put(catalogue.read(name))
+        self.replica = LocalReplica(Engine(bank, torch.device("cpu")))
+        self.service = Service(ServeConfig(bank=str(bank.folder), limit=limits), catalogue, self.replica)
+        self.app: Gate = make_app(self.service, hash_token(TOKEN))
+        self.client = TestClient(self.app, headers={"Authorization": f"Bearer {TOKEN}"})
+
+    def post(self, kind: str, inputs: Any, adapter: Any = None, **more: Any) -> Any:
+        values = {"inputs": inputs, **({} if adapter is None else {"adapter": adapter}), **more}
+        return self.client.post(f"/v1/{kind}", json=values)
+
+    def ask(self, kind: str, inputs: Any, adapter: Any = None, **more: Any) -> list[dict[str, Any]]:
+        answer = self.post(kind, inputs, adapter, **more)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["predictions"])
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bank(tmp_path_factory.mktemp("banks") / "bank", str(tiny_base_folder)).folder
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Served]:
+    served = Served(AdapterBank.open(folder))
+    with served.client:
+        yield served
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Served]:
+    served = Served(AdapterBank.open(folder))
+    with served.client:
+        yield served
+
+
+def test_fills_are_the_adapters_own(shared: Served) -> None:
+    text = "the [MASK] was given a [MASK]"
+    answers = shared.ask("fill-mask", [text, text, text], ["fills1", "fills2", "__base__"], top_k=3)
+    assert [each["adapter"] for each in answers] == ["fills1", "fills2", "__base__"]
+    tokenizer = shared.service.catalogue.tokenizer
+    batch = tokenizer(text, return_tensors="pt")
+    for each in answers[:2]:
+        model = shared.bank.load(each["adapter"])
+        with torch.no_grad():
+            logits = model(batch["input_ids"]).logits[0][batch["input_ids"][0] == tokenizer.mask_token_id]
+        expected = logits.softmax(-1).topk(3)
+        for mask, values, ids in zip(each["masks"], expected.values, expected.indices, strict=True):
+            assert text[mask["start"] : mask["end"]] == "[MASK]"
+            assert [fill["token"] for fill in mask["fills"]] == tokenizer.convert_ids_to_tokens(ids)
+            assert [fill["probability"] for fill in mask["fills"]] == pytest.approx(values.tolist(), abs=1e-5)
+    assert answers[0]["masks"] != answers[1]["masks"]
+
+
+def test_classes_are_the_adapters_own(shared: Served) -> None:
+    answers = shared.ask("classify", [TEXT, TEXT], ["sorts1", "sorts2"])
+    batch = shared.service.catalogue.tokenizer(TEXT, return_tensors="pt")
+    for each in answers:
+        with torch.no_grad():
+            expected = shared.bank.load(each["adapter"])(batch["input_ids"]).logits[0].softmax(-1).tolist()
+        assert each["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-5)
+        assert each["label"] == CLASSES[expected.index(max(expected))]
+    assert answers[0]["probabilities"] != answers[1]["probabilities"]
+
+
+def test_entities_have_their_places_in_texts_of_any_length(shared: Served) -> None:
+    text = " ".join([TEXT] * 20)  # more than a row of 128 tokens
+    for answer in shared.ask("entities", [TEXT, text], "tags1"):
+        assert answer["adapter"] == "tags1"
+        for each in answer["entities"]:
+            assert text[each["start"] : each["end"]] == each["text"]
+            assert each["label"] in ("Drug", "Gene") and 0.0 < each["score"] <= 1.0
+    assert any(answer["entities"] for answer in shared.ask("entities", [TEXT, TEXT], ["tags1", "tags2"]))
+
+
+def test_vectors_are_the_encoders(shared: Served) -> None:
+    batch = shared.service.catalogue.tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        states = shared.bank.load("fills1").bert(batch["input_ids"]).last_hidden_state[0]
+    (mean,) = shared.ask("embed", TEXT, "fills1")
+    (first,) = shared.ask("embed", TEXT, "fills1", pooling="cls", normalize=True)
+    assert mean["embedding"] == pytest.approx(states.mean(0).tolist(), abs=1e-4)
+    assert first["embedding"] == pytest.approx((states[0] / states[0].norm()).tolist(), abs=1e-4)
+    assert shared.ask("embed", TEXT, "__base__")[0]["embedding"] != mean["embedding"]
+
+
+def test_routers_choose_per_text_among_adapters_that_can_answer(shared: Served) -> None:
+    texts = ["the gene [MASK]", "the river [MASK]"]
+    names = [each["adapter"] for each in shared.ask("fill-mask", texts, "auto")]
+    assert names == ["fills1", "__base__"]
+    known, unknown = shared.ask("classify", texts, "auto")
+    assert known["adapter"] == "sorts1" and known["label"] in CLASSES
+    assert unknown == {"adapter": "__base__", "label": None, "probabilities": {}}
+    assert shared.ask("entities", texts[1], "auto") == [{"adapter": "__base__", "entities": []}]
+
+
+def test_texts_of_different_adapters_and_endpoints_share_a_pass(own: Served) -> None:
+    own.replica.gate.clear()
+    threads = [
+        threading.Thread(target=own.ask, args=each)
+        for each in (
+            ("embed", TEXT, "__base__"),
+            ("classify", TEXT, "sorts1"),
+            ("classify", [TEXT, TEXT], ["sorts2", "sorts1"]),
+            ("fill-mask", "a [MASK]", "fills2"),
+            ("embed", TEXT, "tags1"),
+        )
+    ]
+    for each in threads:
+        each.start()
+    deadline = time.monotonic() + 120
+    while own.service.batcher.num_queued < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    own.replica.gate.set()
+    for each in threads:
+        each.join(120)
+    assert sum(map(len, own.replica.passes)) == 6 and len(own.replica.passes) <= 2
+    assert max(len(set(names)) for names in own.replica.passes) >= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "status", "sentence"),
+    [
+        ("classify", {"inputs": TEXT, "adapter": "nobody"}, 404, "no adapter 'nobody' is served here; give one of "),
+        ("classify", {"inputs": TEXT, "adapter": "tags1"}, 422, "does not answer classify; those that do are sorts1, "),
+        ("classify", {"inputs": TEXT, "adapter": "__base__"}, 422, "does not answer classify"),
+        ("classify", {"inputs": TEXT}, 422, "adapter is missing; give one of fills1, "),
+        ("classify", {"inputs": [TEXT] * 3, "adapter": ["sorts1", "sorts2"]}, 422, "has 2 names and inputs 3 texts"),
+        ("classify", {"inputs": [], "adapter": "sorts1"}, 422, "inputs has no text"),
+        ("classify", {"inputs": " ", "adapter": "sorts1"}, 422, "a text is empty"),
+        ("classify", {"inputs": ["a"] * 9, "adapter": "sorts1"}, 413, "inputs has 9 texts; give 8 at most"),
+        ("classify", {"inputs": "a" * 1001, "adapter": "sorts1"}, 413, "a text has 1,001 characters"),
+        ("classify", {"inputs": "a " * 200, "adapter": "sorts1"}, 413, "a text has 200 tokens, and the adapter takes"),
+        ("embed", {"inputs": "a " * 200, "adapter": "sorts1"}, 413, "and embed takes 126; shorten it, or set truncate"),
+        ("fill-mask", {"inputs": TEXT, "adapter": "fills1"}, 422, "a text has no [MASK]"),
+        (
+            "fill-mask",
+            {"inputs": f"{'a ' * 200}[MASK]", "adapter": "fills1", "truncate": True},
+            413,
+            "a [MASK] stands behind the first 126 tokens",
+        ),
+        ("fill-mask", {"inputs": "[MASK]", "adapter": "fills1", "top_k": 0}, 422, "top_k is not as it must be"),
+        ("fill-mask", {"inputs": 3, "adapter": "fills1"}, 422, "inputs.str is not as it must be"),
+        ("fill-mask", {"inputs": "[MASK]", "adaptor": "fills1"}, 422, "adaptor is not as it must be: Extra inputs"),
+        ("embed", {"inputs": "\ud800", "adapter": "fills1"}, 422, "half a surrogate pair"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_in_one_sentence(
+    shared: Served, kind: str, values: dict[str, Any], status: int, sentence: str
+) -> None:
+    body = json.dumps(values).encode()
+    answer = shared.client.post(f"/v1/{kind}", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status, answer.text
+    assert sentence in answer.json()["error"]
+    assert answer.json()["error"].endswith(".")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"", b"inputs=a"])
+def test_what_is_no_json_is_refused(shared: Served, content: bytes) -> None:
+    answer = shared.client.post("/v1/embed", content=content, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"].split(";")[0]) == (422, "the body is no JSON object")
+
+
+def test_long_texts_are_cut_where_that_is_asked_for(shared: Served) -> None:
+    (answer,) = shared.ask("classify", "heart " * 150, "sorts1", truncate=True)
+    assert answer["truncated"] is True and answer["label"] in CLASSES
+    (answer,) = shared.ask("fill-mask", "[MASK] " + "heart " * 150, "fills1", truncate=True)
+    assert answer["truncated"] is True and len(answer["masks"]) == 1
+    assert "truncated" not in shared.ask("classify", TEXT, "sorts1", truncate=True)[0]
+
+
+def test_the_only_adapter_needs_no_name(folder: Path) -> None:
+    served = Served(AdapterBank.open(folder), names=["sorts2"])
+    with served.client:
+        assert served.ask("classify", TEXT)[0]["adapter"] == "sorts2"
+
+
+def test_requests_show_the_token(shared: Served) -> None:
+    for path in ("/v1/adapters", "/metrics", "/v1/adapters/fills1", "/nowhere"):
+        for headers in ({"Authorization": ""}, {"Authorization": "Bearer wrong"}):
+            answer = shared.client.get(path, headers=headers)
+            assert answer.status_code == 401 and answer.headers["WWW-Authenticate"] == "Bearer"
+            assert TOKEN not in answer.text
+    for path in ("/healthz", "/readyz", "/", "/openapi.json"):
+        assert shared.client.get(path, headers={"Authorization": ""}).status_code == 200
+
+
+def test_bodies_are_bounded_also_without_a_length(shared: Served) -> None:
+    big = b"x" * 4001
+    assert shared.client.post("/v1/embed", content=big).status_code == 413
+    answer = shared.client.post("/v1/embed", content=iter([big[:3000], big[3000:]]))
+    assert (answer.status_code, "4,000 bytes" in answer.json()["error"]) == (413, True)
+
+
+def test_a_client_that_is_too_fast_is_told_when_to_come_back(folder: Path) -> None:
+    served = Served(AdapterBank.open(folder), LimitConfig(rate=0.1))
+    with served.client:
+        assert served.client.get("/v1/adapters").status_code == 200
+        answer = served.client.get("/v1/adapters")
+        assert answer.status_code == 429 and 1 <= int(answer.headers["Retry-After"]) <= 10
+        assert served.client.get("/healthz").status_code == 200
+
+
+def test_a_full_queue_is_429_and_what_is_in_it_is_answered(own: Served) -> None:
+    own.replica.gate.clear()
+    answers: list[int] = []
+    texts = [TEXT] * 8
+
+    def ask() -> None:
+        answers.append(own.post("classify", texts, "sorts1").status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for each in threads:
+        each.start()
+    deadline = time.monotonic() + 120
+    while own.service.batcher.num_queued < 16:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    refused = own.post("classify", TEXT, "sorts1")
+    assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+    own.replica.gate.set()
+    for each in threads:
+        each.join(120)
+    assert answers == [200, 200] and own.post("classify", TEXT, "sorts1").status_code == 200
+
+
+def test_a_lost_replica_is_503(own: Served) -> None:
+    own.replica.is_lost = True
+    answer = own.post("classify", TEXT, "sorts1")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert own.client.get("/readyz").status_code == 503 and own.client.get("/healthz").status_code == 200
+
+
+def test_no_answer_in_time_is_503(folder: Path) -> None:
+    served = Served(AdapterBank.open(folder), LimitConfig(seconds=0.2))
+    with served.client:
+        served.replica.gate.clear()
+        answer = served.post("classify", TEXT, "sorts1")
+        served.replica.gate.set()
+        assert answer.status_code == 503 and "within 0.2 s" in answer.json()["error"]
+
+
+def test_while_it_ends_new_requests_are_refused(own: Served) -> None:
+    own.app.is_draining = True
+    answer = own.post("classify", TEXT, "sorts1")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert own.client.get("/readyz").status_code == 503 and own.client.get("/healthz").status_code == 200
+
+
+def test_adapters_come_and_go(folder: Path, tiny_base_folder: Path, tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+    served = Served(bank, names=["sorts1"])
+    with served.client:
+        assert served.post("classify", TEXT, "sorts2").status_code == 404
+        assert served.client.post("/v1/adapters", json={"name": "nobody"}).status_code == 404
+        assert served.client.post("/v1/adapters", json={"name": "sorts2"}).status_code == 201
+        assert served.client.post("/v1/adapters", json={"name": "sorts2"}).status_code == 409
+        assert [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]] == ["sorts1", "sorts2"]
+        before = served.ask("classify", TEXT, "sorts2")[0]["probabilities"]
+        assert served.client.delete("/v1/adapters/sorts2").status_code == 204
+        assert served.client.delete("/v1/adapters/sorts2").status_code == 404
+        assert served.post("classify", TEXT, "sorts2").status_code == 404
+        assert "sorts2" not in served.replica.engine.attached
+        bank.remove("sorts2")
+        add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
+        assert served.client.post("/v1/adapters", json={"name": "sorts2"}).status_code == 201
+        after = served.ask("classify", TEXT, "sorts2")[0]["probabilities"]
+        assert after.keys() == {"else", "other"} and before.keys() == set(CLASSES)
+
+
+def test_a_damaged_adapter_is_not_served_at_all(tiny_base_folder: Path, tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+    served = Served(bank, names=["sorts1"])
+    path = bank.find_folder("sorts2") / "adapter.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with served.client:
+        answer = served.client.post("/v1/adapters", json={"name": "sorts2"})
+        assert answer.status_code == 422 and "differs from the sha256" in answer.json()["error"]
+        assert [each["name"] for each in served.client.get("/v1/adapters").json()["adapters"]] == ["sorts1"]
+        assert served.replica.engine.attached.keys() <= {"sorts1"}
+        assert served.ask("classify", TEXT, "sorts1")[0]["adapter"] == "sorts1"
+
+
+def test_a_row_made_for_an_adapter_that_was_replaced_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "bank", str(tiny_base_folder))
+    catalogue, engine = Catalogue(bank), Engine(bank, torch.device("cpu"))
+    service = Service(ServeConfig(bank=str(bank.folder)), catalogue, LocalReplica(engine))
+    kind = service.kinds["classify"]
+    rows = [kind.ask(TEXT, catalogue.read(name), Any).rows[0] for name in ("sorts1", "sorts2")]  # type: ignore[arg-type]
+    assert all(isinstance(each, tuple) for each in engine.run(rows))
+    bank.remove("sorts2")
+    add_drawn(bank, "sorts2", "sequence_classification", 99, ("else", "other"))
+    engine.drop("sorts2")
+    kept, refused = engine.run(rows)
+    assert isinstance(kept, tuple) and isinstance(refused, Exception)
+    assert "another one now" in str(refused)
+
+
+def test_prometheus_reads_what_was_answered(own: Served) -> None:
+    own.ask("classify", [TEXT, TEXT], ["sorts1", "sorts2"])
+    own.ask("classify", TEXT, "sorts1")
+    own.post("classify", TEXT, "made-up")
+    own.client.get("/v1/made-up/path")
+    text = own.client.get("/metrics").text
+    for line in (
+        'domext_requests_total{adapter="several",route="/v1/classify",status="200"} 1.0',
+        'domext_requests_total{adapter="sorts1",route="/v1/classify",status="200"} 1.0',
+        'domext_requests_total{adapter="",route="/v1/classify",status="404"} 1.0',
+        'domext_requests_total{adapter="",route="other",status="404"} 1.0',
+        'domext_request_seconds_count{route="/v1/classify"} 3.0',
+        "domext_batch_rows_sum 3.0",
+        "domext_queue_rows 0.0",
+    ):
+        assert line in text
+    assert "made-up" not in text
+
+
+def test_openapi_describes_every_endpoint(shared: Served) -> None:
+    paths = shared.client.get("/openapi.json").json()["paths"]
+    assert {"/v1/fill-mask", "/v1/classify", "/v1/entities", "/v1/embed", "/v1/adapters"} <= paths.keys()
+    assert shared.client.get("/docs").status_code == 404  # it would load scripts of another site
+
+
+def test_the_page_needs_nothing_from_elsewhere(shared: Served) -> None:
+    answer = shared.client.get("/")
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert not re.search(r"(?:src|href|@import|url\()\s*=?\s*[\"'(]?(?:https?:)?//", answer.text)
+    assert "innerHTML" not in answer.text and "insertAdjacentHTML" not in answer.text
