@@ -7,6 +7,7 @@ from pathlib import Path
 from domext_ray.commands.job import Job
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, StudyConfig
 from domext_ray.config.presets import find_preset
+from domext_ray.options.fields import require
 
 
 def _compare(config: StudyConfig) -> None:
@@ -88,6 +89,23 @@ compute.""",
 
 
 def _export(config: ExportConfig) -> None:
+    from domext_ray.export.push import describe_push, plan_push, push_export
+
+    folder = _find_finetuned(config) if config.push else None
+    if folder is None:
+        folder = _export_run(config)
+    print(f"export: {folder}")
+    if not config.push:
+        return
+    plan = plan_push(folder, config.push, is_private=config.push_private)
+    if config.push_now:
+        print(f"uploaded: {push_export(plan)}")
+    else:
+        print(describe_push(plan))
+
+
+def _export_run(config: ExportConfig) -> Path:
+    """Export a pre-training run's newest checkpoint, and return the folder."""
     import torch
 
     from domext_ray.export.adapter_folders import export_adapter_run
@@ -99,7 +117,21 @@ def _export(config: ExportConfig) -> None:
         export_run(run_dir, folder, getattr(torch, config.dtype))
     else:
         export_adapter_run(run_dir, folder, form=config.format, domain=config.domain)
-    print(f"export: {folder}")
+    return folder
+
+
+def _find_finetuned(config: ExportConfig) -> Path | None:
+    """Return the export that a fine-tuning run has made, or that --run itself is; None for a pre-training run."""
+    from domext_ray.downstream.finetune.comparison import is_finetuned
+    from domext_ray.export.folder import is_export
+
+    place = Path(config.run).expanduser()
+    if not is_export(place) and not is_finetuned(place):
+        return None
+    for option, default in (("output", ""), ("format", "huggingface"), ("dtype", "float32")):
+        value = getattr(config, option)
+        require(value == default, option, value, f"left out with --push: {place} is exported already")
+    return place if is_export(place) else place / "export"
 
 
 EXPORT = Job(
@@ -109,7 +141,12 @@ EXPORT = Job(
     domext export --run runs/af                          # the model, for torch and transformers alone
     domext export --run runs/af --output ~/models/clinic-bert
     domext export --run runs/bottleneck --format adapterhub    # the bottlenecks, for AdapterHub's library
-    domext export --run runs/lora --format peft                # the updates, for peft""",
+    domext export --run runs/lora --format peft                # the updates, for peft
+    domext export --run runs/af --push ORG/NAME                # says what the hub would get; nothing leaves
+    domext export --run runs/af-ner --push ORG/NAME --push_now true    # uploads it, private
+
+The token for the hub comes from the environment variable HF_TOKEN. A fine-tuned run has its export already: that is
+pushed as it is, and so is an export whose folder is given as --run.""",
     ExportConfig,
     _export,
     found=("run",),

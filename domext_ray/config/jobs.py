@@ -6,6 +6,7 @@ As in config.py, nothing here reads a file, and `config.parse_config` makes them
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,13 +28,16 @@ from domext_ray.options.option_values import read_whole
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Which run to export, and where to."""
+    """Which run to export, where to, and whether the hub gets it."""
 
     run: str = ""  # the run's directory, such as runs/af
     output: str = ""  # folder of the export; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
     format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
     domain: str = ""  # domain whose bottlenecks are exported (adapterhub); empty: the one that the run trained
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
+    push: str = ""  # repository of the Hugging Face hub, ORG/NAME: says what would be uploaded; empty: nothing
+    push_now: bool = False  # upload it, with the token in the environment variable HF_TOKEN
+    push_private: bool = True  # only the repository's owners see it
 
     def __post_init__(self) -> None:
         require(bool(self.run.strip()), "run", self.run, "a run's directory, such as runs/af")
@@ -43,11 +47,21 @@ class ExportConfig:
         is_whole = self.format == "huggingface"
         require(is_whole or self.dtype == "float32", "dtype", self.dtype, f"float32 with --format {self.format}")
         require(self.format == "adapterhub" or not self.domain, "domain", self.domain, "left out but for adapterhub")
+        rule = "ORG/NAME: letters, digits, dots, dashes and underscores, at most 96 of them, none of -- and .. in it"
+        require(not self.push or _is_repository(self.push), "push", self.push, rule)
+        require(bool(self.push) or not self.push_now, "push_now", self.push_now, "false without --push ORG/NAME")
 
     @property
     def folder_name(self) -> str:
         """Name of the folder in the run's directory when `output` is empty."""
         return "export" if self.format == "huggingface" else self.format
+
+
+def _is_repository(name: str) -> bool:
+    """Whether a name is one of the hub's repositories with its owner."""
+    part = r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9_])?"
+    is_name = re.fullmatch(f"{part}/{part}", name, re.ASCII) is not None
+    return is_name and len(name) <= 96 and not re.search(r"--|\.\.|\.git$", name)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from domext_ray.files import hash_file, new_folder, write_json
 
 FORMAT = 1
 MARKER = "domext_export.json"
+_BESIDE = ("task.json",)
+"""Files beside the exports of a task of several models."""
 KINDS = HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
 
 _WEIGHTS = r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
@@ -88,8 +90,47 @@ def check_target(folder: Path, kind: str, source: Path | None = None) -> None:
         raise RunError(
             f"{folder} holds an export of another kind ({values['made_from']['kind']}); give another folder."
         )
-    foreign = [name for name in _list_files(folder) if name != MARKER and name not in values["files"]]
-    changed = [name for name, sha256 in values["files"].items() if _is_changed(folder / name, sha256)]
+    _check_own(folder, values["files"])
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder is one that this project has exported, whatever has become of it since."""
+    return any((folder / each).is_file() for each in (MARKER, *_BESIDE))
+
+
+def list_exported(folder: Path) -> list[str]:
+    """Return the files of an export, or of the exports that a task of several models has side by side.
+
+    Args:
+        folder: the export, or what holds a folder a model, and files that belong to them all.
+
+    Returns:
+        Paths inside the folder, sorted; markers are among them.
+
+    Raises:
+        RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.
+    """
+    values = _read_marker(folder)
+    if values is None:
+        parts = sorted(each.parent for each in folder.glob(f"*/{MARKER}"))
+        if not parts:
+            raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
+        beside = sorted(each.name for each in folder.iterdir() if each not in parts)
+        foreign = [name for name in beside if name not in _BESIDE]
+        if foreign:
+            raise RunError(f"{folder / foreign[0]}: no part of the export that is there; move it away.")
+        return beside + [f"{part.name}/{name}" for part in parts for name in list_exported(part)]
+    _check_own(folder, values["files"])
+    missing = [name for name in values["files"] if not (folder / name).is_file()]
+    if missing:
+        raise RunError(f"{folder / missing[0]}: it is part of the export, and is missing; export the run again.")
+    return sorted([*values["files"], MARKER])
+
+
+def _check_own(folder: Path, files: Mapping[str, str]) -> None:
+    """Refuse files that are no part of an export, and those that have changed."""
+    foreign = [name for name in _list_files(folder) if name != MARKER and name not in files]
+    changed = [name for name, sha256 in files.items() if _is_changed(folder / name, sha256)]
     for names, what in ((foreign, "no part of the export that is there"), (changed, "changed since it was exported")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
