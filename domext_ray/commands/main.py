@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import domext_ray
+from domext_ray.commands.embedding import EMBED
 from domext_ray.commands.help import ALL, FEW, format_help, print_text
 from domext_ray.commands.job import Job, configure
 from domext_ray.commands.measuring import ABLATE, FINETUNE, FORGETTING, RETRIEVAL, SWEEP
@@ -27,7 +28,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 _JOBS: tuple[Job[Any], ...] = (
     *(*METHODS.values(), PREPARE, VOCAB),
-    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT, SERVE),
+    *(FINETUNE, SWEEP, FORGETTING, RETRIEVAL, COMPARE, COMPARE_RUNS, ABLATE, EXPORT, BANK, PREDICT, EMBED, SERVE),
 )
 JOBS = {each.verb: each for each in _JOBS}
 """Every job by its verb."""

@@ -26,6 +26,7 @@ NEEDED = {
     "bank": ("--bank", "bank"),
     "compare": ("--seconds", "9"),
     "compare_runs": ("--runs", "runs/af"),
+    "embed": ("--input", "a.txt", "--output", "vectors"),
     "evaluate_retrieval": ("--models", "base=general-mini", "--data", "collection"),
     "forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
     "export": ("--run", "runs/af"),

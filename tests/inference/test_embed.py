@@ -1,0 +1,145 @@
+"""Vectors of an input's rows: block by block, those of the model, whatever cannot be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from domext_ray.config.embedding import EmbedConfig
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
+from domext_ray.inference.blocks import PARTS
+from domext_ray.inference.embed import IDS, VECTORS, EmbedWork, finish_embedding, plan_embedding, run_embedding
+from domext_ray.runs.run_directory import write_identity
+
+TEXTS = ["the cold river", "blood and heart disease", "", "a book of the school", "cell"]
+
+
+@pytest.fixture
+def config(tiny_base_folder: Path, tmp_path: Path) -> EmbedConfig:
+    """Five texts, one without words, and two rows that are malformed, in blocks of three."""
+    lines = [json.dumps({"id": f"t{i}", "body": text}) for i, text in enumerate(TEXTS)]
+    lines[2:2] = ["{no JSON", json.dumps({"id": "x", "body": 3})]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return EmbedConfig(
+        model=str(tiny_base_folder),
+        input=str(tmp_path / "in.jsonl"),
+        field="body",
+        output=str(tmp_path / "out"),
+        block_rows=3,
+    )
+
+
+def embed_here(config: EmbedConfig) -> Path:
+    """What the job does, without Ray."""
+    plan = plan_embedding(config)
+    plan.folder.mkdir(exist_ok=True)
+    plan.blocks.make()
+    write_identity(plan.folder, plan.identity)
+    work = EmbedWork(plan)(torch.device("cpu"))
+    for block in plan.input.blocks:
+        plan.blocks.write(block, work)
+    finish_embedding(plan, plan.input.num_rows, 1.0)
+    return plan.folder
+
+
+def test_parquet_has_ids_and_vectors(config: EmbedConfig, tiny_base_folder: Path) -> None:
+    folder = embed_here(config)
+    table = pq.read_table(folder / PARTS)
+    assert table.column("id").to_pylist() == [f"t{i}" for i in range(5)]
+    assert str(table.schema.field("vector").type) == "fixed_size_list<element: float>[32]"
+    vectors = table.column("vector").to_pylist()
+    expected = TextEmbedding(load_start_model(str(tiny_base_folder)))(TEXTS)
+    assert vectors[2] is None
+    for i in (0, 1, 3, 4):
+        np.testing.assert_allclose(vectors[i], expected[i], atol=1e-5)
+    lost = [json.loads(line) for line in (folder / "malformed.jsonl").read_text().splitlines()]
+    assert [each["line"] for each in lost] == [3, 4] and "text" in lost[1]["reason"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {name: summary[name] for name in ("rows", "empty", "malformed", "width")} == {
+        "rows": 5,
+        "empty": 1,
+        "malformed": 2,
+        "width": 32,
+    }
+
+
+def test_npy_is_one_array_with_its_ids(config: EmbedConfig) -> None:
+    parquet = pq.read_table(embed_here(config) / PARTS).column("vector").to_pylist()
+    folder = embed_here(replace(config, format="npy", output=config.output + "-npy"))
+    vectors = np.load(folder / VECTORS)
+    assert vectors.dtype == np.float32 and vectors.shape == (5, 32) and np.isnan(vectors[2]).all()
+    assert np.array_equal(vectors[[0, 1, 3, 4]], np.array([parquet[i] for i in (0, 1, 3, 4)], dtype=np.float32))
+    assert [json.loads(line) for line in (folder / IDS).read_text().splitlines()] == [f"t{i}" for i in range(5)]
+    assert not (folder / PARTS).exists()
+
+
+@pytest.mark.parametrize(("layers", "numbers"), [("0", [0]), ("1-2", [1, 2]), ("0,2", [0, 2])])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_layers_are_averaged(layers: str, numbers: list[int], pooling: str, tiny_base_folder: Path) -> None:
+    config = EmbedConfig(input="x", output="y", layers=layers)
+    assert config.layer_numbers == tuple(numbers)
+    embed = TextEmbedding(
+        load_start_model(str(tiny_base_folder)),
+        pooling,
+        config.layer_numbers,
+        normalize=True,  # type: ignore[arg-type]
+    )
+    tokenizer, model = AutoTokenizer.from_pretrained(tiny_base_folder), AutoModel.from_pretrained(tiny_base_folder)
+    for text, vector in zip(TEXTS[:2], embed(TEXTS[:2]), strict=True):
+        with torch.no_grad():
+            outputs = model.eval()(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+        states = torch.stack([outputs.hidden_states[each][0] for each in numbers]).mean(0)
+        pooled = states[0] if pooling == "cls" else states.mean(0)
+        np.testing.assert_allclose(vector, pooled / pooled.norm(), atol=1e-5)
+
+
+def test_another_model_or_option_needs_another_output(config: EmbedConfig, tiny_roberta_folder: Path) -> None:
+    embed_here(config)
+    for values in ({"pooling": "cls"}, {"normalize": True}, {"model": str(tiny_roberta_folder)}):
+        with pytest.raises(RunError, match="the output .* belongs to another run .*; give another --output"):
+            plan_embedding(replace(config, **values))
+    plan_embedding(replace(config, batch_size=64))
+
+
+def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--layers is '3'; .* has 2 layers"):
+        plan_embedding(replace(config, layers="3"))
+    for layers in ("a", "2-1", "1,1", "-1", ","):
+        with pytest.raises(ConfigError, match="--layers is "):
+            replace(config, layers=layers)
+    with pytest.raises(BaseModelError, match="--model '/no/such'"):
+        plan_embedding(replace(config, model="/no/such"))
+    with pytest.raises(CorpusError, match="--input"):
+        plan_embedding(replace(config, input=str(tmp_path / "nothing.txt")))
+    with pytest.raises(CorpusError, match=r"in.jsonl:3: the row .*; mend it, or leave out --strict"):
+        embed_here(replace(config, strict=True))
+    with pytest.raises(CorpusError, match="none of the rows of --input .*; set --field"):
+        embed_here(replace(config, field="other", output=str(tmp_path / "none")))
+    assert not (tmp_path / "none" / PARTS).exists()
+
+
+@pytest.mark.jobs
+@pytest.mark.usefixtures("local_ray")
+def test_a_whole_job_goes_on_with_what_is_missing(config: EmbedConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_embedding(replace(config, output=config.output + "-ray"))
+    parts = {each.name: each.read_bytes() for each in (folder / PARTS).iterdir()}
+    assert len(parts) == 3
+    here = embed_here(config)
+    assert parts == {each.name: each.read_bytes() for each in (here / PARTS).iterdir()}
+    (folder / "summary.json").unlink()
+    (folder / ".blocks" / "000001.json").unlink()
+    run_embedding(replace(config, output=config.output + "-ray"))
+    assert json.loads((folder / "summary.json").read_text())["rows_now"] == 3
+    assert parts == {each.name: each.read_bytes() for each in (folder / PARTS).iterdir()}
+    capsys.readouterr()
+    run_embedding(replace(config, output=config.output + "-ray"))
+    assert "nothing is left to do" in capsys.readouterr().out
