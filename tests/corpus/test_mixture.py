@@ -133,9 +133,8 @@ def test_too_few_rows_are_an_error() -> None:
         make_plan(general=(40, 7))
 
 
-@pytest.mark.parametrize(
-    "plan", [pytest.param(make_plan("0.3", 24), marks=pytest.mark.slow), make_curriculum()], ids=[*PLANS]
-)
+@pytest.mark.jobs
+@pytest.mark.parametrize("plan", [make_plan("0.3", 24), make_curriculum()], ids=[*PLANS])
 def test_ray_data_reads_the_mixture_in_order_and_resumes_anywhere(
     plan: MixturePlan, tmp_path: Path, local_ray: None
 ) -> None:

@@ -286,13 +286,11 @@ def test_half_a_copy_of_the_bases_tokenizer_is_replaced(tiny_base_folder: Path, 
     assert [each.name for each in paths.run.iterdir()] == ["tokenizer"]
 
 
-SHAPES = [(1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 2, 4), (4, 0, 2), (4, 3, 1)]
+SHAPES = [(2, 3, 4), (1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 2, 4), (4, 0, 2), (4, 3, 1)]
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "zero_stage", "micro_batch_size"),
-    [(2, 3, 4), *(pytest.param(*each, marks=pytest.mark.jobs) for each in SHAPES)],
-)
+@pytest.mark.jobs
+@pytest.mark.parametrize(("num_workers", "zero_stage", "micro_batch_size"), SHAPES)
 def test_losses_do_not_depend_on_workers_stage_or_accumulation(
     tiny_base_folder: Path,
     corpus_file: Path,

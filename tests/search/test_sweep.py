@@ -93,6 +93,7 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.jobs
 def test_trials_are_scored_at_rungs_and_the_best_is_found(sweep: Path) -> None:
     summary = read_json(sweep / "summary.json")
     assert len(summary["trials"]) == 6
@@ -109,6 +110,7 @@ def test_trials_are_scored_at_rungs_and_the_best_is_found(sweep: Path) -> None:
     assert (sweep / "sweep.html").exists() and (sweep / "sweep.png").exists()
 
 
+@pytest.mark.jobs
 def test_a_trial_that_cannot_be_trained_is_recorded_and_ends_nothing(sweep: Path) -> None:
     trials = read_json(sweep / "summary.json")["trials"]
     failed = [each for each in trials if each["point"]["train.global_batch_size"] == TOO_LARGE]
@@ -124,6 +126,7 @@ def test_points_are_valid_ones_each_once(config: SweepConfig) -> None:
     assert len(reasons) == 1 and "all when there is no extension" in next(iter(reasons))
 
 
+@pytest.mark.jobs
 def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) -> None:
     flags = ["--config_path", str(sweep / "best.yaml"), "--run.dir", str(tmp_path), "--dry_run", "true"]
     best = parse_config(PretrainConfig, None, flags)
@@ -134,6 +137,7 @@ def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) 
     run_pretraining(best)
 
 
+@pytest.mark.jobs
 def test_a_trial_is_a_run_that_jobs_take_as_a_model(sweep: Path) -> None:
     best = read_json(sweep / "summary.json")["best"]
     start = load_start_model(str(sweep / "trials" / best["id"]))
@@ -142,6 +146,7 @@ def test_a_trial_is_a_run_that_jobs_take_as_a_model(sweep: Path) -> None:
     assert [each["step"] for each in records] == list(range(1, 19)), "a rung goes on where the one before it stopped"
 
 
+@pytest.mark.jobs
 def test_the_same_command_does_nothing_again(
     sweep: Path, config: SweepConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +210,6 @@ def make_stub(config: SweepConfig, name: str, *, tensorboard: bool = False, **se
     return replace(config, run=run, search=SearchConfig(**search), score_base=False)
 
 
-@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
