@@ -19,6 +19,8 @@ pre-training, in which all weights train.
 
 `python jobs/benchmark.py finetune` times fine-tuning against transformers' Trainer on the same rows.
 
+`python jobs/benchmark.py predict` times prediction of many texts against transformers.pipeline.
+
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
 """
@@ -32,6 +34,7 @@ import torch
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
 from benchmarks.overhead import run_overhead
+from benchmarks.predicting import add_predict_options, run_predict
 from benchmarks.steps import PAIRINGS, run_methods, run_step
 
 from domext_ray.errors import ConfigError
@@ -39,7 +42,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 POSITIVE = (
     "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "
-    "batch_size"
+    "batch_size rows rival_rows workers batch_sizes batch_tokens"
 ).split()
 
 
@@ -61,6 +64,9 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
     finetune.set_defaults(run=run_finetune)
     add_finetune_options(finetune)
+    predict = verbs.add_parser("predict", help="prediction of many texts against transformers.pipeline")
+    predict.set_defaults(run=run_predict, device="cpu")
+    add_predict_options(predict)
     overhead = verbs.add_parser("overhead", help="Ray, Ray Data and DeepSpeed against a bare PyTorch loop")
     overhead.set_defaults(run=run_overhead, device="cpu")
     overhead.add_argument("--steps", type=int, default=60, help="steps of a job and of the loop")

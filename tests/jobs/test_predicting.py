@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 
 
 def write_input(path: Path, num_rows: int) -> str:
-    rows = ({"text": f"the {WORDS[i % 200]} and the [MASK] {'of it ' * (i % 7)}."} for i in range(num_rows))
+    rows = ({"text": f"the {WORDS[i % len(WORDS)]} and the [MASK] {'of it ' * (i % 7)}."} for i in range(num_rows))
     path.write_text("".join(json.dumps(each) + "\n" for each in rows) + "{no JSON\n")
     return str(path)
 
@@ -28,8 +28,8 @@ def read_output(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.usefixtures("local_ray")
 def test_killed_and_resumed_is_as_undisturbed(tiny_base_folder: Path, tmp_path: Path) -> None:
-    options = ["--model", str(tiny_base_folder), "--input", write_input(tmp_path / "in.jsonl", 20_000)]
-    options += ["--format", "jsonl", "--block_rows", "500", "--scale.workers", "2", "--output"]
+    options = ["--model", str(tiny_base_folder), "--input", write_input(tmp_path / "in.jsonl", 8_000)]
+    options += ["--format", "jsonl", "--block_rows", "200", "--scale.workers", "2", "--output"]
     process = start_job(
         [sys.executable, str(REPOSITORY / "jobs" / "predict.py"), *options, str(tmp_path / "cut")],
         stderr=subprocess.PIPE,
@@ -45,7 +45,7 @@ def test_killed_and_resumed_is_as_undisturbed(tiny_base_folder: Path, tmp_path: 
     whole = call_job("predict", *options, str(tmp_path / "whole"))
     ended = call_job("predict", *options, str(tmp_path / "cut"))
     assert (whole.code, ended.code) == (0, 0), whole.err + ended.err
-    assert f"{num_done * 500:,} of 20,001 rows were done before" in ended.err
+    assert f"{num_done * 200:,} of 8,001 rows were done before" in ended.err
     assert "1 rows are malformed" in ended.out
     assert len(read_output(tmp_path / "whole")) == 42
     assert read_output(tmp_path / "cut") == read_output(tmp_path / "whole")
