@@ -60,7 +60,7 @@ class PredictConfig:
     top_k: int = 5  # fill_mask: tokens in the place of each mask
     max_length: int = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
     block_rows: int = 2048  # rows of a block, the unit that is written, and done again after a stop
-    batch_tokens: int = 4096  # tokens of a forward pass, padding counted
+    batch_tokens: int = 0  # tokens of a forward pass, padding counted; 0: 2,048 on a CPU, 32,768 on a GPU
     strict: bool = free(False)  # the first malformed row is an error; else they are listed in malformed.jsonl
     dry_run: bool = free(False)  # validate, count the rows, start nothing
     scale: InferenceScaleConfig = dataclasses.field(default_factory=InferenceScaleConfig)
@@ -68,12 +68,18 @@ class PredictConfig:
     def __post_init__(self) -> None:
         require(bool(self.model.strip()), "model", self.model, "a run's directory, an export, BANK:NAME or a base")
         check_place("model", self.model, "a hub id, BANK:NAME, or a folder")
-        require(bool(self.input.strip()), "input", self.input, "files, globs, folders or s3:// addresses, by commas")
+        is_labelled = self.task not in ("", FILL_MASK)
+        rule = "files, globs, folders or s3:// addresses, by commas"
+        require(is_labelled or bool(self.input.strip()), "input", self.input, rule)
         require(bool(self.output.strip()), "output", self.output, "a folder, such as predictions/notes")
         check_place("output", self.output)
         require(bool(self.field.strip()), "field", self.field, "the name of a field or column")
         require_one_of(self.split, "split", ("train", "dev", "test"))
         require_one_of(self.format, "format", ("parquet", "jsonl"))
-        for name, least in (("top_k", 1), ("max_length", 0), ("block_rows", 1), ("batch_tokens", 1)):
+        for name, least in (("top_k", 1), ("max_length", 0), ("block_rows", 1), ("batch_tokens", 0)):
             require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         require_at_most(self, "", top_k=MANY, max_length=MANY, block_rows=MANY, batch_tokens=64 * MANY)
+
+    def count_batch_tokens(self, device: str) -> int:
+        """Return the tokens of a forward pass on a kind of device: a CPU's caches like small batches."""
+        return self.batch_tokens or (2048 if device == "cpu" else 32_768)

@@ -78,6 +78,13 @@ def make_example(family: str, record: RawRecord, source: str, *, marks: Marks = 
     return _MAKERS[family](reader, name)
 
 
+def list_fields(family: str) -> tuple[str, ...]:
+    """Return the names of all fields that an example of a family may be made of, "text" and "id" apart."""
+    names = {each for columns in FAMILIES[family].columns.values() for each in columns if isinstance(each, str)}
+    names |= {each for further in _PAIR_NAMES.values() for each in further} | {"head", "tail"}
+    return tuple(sorted(names - {"id", "text"}))
+
+
 class _Reader:
     """Reads the fields of one record, by the names that its family's labelled sets have."""
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.downstream.finetune.exported import ExportedModel, load_exported
-from domext_ray.downstream.finetune.training import Fitted, run_rows
+from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, run_rows
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.stages import Records, StagedTask
 from domext_ray.inference.examples import RawRecord, make_examples
@@ -42,9 +42,11 @@ class FinetunedModel:
 
     Args:
         exported: the models of all stages, and their task.
+        batch_tokens: tokens of a batch, padding counted.
     """
 
     exported: ExportedModel
+    batch_tokens: int = PREDICTION_TOKENS
 
     @property
     def task(self) -> StagedTask:
@@ -83,7 +85,7 @@ class FinetunedModel:
         """
         if not examples:
             return Predicted([], [])
-        asked = {name: _Stage(each) for name, each in self.exported.fitted.items()}
+        asked = {name: _Stage(each, self.batch_tokens) for name, each in self.exported.fitted.items()}
         steps = self.task.run_steps(asked, examples)
         records = self.task.to_records(examples, steps, {name: each.records for name, each in asked.items()})
         return Predicted(self.task.decode(examples, steps), records)
@@ -92,28 +94,31 @@ class FinetunedModel:
 class _Stage:
     """Predicts with the model of a stage, and keeps the records of what it was asked about."""
 
-    def __init__(self, fitted: Fitted) -> None:
-        self.fitted = fitted
+    def __init__(self, fitted: Fitted, batch_tokens: int) -> None:
+        self.fitted, self.batch_tokens = fitted, batch_tokens
         self.records: Records = []
 
     def __call__(self, examples: Sequence[Any]) -> list[Any]:
         task = self.fitted.task
         rows = task.encode(examples, is_training=False)
-        outputs = run_rows(self.fitted, rows)
+        outputs = run_rows(self.fitted, rows, self.batch_tokens)
         self.records = task.to_records(examples, rows, outputs)
         return task.decode(examples, rows, outputs)
 
 
-def load_finetuned(folder: str | Path, device: torch.device, *, bf16: bool = False) -> FinetunedModel:
+def load_finetuned(
+    folder: str | Path, device: torch.device, *, bf16: bool = False, batch_tokens: int = PREDICTION_TOKENS
+) -> FinetunedModel:
     """Load a fine-tuned model to predict with it.
 
     Args:
         folder: its export, or the fine-tuning run that has one.
         device: where to predict.
         bf16: predict in bfloat16.
+        batch_tokens: tokens of a batch, padding counted.
 
     Raises:
         RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged.
         BaseModelError: a model's files are not what its configuration says.
     """
-    return FinetunedModel(load_exported(folder, device, bf16=bf16))
+    return FinetunedModel(load_exported(folder, device, bf16=bf16), batch_tokens)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -84,13 +85,16 @@ class InputPlan:
         """Rows of all blocks."""
         return sum(each.num_rows for each in self.blocks)
 
-    def make_reader(self) -> RowReader:
+    def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what reads the rows of blocks."""
-        return RowReader(self.files, self.names, self.fields)
+        return partial(_read_block, RowReader(self.files, self.names, self.fields))
+
+    def describe(self) -> str:
+        """Return what a dry run says of it."""
+        return f"{self.num_rows:,} rows in {len(self.files):,} file{'s' if len(self.files) > 1 else ''}"
 
 
-def read_block(reader: RowReader, block: Block) -> list[InputRow]:
-    """Return a block's rows, in order; those that cannot be read say why."""
+def _read_block(reader: RowReader, block: Block) -> list[InputRow]:
     return [row for each in block.pieces for row in reader.read(each.file, each.first, each.count, each.byte)]
 
 

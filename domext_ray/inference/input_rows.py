@@ -54,6 +54,7 @@ class InputRow:
         line: its line there, from 1; of a table or a Parquet file the row, without the header.
         values: its fields by name.
         fault: why it cannot be used, as it follows "the row" in a sentence; empty: it can.
+        example: what was made of it already; None: nothing.
     """
 
     id: str
@@ -61,6 +62,7 @@ class InputRow:
     line: int
     values: Mapping[str, Any] = field(default_factory=dict)
     fault: str = ""
+    example: Any = None
 
 
 Values = Mapping[str, Any] | RowError | None
@@ -73,11 +75,13 @@ class FieldNames:
 
     Args:
         text: the field that plays the part of `text`.
-        others: further ones.
+        others: further ones, which a file may lack.
+        needs_text: a table without the text's field is refused; else its rows are, one by one.
     """
 
     text: str = TEXT_FIELD
     others: tuple[str, ...] = ()
+    needs_text: bool = True
 
     @property
     def columns(self) -> list[str]:
@@ -262,11 +266,10 @@ def _read_table(file: SourceFile, stream: IO[bytes], fields: FieldNames) -> Iter
 
 
 def _require_column(file: SourceFile, names: Sequence[str], fields: FieldNames) -> None:
-    missing = [each for each in (fields.text, *fields.others) if names.count(each) != 1]
-    if missing:
-        fault = "several columns" if missing[0] in names else "no column"
+    if names.count(fields.text) > 1 or (fields.needs_text and fields.text not in names):
+        fault = "several columns" if fields.text in names else "no column"
         shown = ", ".join(" ".join(each.split())[:40] for each in names[:12])
-        raise CorpusError(f"{file.path} has {fault} {missing[0]!r} (it has {shown or 'none'}); set --field.")
+        raise CorpusError(f"{file.path} has {fault} {fields.text!r} (it has {shown or 'none'}); set --field.")
 
 
 def _read_columns(file: SourceFile, fields: FieldNames) -> Iterator[Values]:

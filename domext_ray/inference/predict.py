@@ -22,20 +22,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from domext_ray.config.identity import identity_of
-from domext_ray.config.inference import PredictConfig
-from domext_ray.errors import CorpusError, RunError
+from domext_ray.config.inference import FILL_MASK, PredictConfig
+from domext_ray.errors import ConfigError, CorpusError, RunError
 from domext_ray.files import new_file, write_json
 from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord, Work, run_blocks
-from domext_ray.inference.input_plan import Block, InputPlan, plan_input, read_block
-from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames, InputRow, RowError
+from domext_ray.inference.input_plan import InputPlan, plan_input
+from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
+from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
+from domext_ray.inference.scoring import format_score, score_split
+from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
 
@@ -58,7 +61,7 @@ class PredictPlan:
 
     config: PredictConfig
     model: ModelPlace
-    input: InputPlan
+    input: InputPlan | LabelledInput
     folder: Path
     identity: dict[str, Any]
 
@@ -81,6 +84,9 @@ def run_prediction(config: PredictConfig) -> Path:
         DomextError: any mistake of the user's.
     """
     plan = plan_prediction(config)
+    for note in [plan.model.note, *getattr(plan.input, "notes", ())]:
+        if note:
+            print(f"note: {note}")
     if config.dry_run:
         print(describe_plan(plan))
         return plan.folder
@@ -109,7 +115,7 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     config = settle_gpu(config)
     folder = Path(config.output).expanduser().resolve()
     model = find_model(config)
-    plan = plan_input(config.input, FieldNames(config.field, model.fields), config.block_rows)
+    plan = _plan_rows(config, model)
     identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256, "input_sha256": plan.sha256}
     with _name_output():
         check_identity(folder, identity, PredictConfig)
@@ -130,6 +136,24 @@ def _name_output() -> Iterator[None]:
         raise RunError(said.replace("the run directory", "the output")) from error
 
 
+def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput:
+    """Cut what --input names into blocks: files, or a split of the labelled set that --task names.
+
+    Raises:
+        ConfigError: the set is one of another family than the model.
+    """
+    if config.task in ("", FILL_MASK):
+        return plan_input(config.input, model.name_fields(config.field), config.block_rows)
+    if model.task == FILL_MASK:
+        raise ConfigError(
+            f"--task is {config.task!r}; {config.model!r} fills masks, so it must be {FILL_MASK} or empty."
+        )
+    plan = plan_labelled(config.task, config.input, config.split, config.block_rows, strict=config.strict)
+    if plan.family != model.task:
+        raise ConfigError(f"--task {config.task!r} is {plan.family}; the task of {config.model!r} is {model.task}.")
+    return plan
+
+
 class PredictWork:
     """What each actor is sent: it loads the model there.
 
@@ -145,8 +169,8 @@ class PredictWork:
         predictor = load_predictor(self.plan.model, self.plan.config, device)
         reader, config = self.plan.input.make_reader(), self.plan.config
 
-        def work(block: Block, path: Path) -> BlockRecord:
-            return predict_block(read_block(reader, block), predictor, config, path)
+        def work(block: Any, path: Path) -> BlockRecord:
+            return predict_block(reader(block), predictor, config, path)
 
         return work
 
@@ -161,7 +185,8 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         path: the part.
 
     Returns:
-        "rows", "empty", "labels" (how often each was predicted) and "malformed" (file, line and reason of each).
+        "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), and of a
+        labelled set "plain": the predictions for `read_prediction`.
 
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
@@ -173,22 +198,29 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
             if row.fault:
                 raise RowError(row.fault)
             if not is_blank(row):
-                examples.append(predictor.make_example(row.values, config.field))
+                examples.append(row.example or predictor.make_example(row.values, config.field))
             kept.append(row)
         except RowError as error:
             if config.strict:
                 raise CorpusError(f"{row.path}:{row.line}: the row {error}; mend it, or leave out --strict.") from error
             malformed.append({"file": row.path, "line": row.line, "reason": f"the row {error}"})
-    made = iter(predictor.predict(examples))
+    plain: list[Any] = []
+    if any(each.example is not None for each in rows):
+        records, plain = cast(TaskPredictor, predictor).predict_labelled(examples)
+    else:
+        records = predictor.predict(examples)
+    made = iter(records)
     predicted = [empty if is_blank(each) else next(made) for each in kept]
     write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
     labels = Counter(label for each in predicted for label in predictor.count_labels(each))
     num_empty = len(kept) - len(examples)
-    return {"rows": len(kept), "empty": num_empty, "labels": dict(labels), "malformed": malformed}
+    return {"rows": len(kept), "empty": num_empty, "labels": dict(labels), "malformed": malformed, "plain": plain}
 
 
 def is_blank(row: InputRow) -> bool:
     """Whether a row's text is nothing but white space: there is nothing to predict."""
+    if row.example is not None:
+        return False
     text = row.values.get(TEXT_FIELD)
     return isinstance(text, str) and not text.strip()
 
@@ -253,8 +285,16 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
         "seconds": round(seconds, 3),
         "rows_per_second": round(num_rows / seconds, 3),
     }
+    if isinstance(plan.input, LabelledInput):
+        summary["scores"] = score_split(plan.config.model, plan.input, _read_plain(plan))
     write_json(plan.folder / SUMMARY, summary)
     return summary
+
+
+def _read_plain(plan: PredictPlan) -> Iterator[Any]:
+    """Yield the predictions of all blocks as plain values, in order."""
+    for each in plan.input.blocks:
+        yield from plan.blocks.read(each.number)["plain"]
 
 
 def _forget(folder: Path) -> None:
@@ -277,7 +317,7 @@ def describe_plan(plan: PredictPlan) -> str:
     return "\n".join(
         [
             f"model      {plan.config.model} ({plan.model.task}, sha256 {plan.model.sha256[:12]})",
-            f"input      {plan.input.num_rows:,} rows in {len(plan.input.files):,} files",
+            f"input      {plan.input.describe()}",
             f"blocks     {len(blocks):,} of up to {plan.config.block_rows:,} rows; {done:,} are done",
             f"output     {plan.folder}",
         ]
@@ -301,4 +341,6 @@ def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
             f"{summary['malformed']:,} rows are malformed and left out; {folder / MALFORMED} names them, the first is "
             f"{summary['first_malformed']}."
         )
+    if "scores" in summary:
+        lines.append(format_score(summary["scores"]))
     return "\n".join([*lines, f"predictions: {folder / PARTS}"])

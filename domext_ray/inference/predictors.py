@@ -21,8 +21,16 @@ from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
+from domext_ray.downstream.start.head import find_head
+from domext_ray.downstream.start.model import TRAININGS
+from domext_ray.downstream.tasks.task_file import TASK_FILE
 from domext_ray.errors import ConfigError
+from domext_ray.files import hash_file, hash_values
+from domext_ray.inference.examples import list_fields
 from domext_ray.inference.fill_mask import FillMask
+from domext_ray.inference.finetuned import load_finetuned
+from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
+from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 
@@ -57,15 +65,25 @@ class ModelPlace:
 
     Args:
         id: what the user called it.
-        task: what it does.
+        task: what it does: fill_mask, or a family.
         sha256: hash of all that its predictions depend on.
-        fields: fields of a row that it may read, beside `text`.
+        note: what a user should know of it; "" if nothing.
     """
 
     id: str
     task: str
     sha256: str
-    fields: tuple[str, ...] = ()
+    note: str = ""
+
+    def name_fields(self, text: str) -> FieldNames:
+        """Return the fields that are read of a row.
+
+        Args:
+            text: the one that holds the text.
+        """
+        if self.task == FILL_MASK:
+            return FieldNames(text)
+        return FieldNames(text, list_fields(self.task), needs_text=text != TEXT_FIELD)
 
 
 def find_model(config: PredictConfig) -> ModelPlace:
@@ -75,18 +93,27 @@ def find_model(config: PredictConfig) -> ModelPlace:
         config: its `model`, `task` and options of rows.
 
     Raises:
-        ConfigError: it does another task, or takes shorter rows.
+        ConfigError: it takes shorter rows.
         BaseModelError: it is not to be had.
         RunError: it is damaged, or a run or bank without it.
     """
-    if config.task not in ("", FILL_MASK):
-        raise ConfigError(f"--task is {config.task!r}; {config.model!r} fills masks, so it must be {FILL_MASK}.")
-    model, tokenizer = _load_masked_lm(config.model)
-    longest = cast(DomextConfig, model.config).max_row_length
+    device = torch.device("cpu")
+    if is_finetuned(config):
+        model = load_finetuned(config.model, device)
+        return ModelPlace(config.model, model.family, _hash_files(model.exported.folder), model.note)
+    masked_lm, tokenizer = _load_masked_lm(config.model)
+    longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:
         raise ConfigError(f"--max_length is {config.max_length}; {config.model!r} takes rows of up to {longest}.")
-    FillMask(model, tokenizer, top_k=config.top_k, batch_tokens=config.batch_tokens, max_length=config.max_length)
-    return ModelPlace(config.model, FILL_MASK, hash_model(model))
+    _make_fill_mask(masked_lm, tokenizer, config, device)
+    return ModelPlace(config.model, FILL_MASK, hash_model(masked_lm))
+
+
+def is_finetuned(config: PredictConfig) -> bool:
+    """Whether a configuration's model does a task that it was fine-tuned for."""
+    folder = Path(config.model).expanduser()
+    has_task = (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
+    return has_task and config.task != FILL_MASK
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
@@ -97,11 +124,24 @@ def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.devic
         config: the same as there.
         device: where to predict.
     """
+    if place.task != FILL_MASK:
+        return TaskPredictor(load_finetuned(place.id, device, batch_tokens=config.count_batch_tokens(device.type)))
     model, tokenizer = _load_masked_lm(place.id)
+    return _make_fill_mask(model, tokenizer, config, device)
+
+
+def _make_fill_mask(
+    model: DomextForMaskedLM, tokenizer: PreTrainedTokenizerBase, config: PredictConfig, device: torch.device
+) -> FillMask:
     cast(nn.Module, model).to(device)
-    return FillMask(
-        model, tokenizer, top_k=config.top_k, batch_tokens=config.batch_tokens, max_length=config.max_length
-    )
+    tokens = config.count_batch_tokens(device.type)
+    return FillMask(model, tokenizer, top_k=config.top_k, batch_tokens=tokens, max_length=config.max_length)
+
+
+def _hash_files(folder: Path) -> str:
+    """Return the sha256 of the files that decide what a fine-tuned model predicts."""
+    paths = sorted(each for suffix in ("json", "safetensors") for each in folder.rglob(f"*.{suffix}"))
+    return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
 
 def split_bank(model: str) -> tuple[Path, str] | None:

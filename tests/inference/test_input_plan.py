@@ -14,7 +14,7 @@ import pytest
 
 from domext_ray.errors import CorpusError
 from domext_ray.inference import input_rows
-from domext_ray.inference.input_plan import plan_input, read_block
+from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, RowError, check_text
 
 TEXTS = ["One, two.", "", " spaces ", 'a "quoted" word', "naïve\u2028and \u00a0so", "six", "seven\teight", "last"]
@@ -76,7 +76,7 @@ def read_all(spec: str, block_rows: int, order: int = 1, **fields: Any) -> list[
     assert [each.number for each in plan.blocks] == list(range(len(plan.blocks)))
     assert all(each.num_rows == block_rows for each in plan.blocks[:-1])
     reader = plan.make_reader()
-    read = {block.number: read_block(reader, block) for block in plan.blocks[::order]}
+    read = {block.number: reader(block) for block in plan.blocks[::order]}
     return [row for number in sorted(read) for row in read[number]]
 
 
@@ -183,7 +183,7 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
     plan = plan_input(str(write_text(tmp_path)), FieldNames(), 3)
     (tmp_path / "a.txt").write_text("one\n")
     with pytest.raises(CorpusError, match="has changed while it was read"):
-        read_block(plan.make_reader(), plan.blocks[0])
+        plan.make_reader()(plan.blocks[0])
 
 
 def test_the_hash_is_of_names_and_content(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_folder_with_other_predictions_is_not_written_to(config: PredictConfig
 
 def test_a_dry_run_writes_nothing(config: PredictConfig, capsys: pytest.CaptureFixture[str]) -> None:
     run_prediction(replace(config, dry_run=True))
-    assert "7 rows in 1 files" in capsys.readouterr().out
+    assert "7 rows in 1 file\n" in capsys.readouterr().out
     assert not Path(config.output).exists()
 
 

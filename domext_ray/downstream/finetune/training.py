@@ -348,10 +348,16 @@ def predict_rows(fitted: Fitted, examples: Sequence[AnyExample], rows: Sequence[
     return fitted.task.decode(examples, rows, run_rows(fitted, rows))
 
 
-def run_rows(fitted: Fitted, rows: Sequence[Row]) -> list[tuple[np.ndarray, ...]]:
-    """Return for each row what the task's decoding needs (`Task.decode`)."""
+def run_rows(fitted: Fitted, rows: Sequence[Row], max_tokens: int = PREDICTION_TOKENS) -> list[tuple[np.ndarray, ...]]:
+    """Return for each row what the task's decoding needs (`Task.decode`).
+
+    Args:
+        fitted: the model.
+        rows: of the task's `encode`.
+        max_tokens: tokens of a batch, padding counted.
+    """
     outputs: list[tuple[np.ndarray, ...]] = [()] * len(rows)
-    for places in plan_prediction(rows, PREDICTION_TOKENS):
+    for places in plan_prediction(rows, max_tokens):
         tensors = [each.float().cpu().numpy() for each in fitted.run([rows[i] for i in places])]
         for i, place in enumerate(places):
             size = rows[place].length if fitted.task.has_token_outputs else None

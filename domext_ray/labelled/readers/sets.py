@@ -78,6 +78,35 @@ def load_set(
     )
 
 
+def read_split(
+    description: SetDescription, data: str, split: str, *, strict: bool = False
+) -> tuple[tuple[AnyExample, ...], tuple[str, ...]]:
+    """Read one split of a set, which needs no other: of a model that is there already it is scored.
+
+    Args:
+        description: what the set is like.
+        data: where it is, as of `load_set`.
+        split: train, dev or test; of a set in a single file it is cut as `load_set` cuts it.
+        strict: the first row that breaks a rule is an error.
+
+    Returns:
+        The examples, and one sentence for everything that was counted instead of refused.
+
+    Raises:
+        CorpusError: there is no such split, or see `load_set`.
+    """
+    dirt = Dirt(strict)
+    read: Splits = read_splits(description, data, dirt, _read_schema(description, data))
+    notes: list[str] = []
+    if split not in read and "train" in read:
+        read, notes = cut_splits(read, description, data, 0, dirt)
+    if not read.get(split):
+        has = ", ".join(name for name in SPLITS if read.get(name)) or "none"
+        reason = f"; {dirt.notes[0]}" if dirt.notes else "."
+        raise CorpusError(f"{data} has no example in {split} (it has {has}){reason}")
+    return tuple(read[split]), (*notes, *dirt.notes)
+
+
 def cut_splits(
     splits: Splits, description: SetDescription, data: str, seed: int, dirt: Dirt
 ) -> tuple[dict[str, tuple[AnyExample, ...]], list[str]]:

@@ -1,0 +1,126 @@
+"""A split of a described set -> numbered blocks of examples, as an input that can be scored.
+
+Enters: what describes the set, where it is, and which split. Leaves: an input like that of files (`InputPlan`), whose
+rows are examples already. A set that has no other split than this one is enough: nothing is learned from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from domext_ray.downstream.tasks.tokens import place_words
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
+from domext_ray.labelled.examples import AnyExample, Choice, Question, TaggedSentence
+from domext_ray.labelled.readers.sets import read_split
+from domext_ray.labelled.set_description import find_set
+
+
+@dataclass(frozen=True)
+class LabelledBlock:
+    """Examples that are predicted together.
+
+    Args:
+        number: from 0, in the set's order.
+        first: place of the first example.
+        num_rows: how many.
+    """
+
+    number: int
+    first: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class LabelledInput:
+    """A split of a set, counted and cut.
+
+    Args:
+        task: as `find_set` takes it.
+        data: as `find_set` takes it.
+        split: train, dev or test.
+        strict: a row that breaks a rule of its set is an error; else it is left out and counted.
+        family: of the set.
+        blocks: all examples, in order.
+        sha256: hash of the examples.
+        notes: one sentence for every thing that was counted instead of refused.
+    """
+
+    task: str
+    data: str
+    split: str
+    strict: bool
+    family: str
+    blocks: tuple[LabelledBlock, ...]
+    sha256: str
+    notes: tuple[str, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Examples of the split."""
+        return sum(each.num_rows for each in self.blocks)
+
+    def read(self) -> tuple[AnyExample, ...]:
+        """Return the examples."""
+        description, place = find_set(self.task, self.data)
+        return read_split(description, place, self.split, strict=self.strict)[0]
+
+    def make_reader(self) -> Callable[[LabelledBlock], list[InputRow]]:
+        """Return what gives the rows of blocks."""
+        examples = self.read()
+        return lambda block: [_make_row(each) for each in examples[block.first : block.first + block.num_rows]]
+
+    def describe(self) -> str:
+        """Return what a dry run says of it."""
+        return f"{self.num_rows:,} examples of {self.split}"
+
+
+def plan_labelled(task: str, data: str, split: str, block_rows: int, *, strict: bool) -> LabelledInput:
+    """Read a split of a set and cut it into blocks.
+
+    Args:
+        task: a family, a described set, or a YAML.
+        data: its folder, or hub name; empty: a set that ships.
+        split: train, dev or test.
+        block_rows: examples of a block.
+        strict: the first row that breaks a rule is an error.
+
+    Raises:
+        ConfigError: there is no such set.
+        CorpusError: it has no such split, or files of another layout.
+    """
+    try:
+        description, place = find_set(task, data)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--data", "--input")) from error
+    try:
+        examples, notes = read_split(description, place, split, strict=strict)
+    except CorpusError as error:
+        raise CorpusError(str(error).replace("--labelled.strict", "--strict")) from error
+    digest = hashlib.sha256()
+    for example in examples:
+        values = asdict(example)
+        del values["source"]  # where a file is does not make it another set
+        digest.update(f"{values}\n".encode())
+    starts = range(0, len(examples), block_rows)
+    blocks = (LabelledBlock(i, first, min(block_rows, len(examples) - first)) for i, first in enumerate(starts))
+    sha256 = digest.hexdigest()
+    return LabelledInput(task, data, split, strict, description.task, tuple(blocks), sha256, notes)
+
+
+def _make_row(example: AnyExample) -> InputRow:
+    path, _, line = example.source.rpartition(":")
+    return InputRow(example.id, path, int(line), {TEXT_FIELD: find_text(example)}, example=example)
+
+
+def find_text(example: AnyExample) -> str:
+    """Return the text that an example's prediction is about."""
+    match example:
+        case TaggedSentence():
+            return place_words(example)[0]
+        case Question() | Choice():
+            return example.context
+        case _:
+            return example.text
