@@ -37,7 +37,7 @@ from domext_ray.inference.input_plan import InputPlan, plan_input
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
-from domext_ray.inference.scoring import format_score, score_split
+from domext_ray.inference.split_scores import format_score, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
