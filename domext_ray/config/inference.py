@@ -52,7 +52,7 @@ class PredictConfig:
     model: str = "general-mini"  # a run's directory, an export, BANK:NAME, a base's folder, or a hub id
     task: str = ""  # empty: the model's own; fill_mask; or a described set, whose folder is --input, to be scored
     input: str = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
-    output: str = ""  # folder of predictions/, malformed.jsonl and summary.json
+    output: str = free("")  # folder of predictions/, malformed.jsonl and summary.json
     field: str = "text"  # field or column that holds the text
     split: str = "test"  # with a described set: train, dev or test
     format: Literal["parquet", "jsonl"] = "parquet"  # of the files in predictions/

@@ -229,7 +229,7 @@ def _run_pool(
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Worker,
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=workers),
+        compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
         fn_constructor_args=(make, folder, max(1, int(cpus)), scale.uses_gpu),
         num_cpus=cpus,
         num_gpus=1 if scale.uses_gpu else 0,

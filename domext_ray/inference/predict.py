@@ -90,7 +90,7 @@ def run_prediction(config: PredictConfig) -> Path:
     if config.dry_run:
         print(describe_plan(plan))
         return plan.folder
-    if (plan.folder / SUMMARY).is_file():
+    if (plan.folder / SUMMARY).is_file() and all(plan.blocks.is_done(each.number) for each in plan.input.blocks):
         print(f"the predictions in {plan.folder} are complete; nothing is left to do.")
         return plan.folder
     start_ray()
@@ -191,8 +191,25 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
     """
+    kept, examples, malformed = _sort_out(rows, predictor, config)
+    plain: list[Any] = []
+    if any(each.example is not None for each in rows):
+        records, plain = cast(TaskPredictor, predictor).predict_labelled(examples)
+    else:
+        records = predictor.predict(examples)
+    made, empty = iter(records), make_empty(predictor.schema)
+    predicted = [empty if is_blank(each) else next(made) for each in kept]
+    write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
+    labels = Counter(label for each in predicted for label in predictor.count_labels(each))
+    num_empty = len(kept) - len(examples)
+    return {"rows": len(kept), "empty": num_empty, "labels": dict(labels), "malformed": malformed, "plain": plain}
+
+
+def _sort_out(
+    rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig
+) -> tuple[list[InputRow], list[Any], list[dict[str, Any]]]:
+    """Return the rows that can be used, the examples of those with text, and what is wrong with the others."""
     kept, examples, malformed = list[InputRow](), list[Any](), list[dict[str, Any]]()
-    empty = make_empty(predictor.schema)
     for row in rows:
         try:
             if row.fault:
@@ -204,17 +221,7 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
             if config.strict:
                 raise CorpusError(f"{row.path}:{row.line}: the row {error}; mend it, or leave out --strict.") from error
             malformed.append({"file": row.path, "line": row.line, "reason": f"the row {error}"})
-    plain: list[Any] = []
-    if any(each.example is not None for each in rows):
-        records, plain = cast(TaskPredictor, predictor).predict_labelled(examples)
-    else:
-        records = predictor.predict(examples)
-    made = iter(records)
-    predicted = [empty if is_blank(each) else next(made) for each in kept]
-    write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
-    labels = Counter(label for each in predicted for label in predictor.count_labels(each))
-    num_empty = len(kept) - len(examples)
-    return {"rows": len(kept), "empty": num_empty, "labels": dict(labels), "malformed": malformed, "plain": plain}
+    return kept, examples, malformed
 
 
 def is_blank(row: InputRow) -> bool:
@@ -261,26 +268,17 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
     Raises:
         CorpusError: no row at all could be read.
     """
-    counts, labels, first = Counter[str](), Counter[str](), ""
-    with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for record in (plan.blocks.read(each.number) for each in plan.input.blocks):
-            counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
-            labels.update(record["labels"])
-            for each in record["malformed"][:1]:
-                first = first or f"{each['file']}:{each['line']}: {each['reason']}"
-            _write_lines(file, record["malformed"])
-    if not counts["rows"] and first:
+    counts = _gather(plan)
+    if not counts["rows"] and counts["malformed"]:
         _forget(plan.folder)
         raise CorpusError(
-            f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "
-            "--field, or mend the file."
+            f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used "
+            f"({counts['first_malformed']}); set --field, or mend the file."
         )
     summary = {
         "model": plan.config.model,
         "task": plan.model.task,
-        **{name: counts[name] for name in ("rows", "empty", "malformed")},
-        "first_malformed": first,
-        "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
+        **counts,
         "rows_now": num_rows,
         "seconds": round(seconds, 3),
         "rows_per_second": round(num_rows / seconds, 3),
@@ -289,6 +287,20 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
         summary["scores"] = score_split(plan.config.model, plan.input, _read_plain(plan))
     write_json(plan.folder / SUMMARY, summary)
     return summary
+
+
+def _gather(plan: PredictPlan) -> dict[str, Any]:
+    """Write malformed.jsonl, and return what all blocks counted, one block at a time."""
+    counts, labels, first = Counter[str](), Counter[str](), ""
+    with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for record in (plan.blocks.read(each.number) for each in plan.input.blocks):
+            counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
+            labels.update(record["labels"])
+            for each in record["malformed"][:1]:
+                first = first or f"{each['file']}:{each['line']}: {each['reason']}"
+            _write_lines(file, record["malformed"])
+    ordered = dict(sorted(labels.items(), key=lambda each: (-each[1], each[0])))
+    return {**counts, "first_malformed": first, "labels": ordered}
 
 
 def _read_plain(plan: PredictPlan) -> Iterator[Any]:

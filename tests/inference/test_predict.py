@@ -178,9 +178,9 @@ def test_a_dry_run_writes_nothing(config: PredictConfig, capsys: pytest.CaptureF
 
 
 def test_what_is_complete_is_left_alone(config: PredictConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    write_identity_of(plan_prediction(config))
+    work_on(plan_prediction(config))
     write_json(Path(config.output) / SUMMARY, {})
-    run_prediction(config)
+    run_prediction(replace(config, output=str(Path(config.output).rename(f"{config.output}-moved"))))
     assert "nothing is left to do" in capsys.readouterr().out
 
 
