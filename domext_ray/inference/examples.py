@@ -80,7 +80,8 @@ def make_example(family: str, record: RawRecord, source: str, *, marks: Marks = 
 
 def list_fields(family: str) -> tuple[str, ...]:
     """Return the names of all fields that an example of a family may be made of, "text" and "id" apart."""
-    names = {each for columns in FAMILIES[family].columns.values() for each in columns if isinstance(each, str)}
+    known = FAMILIES[family].columns
+    names = {*known, *(each for columns in known.values() for each in columns if isinstance(each, str))}
     names |= {each for further in _PAIR_NAMES.values() for each in further} | {"head", "tail"}
     return tuple(sorted(names - {"id", "text"}))
 

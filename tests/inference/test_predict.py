@@ -203,7 +203,7 @@ def test_what_cannot_be_done_is_refused(config: PredictConfig, options: Any, sai
     "options",
     [
         *({"input": ""}, {"output": " "}, {"model": ""}, {"field": ""}, {"split": "all"}, {"format": "csv"}),
-        *({"top_k": 0}, {"max_length": -1}, {"block_rows": 0}, {"batch_tokens": 0}, {"output": "s3://bucket/a"}),
+        *({"top_k": 0}, {"max_length": -1}, {"block_rows": 0}, {"batch_tokens": -1}, {"output": "s3://bucket/a"}),
     ],
 )
 def test_options_outside_their_rules_are_refused(options: Any) -> None:
