@@ -45,6 +45,7 @@ from domext_ray.adapters.entry import (
     check_encoder,
     check_entry,
     check_model,
+    check_task,
     check_types,
     configure_adapter,
     count_parameters,
@@ -59,7 +60,11 @@ from domext_ray.adapters.entry import (
     read_labels,
 )
 from domext_ray.config.jobs import BankConfig
-from domext_ray.errors import DomextError, RunError
+from domext_ray.downstream.finetune.exported import load_exported
+from domext_ray.downstream.start.model import TRAININGS
+from domext_ray.downstream.tasks.description import TaskDescription
+from domext_ray.downstream.tasks.task_file import TASK_FILE
+from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, name_options
 from domext_ray.files import hash_file, new_folder, remove_folder, write_json
@@ -183,9 +188,10 @@ class AdapterBank:
             if values["sha256"] != _hash_json(values["adapter"]):
                 raise ValueError("it differs from its sha256")
             if values["format"] == FORMAT:
-                check_types(values["adapter"], ENTRY_TYPES)
-                domain = read_domain(name, values["adapter"]["domain"], self.shape["num_hidden_layers"])
-                entry = BankEntry(**{**values["adapter"], "domain": domain})
+                adapter = {"task": None, **values["adapter"]}  # which entries of earlier versions do not have
+                check_types(adapter, ENTRY_TYPES)
+                domain = read_domain(name, adapter["domain"], self.shape["num_hidden_layers"])
+                entry = BankEntry(**{**adapter, "domain": domain})
                 check_entry(entry)
                 if entry.id2label is None:
                     return entry
@@ -196,7 +202,14 @@ class AdapterBank:
             raise RunError(f"{path} is damaged or missing ({reason}); {ADD_AGAIN}.") from error
         raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}.")
 
-    def add(self, name: str, model: nn.Module, domain: str, origin: dict[str, Any] | None = None) -> BankEntry:
+    def add(
+        self,
+        name: str,
+        model: nn.Module,
+        domain: str,
+        origin: dict[str, Any] | None = None,
+        task: TaskDescription | None = None,
+    ) -> BankEntry:
         """Add a trained domain and its task's head; no file of the bank but the new ones is written.
 
         Args:
@@ -205,9 +218,11 @@ class AdapterBank:
                 base's tensors as they were.
             domain: the model's domain; the only one that is active.
             origin: JSON that says where it comes from.
+            task: what the head was fine-tuned for (ner, classification or regression); None: nobody needs to know.
 
         Raises:
-            RunError: the name is taken, or the model is more or something else than a bank holds.
+            RunError: the name is taken, the model is more or something else than a bank holds, or the task is not its
+                head's.
         """
         target = self._claim(name)
         architecture = find_architecture(model)
@@ -216,6 +231,11 @@ class AdapterBank:
         tensors = {key: each.detach().cpu().contiguous() for key, each in own.items()}
         config = cast(DomextConfig, model.config)
         is_masked_lm = architecture == MASKED_LM
+        if task is not None:
+            try:
+                check_task(task, architecture, tuple(read_labels(config).values()))
+            except ValueError as error:
+                raise RunError(f"the task cannot be kept beside the adapter {name!r}: {error}.") from error
         with _place_folder(target) as temporary:
             path = temporary / TENSORS
             save_file(tensors, path, metadata={"format": "pt"})
@@ -229,8 +249,11 @@ class AdapterBank:
                 num_parameters=count_parameters(tensors),
                 num_bytes=path.stat().st_size,
                 sha256=hash_file(path),
+                task=None if task is None else task.to_json(),
             )
             values = json.loads(json.dumps(asdict(entry)))  # as it is read: JSON's keys are text
+            if task is None:
+                del values["task"]
             write_json(
                 temporary / DESCRIPTION,
                 {"format": FORMAT, "sha256": _hash_json(values), "adapter": values},
@@ -272,6 +295,33 @@ class AdapterBank:
             )
         origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.checkpoint.step}
         return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
+
+    def add_finetuned(self, name: str, folder: str | Path) -> BankEntry:
+        """Add the domain and the head of a fine-tuned model, with its task.
+
+        Args:
+            name: what the bank calls it.
+            folder: the model's export, or the fine-tuning run that has one.
+
+        Raises:
+            RunError: the name is taken, there is no such export, or the model is more or something else than a bank
+                holds.
+            BaseModelError: the model's files are not what its configuration says.
+        """
+        self._claim(name)
+        exported = load_exported(folder, torch.device("cpu"))
+        if len(exported.fitted) > 1:
+            raise RunError(f"{folder} takes {len(exported.fitted)} models for its task, and an adapter is one model.")
+        (fitted,) = exported.fitted.values()
+        config = cast(DomextConfig, fitted.model.config)
+        active = list(config.domains) if config.active_domains is None else config.active_domains
+        if not active:
+            raise RunError(
+                f"{folder} trained no domain, and a bank holds domains; fine-tune with one of "
+                f"{name_options(DOMAIN_PARTS)} beside a frozen base (--method.trains extensions)."
+            )
+        origin = {"run": _name_run(exported.folder), "set": exported.description.set_name}
+        return self.add(name, fitted.model, active[-1], origin, exported.description)
 
     def remove(self, name: str) -> None:
         """Delete an adapter.
@@ -450,15 +500,27 @@ def run_bank(config: BankConfig) -> None:
 def _add_run(folder: Path, config: BankConfig) -> BankEntry:
     """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
     run_dir = Path(config.add).expanduser()
+    is_finetuned = (run_dir / TRAININGS).is_dir() or (run_dir / TASK_FILE).is_file()
+    add = AdapterBank.add_finetuned if is_finetuned else AdapterBank.add_run
     if (folder / BANK).is_file():
-        return AdapterBank.open(folder, config.base).add_run(config.name, run_dir)
+        return add(AdapterBank.open(folder, config.base), config.name, run_dir)
+    if is_finetuned and not config.base:
+        raise ConfigError(
+            f"--base is empty; it must say what the new bank's base is, for the fine-tuned {config.add!r} does not."
+        )
     bank = AdapterBank.create(folder, config.base or read_run_config(run_dir).base)
     try:
-        return bank.add_run(config.name, run_dir)
+        return add(bank, config.name, run_dir)
     except DomextError:
         if not bank.names():
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _name_run(export: Path) -> str:
+    """Return the name of the run that an export belongs to, or its own."""
+    export = export.resolve()
+    return export.parent.name if export.name == "export" else export.name
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from domext_ray.downstream.tasks.description import TaskDescription
+from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
 from domext_ray.extensions.table import find_others, is_extension
 from domext_ray.model.base import Base
@@ -48,7 +50,10 @@ ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
     "num_parameters": int,
     "num_bytes": int,
     "sha256": str,
+    "task": (dict, type(None)),
 }
+_TASKS = {"ner": TOKENS, "classification": SEQUENCES, "regression": SEQUENCES}
+"""Task families whose models a bank holds, and their architecture."""
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 HEAD_PREFIX = "head."
 WORD_HEAD = "cls."
@@ -70,6 +75,7 @@ class BankEntry:
         num_parameters: of domain and head.
         num_bytes: size of adapter.safetensors.
         sha256: of adapter.safetensors.
+        task: what the head was fine-tuned for, as `TaskDescription.to_json` has it; None: nobody said.
     """
 
     base_sha256: str
@@ -81,6 +87,12 @@ class BankEntry:
     num_parameters: int
     num_bytes: int
     sha256: str
+    task: dict[str, Any] | None = None
+
+    @property
+    def description(self) -> TaskDescription | None:
+        """What the head was fine-tuned for; with it `make_described_task` encodes texts and decodes logits."""
+        return None if self.task is None else TaskDescription.from_json(self.task)
 
 
 def describe_shape(config: DomextConfig) -> dict[str, Any]:
@@ -118,6 +130,18 @@ def check_entry(entry: BankEntry) -> None:
         raise ValueError(f"id2label is {labels} with the architecture {entry.architecture}")
     if entry.problem_type not in _PROBLEM_TYPES:
         raise ValueError(f"problem_type is {entry.problem_type!r}")
+    if entry.description is not None:
+        own = labels or {}
+        check_task(entry.description, entry.architecture, tuple(own[key] for key in sorted(own, key=int)))
+
+
+def check_task(task: TaskDescription, architecture: str, labels: tuple[str, ...]) -> None:
+    """Raise a ValueError unless a head of an architecture, with labels in this order, is one of a task."""
+    if _TASKS.get(task.family) != architecture:
+        raise ValueError(f"its task is {task.family} with the architecture {architecture}")
+    own = {"ner": list_tags(task.labels), "regression": ("value",)}.get(task.family, task.labels)
+    if own != labels:
+        raise ValueError(f"its task has other labels ({', '.join(own)}) than its head ({', '.join(labels)})")
 
 
 def describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:

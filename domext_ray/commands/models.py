@@ -168,9 +168,10 @@ BANK = Job(
     domext bank --bank bank --verify true                      # compares every file with its hash
     domext bank --bank bank --remove clinic
 
-A run's domain (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds. Adding one
-writes new files only. In Python, domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, and
-serves batches whose rows use different ones.""",
+A run's domain (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds, of a run that
+was fine-tuned beside a frozen base with its head and its task. Adding one writes new files only. In Python,
+domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, and serves batches whose rows use
+different ones.""",
     BankConfig,
     _keep_adapters,
     found=("add",),

@@ -259,7 +259,7 @@ class BankConfig:
     """An adapter bank and what to do with it; without --add, --remove and --verify it is listed."""
 
     bank: str = ""  # the bank's folder; the first --add makes it
-    add: str = ""  # directory of a run, such as runs/clinic, whose domain is added
+    add: str = ""  # directory of a run, such as runs/clinic, whose domain is added, of a fine-tuned one with its head
     name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
     remove: str = ""  # name of an adapter to delete
     verify: bool = False  # compare the base and every file with their hashes

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import SHAPE, make_random_model
+from finetuned_models import BOTTLENECK as BESIDE
+from finetuned_models import FULL as WHOLE
+from finetuned_models import fit
 from job_calls import call_job
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -29,6 +32,10 @@ from domext_ray.config.jobs import BankConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
+from domext_ray.downstream.finetune.export import export_stages
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.tasks.description import TaskDescription, describe_task, make_described_task
+from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
@@ -41,6 +48,7 @@ BOTTLENECK = {"bottleneck_size": 5}
 EVERYTHING = {"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "layer_norms": False, "first_layer": 1}
 VARIANT = {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"}
 SHIFTS = {**BOTTLENECK, "word_rows": 30, "word_head": True}
+TASK = TaskDescription("ner", "made", ("Drug",), "entity_f1.micro", TaskOptions(32, 8))
 BASES = ("tiny_base_folder", "tiny_roberta_folder", "headless_folder")
 
 
@@ -511,6 +519,9 @@ def edit_adapter(bank: AdapterBank, name: str, **values: Any) -> None:
         ({"num_bytes": "many"}, "num_bytes is 'many'"),
         ({"sha256": 3}, "sha256 is 3"),
         ({"secret": 1}, "unexpected keyword argument 'secret'"),
+        ({"task": "ner"}, "task is 'ner'"),
+        ({"task": {"family": "ner"}}, "it has no catalogue"),
+        ({"task": TASK.to_json()}, r"its task has other labels \\(O, B-Drug, I-Drug\\) than its head \\(label-1-0, "),
     ],
 )
 def test_a_description_that_fits_no_tensors_is_one_sentence(
@@ -658,6 +669,62 @@ def test_a_run_is_added(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
 
 
 FULL = MethodConfig(heads=0, ffn_units=0, trains="all")
+
+
+@pytest.mark.parametrize("family", ["ner", "classification", "regression"])
+def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBank, tmp_path: Path) -> None:
+    """What the bank gives back decodes the server's logits as the model that was added does."""
+    start = load_start_model(bank.base_id)
+    task, fitted = fit(start, family, BESIDE)
+    export_stages(start, task, fitted, tmp_path / "run" / "export")
+    run_bank(BankConfig(bank=str(bank.folder), add=str(tmp_path / "run" / "export"), name="tuned"))
+    bank.add("words", make_model(bank.base), "own")
+    entry = bank.describe("tuned")
+    assert entry.origin == {"run": "run", "set": "made"} and bank.verify() == []
+    assert entry.description == describe_task(task) and bank.describe("words").description is None
+    assert "task" not in json.loads((bank.folder / "adapters" / "words" / "adapter.json").read_text())["adapter"]
+    again = make_described_task(entry.description, start.tokenizer).stages["model"]
+    examples = task.data.test
+    rows = again.encode(examples, is_training=False)
+    batch = again.collate(rows).inputs
+    logits = serve_adapters(bank)(**batch, adapter_names=["tuned"] * len(rows))
+    size = [row.length if again.has_token_outputs else None for row in rows]
+    outputs = [(each[:end].numpy(),) for each, end in zip(logits, size, strict=True)]
+    found, expected = again.decode(examples, rows, outputs), fitted["model"].predict(examples)
+    assert found == (pytest.approx(expected, abs=1e-5) if family == "regression" else expected)
+
+
+def test_a_fine_tuned_model_that_is_more_than_a_domain_is_refused(bank: AdapterBank, tmp_path: Path) -> None:
+    start = load_start_model(bank.base_id)
+    for family, method, reason in (
+        ("classification", WHOLE, "trained no domain, and a bank holds domains; fine-tune with one of --method.heads"),
+        ("qa", BESIDE, "a bank does not hold a DomextForQuestionAnswering"),
+        ("relation_extraction", BESIDE, "takes 2 models for its task, and an adapter is one model"),
+        ("normalization", BESIDE, "its task is normalization with the architecture sequence_classification"),
+    ):
+        task, fitted = fit(start, family, method)
+        export_stages(start, task, fitted, tmp_path / family)
+        with pytest.raises(RunError, match=reason):
+            bank.add_finetuned("tuned", tmp_path / family)
+    assert not bank.names()
+    with pytest.raises(ConfigError, match=r"--base is empty; it must say what the new bank's base is"):
+        run_bank(BankConfig(bank=str(tmp_path / "new"), add=str(tmp_path / "qa"), name="tuned"))
+
+
+def test_labels_of_a_task_keep_their_order(bank: AdapterBank) -> None:
+    """JSON sorts the numbers of more than ten labels as texts."""
+    model = make_model(bank.base, TOKENS)
+    types = tuple(f"Type{number}" for number in range(7))
+    tags = ("O", *(f"{prefix}-{each}" for each in types for prefix in "BI"))
+    config: Any = model.config
+    config.id2label, config.label2id = dict(enumerate(tags)), {tag: number for number, tag in enumerate(tags)}
+    wide: Any = ARCHITECTURES[TOKENS](config)
+    wide.load_state_dict({**model.state_dict(), **{k: v for k, v in wide.state_dict().items() if "classifier" in k}})
+    bank.add("many", wide, "own", task=replace(TASK, labels=types))
+    description = bank.describe("many").description
+    assert description is not None and description.labels == types
+    with pytest.raises(RunError, match="the task cannot be kept beside the adapter 'few': its task has other labels"):
+        bank.add("few", wide, "own", task=TASK)
 
 
 def nudge_words(model: DomextForMaskedLM) -> str:

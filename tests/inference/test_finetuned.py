@@ -8,92 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from conftest import WORDS
+from finetuned_models import BOTTLENECK, CPU, FULL, fit
 
-from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import RECALL_ENCODER, check_places, export_stages
 from domext_ray.downstream.finetune.exported import load_exported
-from domext_ray.downstream.finetune.training import Fitted, Point, fit_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
-from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import describe_task
-from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.stages import StagedTask, evaluate_stages
-from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
-from domext_ray.labelled.examples import (
-    AnnotatedText,
-    AnyExample,
-    Choice,
-    Entity,
-    LabelledSet,
-    LabelledText,
-    MarkedText,
-    Mention,
-    Question,
-    Relation,
-    TaggedSentence,
-)
-
-CPU = torch.device("cpu")
-FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
-BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
-OPTIONS = TaskOptions(max_length=40, stride=10)
-CATALOGUE = tuple(f"{first} {second}" for first in WORDS[:6] for second in WORDS[6:12])
-MARKS = (("<<", ">>"), ("[[", "]]"))
-LABELS = {
-    "ner": ("Drug", "Disease"),
-    "nested_ner": ("Disease", "Organ"),
-    "relation": ("none", "treats"),
-    "classification": ("weather", "animal"),
-    "relation_extraction": ("treats",),
-}
-
-
-def make_words(generator: np.random.Generator) -> list[str]:
-    return [str(each) for each in generator.choice(WORDS[:40], int(generator.integers(4, 9)))]
-
-
-def make_example(family: str, i: int, generator: np.random.Generator) -> AnyExample:
-    words = make_words(generator)
-    text, own = " ".join(words), (str(i), f"t:{i}")
-    before = text + " the "
-    drug = Entity(len(before), len(before) + 4, "Drug")
-    heart = Entity(drug.end + 5, drug.end + 10, "Organ")
-    full = before + "drug and heart disease"
-    is_first = bool(generator.integers(2))
-    match family:
-        case "ner":
-            return TaggedSentence(*own, (*words, "heart", "disease"), ("O",) * len(words) + ("B-Disease", "I-Disease"))
-        case "nested_ner":
-            return AnnotatedText(*own, full, (heart, Entity(heart.start, len(full), "Disease")))
-        case "relation":
-            return MarkedText(
-                *own, full, replace(drug, label=""), replace(heart, label=""), "treats" if is_first else "none"
-            )
-        case "classification":
-            pair = "the sun" if i % 3 else None
-            return LabelledText(
-                *own, f"{text} {'cat' if is_first else 'wind'}", pair, "animal" if is_first else "weather"
-            )
-        case "regression":
-            return LabelledText(*own, text, " ".join(words[::-1]), "", float(len(words)))
-        case "qa":
-            answers = (Entity(0, len(words[0]), ""),) if i % 4 else ()
-            return Question(*own, "where is it", f"{text} {text} {text} {text}", answers)
-        case "multiple_choice":
-            return Choice(*own, text, "the", ("cat", "heart disease", "sun"), i % 3)
-        case "relation_extraction":
-            return AnnotatedText(*own, full, (drug, heart), (Relation(drug, heart, "treats"),))
-        case _:
-            return Mention(*own, f"{words[0]} {words[1]}", (CATALOGUE[i % len(CATALOGUE)],))
-
 
 RAW: dict[str, list[dict[str, Any]]] = {
     "relation": [{"text": "the << drug >> and the [[ heart ]] disease"}],
@@ -109,28 +34,6 @@ USUAL_RAW = [
 @pytest.fixture(scope="module")
 def start(tiny_base_folder: Path) -> StartModel:
     return load_start_model(str(tiny_base_folder))
-
-
-def fit(
-    start: StartModel, family: str, method: MethodConfig, embeds: bool = False
-) -> tuple[StagedTask, dict[str, Fitted]]:
-    """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
-    generator = np.random.default_rng(3)
-    splits = [tuple(make_example(family, i, generator) for i in range(size)) for size in (24, 8, 8)]
-    data = LabelledSet(
-        "made",
-        *splits,
-        LABELS.get(family, ()),
-        "none" if family == "relation" else None,
-        CATALOGUE if family == "normalization" else (),
-        marks=MARKS if family == "relation" else (),
-    )
-    task = make_task(family, data, start.tokenizer, OPTIONS, "", TextEmbedding(start) if embeds else None)
-    config = FinetuneConfig(
-        method=method, engine=EngineConfig(precision="fp32"), optim=FinetuneOptimConfig(dropout=0.0)
-    )
-    fitted = fit_stages(start, task, config, Point(3e-3, 8, 2.0, 0), CPU, lambda _: None)
-    return task, fitted
 
 
 def predict_all(fitted: FinetunedModel, task: StagedTask) -> tuple[Any, Any]:

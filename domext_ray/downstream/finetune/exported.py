@@ -26,6 +26,7 @@ from domext_ray.downstream.tasks.families import ONLY_STAGE
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.task_file import HERE, TASK_FILE, TaskFile, read_task_file
+from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.graft import choose_attention
@@ -130,7 +131,7 @@ def _guess_task(folder: Path, start: StartModel) -> TaskFile:
     config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     labels, family = start.head.labels, ""
     types = tuple(each[2:] for each in labels[1::2])
-    if start.head.kind == "DomextForTokenClassification" and labels == _list_tags(types):
+    if start.head.kind == "DomextForTokenClassification" and labels == list_tags(types):
         family, labels = "ner", types
     elif start.head.kind == "DomextForSequenceClassification" and config.get("problem_type") != "regression":
         family = "classification"
@@ -142,7 +143,3 @@ def _guess_task(folder: Path, start: StartModel) -> TaskFile:
     options = TaskOptions(min(TaskOptions.max_length, start.config.max_row_length))
     description = TaskDescription(family, start.name, labels, FAMILIES[family].metric, options)
     return TaskFile(description, {ONLY_STAGE: HERE})
-
-
-def _list_tags(types: tuple[str, ...]) -> tuple[str, ...]:
-    return ("O", *(f"{prefix}-{each}" for each in types for prefix in "BI"))

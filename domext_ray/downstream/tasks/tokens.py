@@ -99,7 +99,7 @@ class TokenClassificationTask(ClassTask):
 
     def prepare(self) -> None:
         """Number the tags."""
-        self._tags = ("O", *(f"{prefix}-{label}" for label in self.data.labels for prefix in "BI"))
+        self._tags = list_tags(self.data.labels)
         self._tag_ids = {tag: i for i, tag in enumerate(self._tags)}
         self._template = read_template(self.tokenizer, pair=False)
         self._room = self._template.measure_room(self.options.max_length, least=1)
@@ -257,6 +257,11 @@ class TokenClassificationTask(ClassTask):
         usual = {word: max(sorted(tags), key=tags.__getitem__) for word, tags in counts.items()}
         sentences = cast("Sequence[TaggedSentence]", examples)
         return [repair_tags([usual.get(word, "O") for word in each.words]) for each in sentences]
+
+
+def list_tags(types: Sequence[str]) -> tuple[str, ...]:
+    """Return the tags of entity types in the head's order: O, then B- and I- of every type."""
+    return ("O", *(f"{prefix}-{each}" for each in types for prefix in "BI"))
 
 
 def place_words(sentence: TaggedSentence) -> tuple[str, Sequence[tuple[int, int]]]:
