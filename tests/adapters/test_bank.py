@@ -521,7 +521,7 @@ def edit_adapter(bank: AdapterBank, name: str, **values: Any) -> None:
         ({"secret": 1}, "unexpected keyword argument 'secret'"),
         ({"task": "ner"}, "task is 'ner'"),
         ({"task": {"family": "ner"}}, "it has no catalogue"),
-        ({"task": TASK.to_json()}, r"its task has other labels \\(O, B-Drug, I-Drug\\) than its head \\(label-1-0, "),
+        ({"task": TASK.to_json()}, r"its task has other labels \(O, B-Drug, I-Drug\) than its head \(label-1-0, "),
     ],
 )
 def test_a_description_that_fits_no_tensors_is_one_sentence(
@@ -697,7 +697,7 @@ def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBan
 def test_a_fine_tuned_model_that_is_more_than_a_domain_is_refused(bank: AdapterBank, tmp_path: Path) -> None:
     start = load_start_model(bank.base_id)
     for family, method, reason in (
-        ("classification", WHOLE, "trained no domain, and a bank holds domains; fine-tune with one of --method.heads"),
+        ("classification", WHOLE, "trained no domain, and a bank holds domains; fine-tune with one of --method."),
         ("qa", BESIDE, "a bank does not hold a DomextForQuestionAnswering"),
         ("relation_extraction", BESIDE, "takes 2 models for its task, and an adapter is one model"),
         ("normalization", BESIDE, "its task is normalization with the architecture sequence_classification"),

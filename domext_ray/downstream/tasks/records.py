@@ -24,7 +24,7 @@ def describe_entity(text: str, entity: Entity, score: float | None = None) -> di
     return values if score is None else {**values, "score": round_score(score)}
 
 
-def describe_classes(logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+def rank_classes(logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
     """Return the best label, and the probabilities of all, the highest first.
 
     Args:

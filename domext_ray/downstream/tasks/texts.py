@@ -20,7 +20,7 @@ from torch import Tensor
 from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.learned import Learned, check_learned, read_number
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
-from domext_ray.downstream.tasks.records import describe_classes, round_score
+from domext_ray.downstream.tasks.records import rank_classes, round_score
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError, CorpusError
@@ -98,7 +98,7 @@ class SingleLabelTask(ClassTask):
         """Return "label", and "probabilities" by label, the highest first; see `Task.to_records`."""
         records: list[dict[str, Any]] = [{} for _ in examples]
         for row, (logits,) in zip(rows, outputs, strict=True):
-            records[row.example] = describe_classes(logits, self.data.labels)
+            records[row.example] = rank_classes(logits, self.data.labels)
         return records
 
     def score(self, examples: Sequence[AnyExample], predictions: Sequence[Any]) -> Score:

@@ -1,0 +1,296 @@
+"""Predictions beside labels -> what went wrong, example by example and label by label.
+
+Enters: labelled examples and what a fine-tuned model said of them. Leaves: for each example its mistakes, in the terms
+of a reader (missed, spurious, wrong label, wrong boundary, wrong), and over all examples a report by label and a
+confusion matrix. The figures that a task is scored by are those of `StagedTask.score`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from domext_ray.downstream.tasks.tokens import place_words
+from domext_ray.labelled.examples import (
+    AnnotatedText,
+    AnyExample,
+    Choice,
+    Entity,
+    LabelledText,
+    MarkedText,
+    Mention,
+    MultiLabelText,
+    Question,
+    TaggedSentence,
+)
+from domext_ray.labelled.metrics.answer_metrics import score_answer
+from domext_ray.labelled.metrics.metrics import read_tags
+
+MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG = "missed", "spurious", "wrong label", "wrong boundary", "wrong"
+KINDS = (MISSED, SPURIOUS, WRONG_LABEL, WRONG_BOUNDARY, WRONG)
+"""Kinds of mistakes. A missed one overlaps no prediction that is left, a spurious one no label; a span with the right
+label and other ends has a wrong boundary, and one with another label a wrong label, whatever its ends."""
+
+ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that is wrong.
+
+    Args:
+        kind: one of `KINDS`.
+        gold: the label, or the answer, as it should be; "" where nothing should be.
+        predicted: what was predicted; "" for nothing.
+        spans: the stretches of the text that are concerned, if any.
+    """
+
+    kind: str
+    gold: str
+    predicted: str
+    spans: tuple[Entity, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An example, its label and what was predicted.
+
+    Args:
+        id, source: of the example.
+        text: what a reader sees.
+        gold, predicted: labelled stretches of `text`; the same where the task is not about stretches.
+        gold_answer, predicted_answer: what the task asks for, where that is no stretch.
+        mistakes: what is wrong.
+        pairs: gold label and predicted label of everything that is counted, "" for none, and whether it is right.
+        distance: how far a number is off; 0 where there is none.
+    """
+
+    id: str
+    source: str
+    text: str
+    gold: tuple[Entity, ...] = ()
+    predicted: tuple[Entity, ...] = ()
+    gold_answer: str = ""
+    predicted_answer: str = ""
+    mistakes: tuple[Mistake, ...] = ()
+    pairs: tuple[tuple[str, str, bool], ...] = ()
+    distance: float = 0.0
+
+
+def compare_predictions(examples: Sequence[AnyExample], predictions: Sequence[Any]) -> list[Compared]:
+    """Compare predictions with labels.
+
+    Args:
+        examples: labelled ones, of one family.
+        predictions: as many, in the task's own terms (`Predicted.predictions`).
+    """
+    return [_compare(example, each) for example, each in zip(examples, predictions, strict=True)]
+
+
+def _compare(example: AnyExample, predicted: Any) -> Compared:
+    match example:
+        case TaggedSentence():
+            text, offsets = place_words(example)
+            gold, found = (
+                tuple(Entity(offsets[e.start][0], offsets[e.end - 1][1], e.label) for e in read_tags(tags))
+                for tags in (example.tags, predicted)
+            )
+            return _compare_spans(example, text, gold, found)
+        case AnnotatedText() if isinstance(predicted, (set, frozenset)):
+            own = {(_cut(example, r.head), r.label, _cut(example, r.tail)) for r in example.relations}
+            shown = [{(_name_triple(each), each[1]) for each in side} for side in (own, predicted)]
+            return _compare_sets(example, example.text, *shown)
+        case AnnotatedText():
+            return _compare_spans(example, example.text, example.entities, predicted.entities)
+        case MarkedText():
+            head, tail = (replace(each, label=name) for each, name in ((example.head, "1"), (example.tail, "2")))
+            return _compare_classes(example, example.text, example.label, predicted, (head, tail))
+        case MultiLabelText():
+            sides = [{(each, each) for each in side} for side in (example.labels, predicted.labels)]
+            return _compare_sets(example, _join_pair(example.text, example.pair), *sides)
+        case LabelledText() if isinstance(predicted, float):
+            return _compare_values(example, predicted)
+        case LabelledText():
+            return _compare_classes(example, _join_pair(example.text, example.pair), example.label, predicted)
+        case Question():
+            return _compare_answers(example, predicted)
+        case Choice():
+            options = [f"{place}: {text}" for place, text in enumerate(example.options)]
+            text = f"{example.context} {example.stem}".strip()
+            return _compare_choice(example, text, options[example.answer], options[predicted])
+        case Mention():
+            # Every term is a label of its own, too many for a report by label.
+            terms = [{(each, "") for each in side} for side in (example.terms, predicted)]
+            return _compare_sets(example, example.text, *terms)
+    raise TypeError(type(example))
+
+
+def _cut(example: AnnotatedText, entity: Entity) -> str:
+    return example.text[entity.start : entity.end]
+
+
+def _name_triple(triple: tuple[str, str, str]) -> str:
+    return " – ".join(triple)
+
+
+def _join_pair(text: str, pair: str | None) -> str:
+    return text if pair is None else f"{text} ‖ {pair}"
+
+
+def _compare_spans(example: AnyExample, text: str, gold: Collection[Entity], predicted: Collection[Entity]) -> Compared:
+    pairs, mistakes = [], []
+    for own, found in match_spans(gold, predicted):
+        labels = (own.label if own else "", found.label if found else "")
+        pairs.append((*labels, own == found))
+        if own != found:
+            mistakes.append(Mistake(_name_kind(own, found), *labels, tuple(each for each in (own, found) if each)))
+    return Compared(
+        example.id,
+        example.source,
+        text,
+        tuple(sorted(set(gold), key=_order)),
+        tuple(sorted(set(predicted), key=_order)),
+        mistakes=tuple(mistakes),
+        pairs=tuple(pairs),
+    )
+
+
+def _name_kind(own: Entity | None, found: Entity | None) -> str:
+    if own is None or found is None:
+        return SPURIOUS if own is None else MISSED
+    return WRONG_BOUNDARY if own.label == found.label else WRONG_LABEL
+
+
+def _order(entity: Entity) -> tuple[int, int, str]:
+    return entity.start, entity.end, entity.label
+
+
+def match_spans(gold: Collection[Entity], predicted: Collection[Entity]) -> list[tuple[Entity | None, Entity | None]]:
+    """Match labelled spans with predicted ones, each with one other at most, and return all, in the text's order.
+
+    Equal ones match first; then those that overlap, first those with equal ends, then those that share most
+    characters, with equal labels before others.
+
+    Args:
+        gold: labelled spans; duplicates count once.
+        predicted: predicted spans.
+    """
+    own, found = set(gold), set(predicted)
+    matched: list[tuple[Entity | None, Entity | None]] = [(each, each) for each in own & found]
+    own, found = own - found, found - own
+    candidates = [
+        ((a.start, a.end) != (b.start, b.end), -shared, a.label != b.label, _order(a), _order(b), a, b)
+        for a in own
+        for b in found
+        if (shared := min(a.end, b.end) - max(a.start, b.start)) > 0
+    ]
+    for *_, a, b in sorted(candidates, key=lambda each: each[:5]):
+        if a in own and b in found:
+            matched.append((a, b))
+            own.remove(a)
+            found.remove(b)
+    matched += [*((each, None) for each in own), *((None, each) for each in found)]
+    return sorted(matched, key=lambda pair: _order(pair[0] or pair[1] or Entity(0, 0, "")))
+
+
+def _compare_classes(
+    example: AnyExample, text: str, gold: str, predicted: str, spans: tuple[Entity, ...] = ()
+) -> Compared:
+    mistakes = () if gold == predicted else (Mistake(WRONG_LABEL, gold, predicted),)
+    pairs = ((gold, predicted, gold == predicted),)
+    return Compared(example.id, example.source, text, spans, spans, gold, predicted, mistakes, pairs)
+
+
+def _compare_sets(
+    example: AnyExample, text: str, gold: set[tuple[str, str]], predicted: set[tuple[str, str]]
+) -> Compared:
+    """Sets of (what a reader sees, its label)."""
+    mistakes = [
+        *(Mistake(MISSED, shown, "") for shown, _ in sorted(gold - predicted)),
+        *(Mistake(SPURIOUS, "", shown) for shown, _ in sorted(predicted - gold)),
+    ]
+    pairs = [
+        *((label, label, True) for _, label in sorted(gold & predicted) if label),
+        *((label, "", False) for _, label in sorted(gold - predicted) if label),
+        *(("", label, False) for _, label in sorted(predicted - gold) if label),
+    ]
+    shown = ["; ".join(sorted(name for name, _ in side)) or "none" for side in (gold, predicted)]
+    return Compared(example.id, example.source, text, (), (), shown[0], shown[1], tuple(mistakes), tuple(pairs))
+
+
+def _compare_values(example: LabelledText, predicted: float) -> Compared:
+    text, distance = _join_pair(example.text, example.pair), abs(example.value - predicted)
+    shown = f"{example.value:g}", f"{predicted:.4g}"
+    return Compared(example.id, example.source, text, (), (), shown[0], shown[1], distance=distance)
+
+
+def _compare_choice(example: AnyExample, text: str, gold: str, predicted: str) -> Compared:
+    mistakes = () if gold == predicted else (Mistake(WRONG, gold, predicted),)
+    return Compared(example.id, example.source, text, (), (), gold, predicted, mistakes)
+
+
+def _compare_answers(example: Question, predicted: Any) -> Compared:
+    """An answer is right if it is one of the accepted ones as SQuAD or CMRC compare them, or if there is none of both.
+
+    The text that is shown is the question, and the context on the next line.
+    """
+    place = len(example.question) + 1
+    accepted = [Entity(each.start + place, each.end + place, ANSWER) for each in example.answers]
+    found = [Entity(predicted.start + place, predicted.end + place, ANSWER)] if predicted.text else []
+    texts = (example.answer_texts[0] if accepted else "none", predicted.text or "none")
+    is_right = any(score_answer(example.answer_texts, predicted.text, cjk=cjk)[0] for cjk in (False, True))
+    spans = (*accepted[:1], *found)
+    mistakes = () if is_right else (Mistake(_name_answer(accepted, found), *texts, spans),)
+    text = f"{example.question}\n{example.context}"
+    return Compared(example.id, example.source, text, tuple(accepted[:1]), tuple(found), *texts, mistakes=mistakes)
+
+
+def _name_answer(accepted: Sequence[Entity], found: Sequence[Entity]) -> str:
+    if not accepted or not found:
+        return MISSED if accepted else SPURIOUS
+    is_near = any(each.start < found[0].end and found[0].start < each.end for each in accepted)
+    return WRONG_BOUNDARY if is_near else WRONG
+
+
+def describe_classes(compared: Sequence[Compared], labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a report by label, a confusion matrix, and how many mistakes of each kind there are, JSON-able.
+
+    Args:
+        compared: of `compare_predictions`.
+        labels: in the order of the report; others that occur follow them.
+
+    Returns:
+        "labels": by label "precision", "recall" and "f1" (fractions from 0 to 1, 0 where one is undefined), "support"
+        (how often it is the label) and "predicted" (how often it was predicted). "confusion": "labels", with "" for
+        none last where spans or labels are missed or spurious, and "rows", one a label: how often it was predicted as
+        each. Spans that overlap are taken for each other; in the report only equal ones are right. "mistakes": counts
+        by kind. "examples" and "wrong": all examples, and those with a mistake.
+    """
+    pairs = Counter(pair for each in compared for pair in each.pairs)
+    occurring = {label for gold, predicted, _ in pairs for label in (gold, predicted)}
+    names = [*labels, *sorted(occurring - {*labels, ""})] if pairs else []
+    kinds = Counter(mistake.kind for each in compared for mistake in each.mistakes)
+    sides = [*names, *([""] if "" in occurring else [])]
+    rows = [[sum(pairs[a, b, right] for right in (True, False)) for b in sides] for a in sides]
+    return {
+        "labels": {each: _describe_label(each, pairs) for each in names},
+        "confusion": {"labels": sides, "rows": rows},
+        "mistakes": {kind: kinds[kind] for kind in KINDS if kinds[kind]},
+        "examples": len(compared),
+        "wrong": sum(bool(each.mistakes) for each in compared),
+    }
+
+
+def _describe_label(label: str, pairs: Counter[tuple[str, str, bool]]) -> dict[str, float]:
+    right = sum(count for (gold, _, is_right), count in pairs.items() if gold == label and is_right)
+    support = sum(count for (gold, _, _), count in pairs.items() if gold == label)
+    predicted = sum(count for (_, found, _), count in pairs.items() if found == label)
+    return {
+        "precision": right / predicted if predicted else 0.0,
+        "recall": right / support if support else 0.0,
+        "f1": 2 * right / (predicted + support) if predicted + support else 0.0,
+        "support": support,
+        "predicted": predicted,
+    }

@@ -1,0 +1,168 @@
+"""What is wrong is found, counted and shown, whatever a text holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from finetuned_models import make_example
+
+from domext_ray.downstream.tasks.questions import Answer
+from domext_ray.downstream.tasks.spans import SpanPrediction
+from domext_ray.inference.errors_page import write_errors_page
+from domext_ray.inference.scoring import Compared, compare_predictions, describe_classes, match_spans
+from domext_ray.labelled.examples import (
+    AnnotatedText,
+    Choice,
+    Entity,
+    LabelledText,
+    Mention,
+    Question,
+    RawSentence,
+    TaggedSentence,
+)
+from domext_ray.labelled.metrics.metrics import score_classes, score_entities
+
+TEXT = "Aspirin & <b>heart</b> \U0001f600 pain of $title"
+GOLD = (Entity(0, 7, "Drug"), Entity(13, 18, "Organ"), Entity(25, 29, "Sign"))
+
+
+def compare_spans(*predicted: Entity) -> Compared:
+    (found,) = compare_predictions([AnnotatedText("7", "f:7", TEXT, GOLD)], [SpanPrediction(predicted)])
+    return found
+
+
+class Page(HTMLParser):
+    """Reads a page; every element that is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+
+def test_spans_are_missed_spurious_or_wrong_in_label_or_boundary() -> None:
+    drug, organ, sign = GOLD
+    assert not compare_spans(*GOLD).mistakes
+    found = compare_spans(Entity(0, 9, "Drug"), Entity(13, 18, "Sign"), Entity(30, 32, "Drug"))
+    assert [(each.kind, each.gold, each.predicted) for each in found.mistakes] == [
+        ("wrong boundary", "Drug", "Drug"),
+        ("wrong label", "Organ", "Sign"),
+        ("missed", "Sign", ""),
+        ("spurious", "", "Drug"),
+    ]
+    assert found.mistakes[0].spans == (drug, Entity(0, 9, "Drug"))
+    # Equal ends go before a longer stretch in common, and nobody is matched twice.
+    assert match_spans([Entity(0, 5, "a"), Entity(0, 9, "a")], [Entity(0, 5, "b"), Entity(1, 9, "a")]) == [
+        (Entity(0, 5, "a"), Entity(0, 5, "b")),
+        (Entity(0, 9, "a"), Entity(1, 9, "a")),
+    ]
+    assert organ in found.gold and sign in found.gold
+
+
+def test_the_report_has_the_figures_of_the_task() -> None:
+    predictions = [[Entity(0, 9, "Drug")], [*GOLD], [Entity(13, 18, "Sign"), Entity(0, 7, "Drug"), Entity(1, 2, "New")]]
+    compared = [compare_spans(*each) for each in predictions]
+    report = describe_classes(compared, ["Drug", "Organ", "Sign"])
+    score = score_entities([GOLD] * 3, predictions, ["Drug", "Organ", "Sign"]).values
+    assert list(report["labels"]) == ["Drug", "Organ", "Sign", "New"]
+    for label, figures in report["labels"].items():
+        for name in ("precision", "recall", "f1"):
+            assert figures[name] == pytest.approx(score[f"entity_{name}"]["per_type"][label])
+    assert report["confusion"]["labels"] == ["Drug", "Organ", "Sign", "New", ""]
+    assert report["confusion"]["rows"] == [
+        [3, 0, 0, 0, 0],  # a wrong boundary is taken for the same one
+        [0, 1, 1, 0, 1],
+        [0, 0, 1, 0, 2],
+        [0, 0, 0, 0, 0],
+        [0, 0, 0, 1, 0],
+    ]
+    assert report["mistakes"] == {"missed": 3, "spurious": 1, "wrong label": 1, "wrong boundary": 1}
+    assert (report["examples"], report["wrong"]) == (3, 2)
+    json.dumps(report)
+    gold, predicted = ["a", "b", "b", "c"], ["a", "a", "b", "d"]
+    texts = [LabelledText(str(i), "f", "t", None, label) for i, label in enumerate(gold)]
+    report = describe_classes(compare_predictions(texts, predicted), ["a", "b", "c", "d"])
+    values = score_classes(gold, predicted, ["a", "b", "c", "d"]).values
+    assert {label: each["f1"] for label, each in report["labels"].items()} == pytest.approx(values["f1"]["per_label"])
+    assert report["confusion"]["rows"] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
+
+
+def test_every_family_has_its_mistakes() -> None:
+    question = Question("1", "f", "who", "a cat sat", (Entity(2, 5, ""),))
+    choice = Choice("1", "f", "the cat", "can", ("run", "write"), 0)
+    cases: list[tuple[Any, Any, list[str]]] = [
+        (question, Answer("cat", 2, 5, 0.0, 0.0), []),
+        (question, Answer("a cat", 0, 5, 0.0, 0.0), []),  # SQuAD leaves articles out
+        (question, Answer("cat sat", 2, 9, 0.0, 0.0), ["wrong boundary"]),
+        (question, Answer("sat", 6, 9, 0.0, 0.0), ["wrong"]),
+        (question, Answer("", 2, 5, 0.0, 0.0), ["missed"]),
+        (Question("2", "f", "who", "a cat", ()), Answer("cat", 2, 5, 0.0, 0.0), ["spurious"]),
+        (choice, 0, []),
+        (choice, 1, ["wrong"]),
+        (Mention("1", "f", "pain", ("ache", "hurt")), ["ache", "harm"], ["missed", "spurious"]),
+        (TaggedSentence("1", "f", ("a", "cat"), ("O", "B-x")), ("O", "O"), ["missed"]),
+        (RawSentence("1", "f", ("a", "cat"), ("O", "B-x"), "", " a  cat", ((1, 2), (4, 7))), ("O", "B-x"), []),
+        (make_example("relation_extraction", 0, np.random.default_rng(0)), set(), ["missed"]),
+        (LabelledText("1", "f", "a", "b", "", 2.0), 1.5, []),
+    ]
+    for example, prediction, kinds in cases:
+        (found,) = compare_predictions([example], [prediction])
+        assert [each.kind for each in found.mistakes] == kinds, example
+
+
+def write(path: Path, examples: list[Any], predictions: list[Any], **options: Any) -> str:
+    write_errors_page(path, examples, predictions, title="clinic on <notes>", **options)
+    page = path.read_text(encoding="utf-8")
+    Page(page)
+    assert not re.search(r"""(src|href)=["']?(http|//)""", page), "it needs no network"
+    return page
+
+
+def test_the_page_shows_texts_as_they_are(tmp_path: Path) -> None:
+    text = AnnotatedText('"><script>alert(1)</script>', "f:7", TEXT, GOLD)
+    found = SpanPrediction((Entity(0, 9, "Drug"), Entity(13, 18, "<Sign>")))
+    page = write(tmp_path / "errors.html", [text], [found], labels=["Drug"], scores=[("entity_f1.micro", "0.000")])
+    assert "<script>alert" not in page and "<b>heart" not in page and "$title" in page
+    shown = "".join(Page(page).texts)
+    assert "Aspirin ✗ Drug" not in shown and "1 of 1 examples (100.0%) are predicted wrongly; all are shown" in shown
+    assert "Aspirin" in shown and "\U0001f600" in shown and "✗ <Sign>" in shown
+    assert {"missed", "wrong boundary", "wrong label"} <= set(Page(page).texts)
+
+
+def test_long_texts_are_cut_around_their_mistakes_and_most_of_many_are_left_out(tmp_path: Path) -> None:
+    long = "x " * 2000 + "heart" + " y" * 2000
+    gold = (Entity(4000, 4005, "Organ"),)
+    texts = [AnnotatedText(str(i), f"f:{i}", long, gold) for i in range(50)]
+    page = write(tmp_path / "errors.html", texts, [SpanPrediction(())] * 50, max_errors=5)
+    assert page.count("<article") == 5 and len(page) < 40_000
+    shown = "".join(Page(page).texts)
+    assert "50 of 50 examples (100.0%) are predicted wrongly; 5 of them are shown below." in shown
+    assert "… " in shown and "heart✗ Organ" in shown
+    assert [int(each) for each in re.findall(r">(\d+) · f:", page)] == [0, 10, 20, 30, 40]
+
+
+def test_a_page_without_mistakes_says_so(tmp_path: Path) -> None:
+    page = write(tmp_path / "errors.html", [AnnotatedText("1", "f", TEXT, GOLD)], [SpanPrediction(GOLD)])
+    assert "None of 1 examples is predicted wrongly." in page and "<article" not in page
+    values = [LabelledText(str(i), "f", "t", None, "", float(i)) for i in range(4)]
+    page = write(tmp_path / "values.html", values, [0.0, 3.0, 2.5, 3.0])
+    assert "Farthest off" in page and re.findall(r">(\d) · f<", page) == ["1", "2"]
