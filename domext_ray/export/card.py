@@ -138,22 +138,25 @@ def build_card(facts: CardFacts) -> str:
     Args:
         facts: what to say.
     """
+    makes_vectors = facts.config.objective.makes_vectors
     header: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "fill-mask",
+        "library_name": "sentence-transformers" if makes_vectors else "transformers",
+        "pipeline_tag": "sentence-similarity" if makes_vectors else "fill-mask",
         **facts.terms.header,
         **describe_base_model(facts.config.base),
     }
     hub = [each.removeprefix("hf://") for each in split_paths(facts.config.corpus) if each.startswith("hf://")]
     header |= {"datasets": [each.partition("@")[0] for each in hub]} if hub else {}
-    header["tags"] = ["domext", "domain-adaptation", "masked-lm", "bert", facts.config.method.name]
-    if facts.summary:
+    kind = "sentence-similarity" if makes_vectors else "masked-lm"
+    header["tags"] = ["domext", "domain-adaptation", kind, "bert", facts.config.method.name]
+    if facts.summary and not makes_vectors:
         header["model-index"] = [{"name": facts.name, "results": _list_results(facts)}]
     sections = [
         f"# {facts.name}",
         _describe_model(facts),
-        _describe_figures(facts.summary),
+        _describe_figures(facts),
         _describe_making(facts),
+        *([_VECTOR_LOADING.format(", trust_remote_code=True" if facts.has_extension else "")] if makes_vectors else []),
         _LOADING if facts.has_extension else _PLAIN_LOADING,
         _USE,
         _describe_sources(facts),
@@ -247,6 +250,10 @@ _VECTOR_OBJECTIVES = {
     "denoise": "writing texts again from vectors of what is left of them (TSDAE)",
     "contrast": "telling vectors of the same text from those of others (InfoNCE within a batch)",
 }
+_VECTOR_FIGURES = {
+    "denoise": ("nats per written token", "tokens written exactly"),
+    "contrast": ("nats per row", "rows whose vector is nearest to their other view's"),
+}
 _POOLINGS = {"mean": "the mean of its tokens' states", "cls": "its first token's state"}
 
 
@@ -271,9 +278,18 @@ def _describe_masking(config: PretrainConfig) -> str:
     return f"{objective.mask_prob:.0%} of {'whole words' if objective.whole_word else 'tokens'}"
 
 
-def _describe_figures(summary: dict[str, Any]) -> str:
+def _describe_figures(facts: CardFacts) -> str:
+    summary, objective = facts.summary, facts.config.objective
     if not summary:
         return ""
+    pairs: dict[str, tuple[dict[str, float | None], str]]
+    if objective.makes_vectors:
+        loss, share = _VECTOR_FIGURES[objective.kind]
+        pairs = {
+            f"Held-out domain text, loss ({loss})": (summary["domain"]["mlm_loss"], "{:.3f}"),
+            f"Held-out domain text, {share}": (summary["domain"]["mlm_accuracy"], "{:.1%}"),
+        }
+        return _format_figures(pairs)
     pairs = {
         "Held-out domain text, masked-LM loss (nats per token)": (summary["domain"]["mlm_loss"], "{:.3f}"),
         "Held-out domain text, masked tokens predicted": (summary["domain"]["mlm_accuracy"], "{:.1%}"),
@@ -281,6 +297,10 @@ def _describe_figures(summary: dict[str, Any]) -> str:
         **_list_word_bits(summary),
         "General sentences, masked words predicted": (summary["general"]["mlm_accuracy"], "{:.1%}"),
     }
+    return _format_figures(pairs)
+
+
+def _format_figures(pairs: dict[str, tuple[dict[str, float | None], str]]) -> str:
     rows = [
         f"| {name} | {_format(pair['before'], form)} | {_format(pair['after'], form)} |"
         for name, (pair, form) in pairs.items()
@@ -318,6 +338,15 @@ def _describe_making(facts: CardFacts) -> str:
     table = [f"| {name} | {value} |" for name, value in rows.items() if value]
     return "\n".join(["## How it was made", "", "| | |", "|---|---|", *table])
 
+
+_VECTOR_LOADING = """## Vectors of texts
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("PATH_OF_THIS_FOLDER"{})
+vectors = model.encode(["One text.", "Another text."], normalize_embeddings=True)
+```"""
 
 _PLAIN_LOADING = """## Loading
 

@@ -18,7 +18,7 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
-from domext_ray.export.card import CardFacts, Terms
+from domext_ray.export.card import CardFacts, Terms, build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import HEADS, load_base
 from domext_ray.model.counts import count_parameters
@@ -59,6 +59,27 @@ def test_an_export_says_how_a_text_becomes_a_vector(pooling: Pooling, tiny_base_
     ]
     again = export(tiny_base_folder, METHODS["heads"], pooling, tmp_path / "export")
     assert again == folder, "an export with a folder inside is replaced like any other"
+
+
+@pytest.mark.parametrize("method", ["heads", "full"])
+def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_base_folder: Path) -> None:
+    base = load_base(str(tiny_base_folder))
+    objective = ObjectiveConfig(kind="contrast", views="crop", pooling="cls")
+    config = PretrainConfig(base=str(tiny_base_folder), method=METHODS[method], objective=objective)
+    shape: Any = build_model(
+        base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0
+    ).config
+    summary = {
+        "domain": {"mlm_loss": {"before": 2.0, "after": 1.0}, "mlm_accuracy": {"before": 0.5, "after": 0.75}},
+        "train": {"tokens": 1000},
+    }
+    counts = count_parameters(shape, config.method, HEADS, reads_words=False)
+    facts = CardFacts("tiny", config, base.sha256, Terms("mit"), counts, shape, num_steps=3, summary=summary)
+    card = build_card(facts)
+    code = ", trust_remote_code=True" if method == "heads" else ""
+    assert f'SentenceTransformer("PATH_OF_THIS_FOLDER"{code})' in card
+    assert "loss (nats per row) | 2.000 | 1.000 |" in card and "75.0%" in card
+    assert "InfoNCE" in card and "its first token's state" in card and "masked-lm" not in card
 
 
 @pytest.mark.jobs
