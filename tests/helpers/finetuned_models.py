@@ -26,6 +26,7 @@ from domext_ray.labelled.examples import (
     LabelledText,
     MarkedText,
     Mention,
+    MultiLabelText,
     Question,
     Relation,
     TaggedSentence,
@@ -42,6 +43,7 @@ LABELS = {
     "nested_ner": ("Disease", "Organ"),
     "relation": ("none", "treats"),
     "classification": ("weather", "animal"),
+    "multilabel": ("weather", "animal"),
     "relation_extraction": ("treats",),
 }
 
@@ -72,6 +74,10 @@ def make_example(family: str, i: int, generator: np.random.Generator) -> AnyExam
             pair = "the sun" if i % 3 else None
             return LabelledText(
                 *own, f"{text} {'cat' if is_first else 'wind'}", pair, "animal" if is_first else "weather"
+            )
+        case "multilabel":
+            return MultiLabelText(
+                *own, f"{text} {'cat' if is_first else 'wind'}", None, ("animal",) if is_first else ()
             )
         case "regression":
             return LabelledText(*own, text, " ".join(words[::-1]), "", float(len(words)))

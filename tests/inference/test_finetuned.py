@@ -19,6 +19,7 @@ from domext_ray.downstream.tasks.description import describe_task
 from domext_ray.downstream.tasks.stages import StagedTask, evaluate_stages
 from domext_ray.errors import RunError
 from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
+from domext_ray.labelled.set_families import FAMILIES
 
 RAW: dict[str, list[dict[str, Any]]] = {
     "relation": [{"text": "the << drug >> and the [[ heart ]] disease"}],
@@ -72,10 +73,7 @@ def test_a_folder_alone_predicts_what_its_run_did(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [FULL, BOTTLENECK], ids=["full", "bottleneck"])
-@pytest.mark.parametrize(
-    "family",
-    ["nested_ner", "relation", "classification", "regression", "qa", "multiple_choice", "normalization", "ner"],
-)
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "relation_extraction"])
 def test_folders_of_all_families_do(family: str, method: MethodConfig, start: StartModel, tmp_path: Path) -> None:
     check_alone(start, family, method, tmp_path)
 

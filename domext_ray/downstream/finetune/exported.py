@@ -138,7 +138,7 @@ def _guess_task(folder: Path, start: StartModel) -> TaskFile:
     if not family or config.get("task_thresholds"):
         raise RunError(
             f"{folder} has no {TASK_FILE}, and its config.json alone does not say how to read what the model predicts; "
-            "run the fine-tuning's command again with this version, and give the export that it writes."
+            "remove that export and run the fine-tuning's command again, which writes it anew."
         )
     options = TaskOptions(min(TaskOptions.max_length, start.config.max_row_length))
     description = TaskDescription(family, start.name, labels, FAMILIES[family].metric, options)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from job_calls import call_job
 from labelled_fixtures import write_ner
@@ -34,6 +35,8 @@ from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
+from domext_ray.inference.finetuned import load_finetuned
+from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import hold_run
 
@@ -103,6 +106,15 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
     assert 'role="img" aria-label="Training loss of' in page
     assert "entity_f1.per_type.Drug" in page and "<svg" in page
     assert 'src="http' not in page and 'href="http' not in page, "the page needs no network"
+
+
+def test_the_export_alone_predicts_what_the_run_did(run_dir: Path, config: FinetuneConfig) -> None:
+    """With the labelled set's test split read anew, as `predict --task ner` does."""
+    model = load_finetuned(run_dir, torch.device("cpu"))
+    found = model.predict(load_labelled(config).data.test).predictions
+    lines = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
+    assert [list(each) for each in found] == [each["prediction"] for each in lines if each["split"] == "test"]
+    assert model.description.set_name == "made" and model.description.options.max_length == 32
 
 
 def test_the_same_command_does_nothing_again(
