@@ -21,6 +21,9 @@ pre-training, in which all weights train.
 
 `python jobs/benchmark.py predict` times prediction of many texts against transformers.pipeline.
 
+`python jobs/benchmark.py serve` sends traffic to a bank that is served, and to Ray Serve's own way of
+serving many models.
+
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
 """
@@ -35,6 +38,7 @@ from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
 from benchmarks.overhead import run_overhead
 from benchmarks.predicting import add_predict_options, run_predict
+from benchmarks.serving import add_serving_options, run_serving_benchmark
 from benchmarks.steps import PAIRINGS, run_methods, run_step
 
 from domext_ray.errors import ConfigError
@@ -42,7 +46,8 @@ from domext_ray.runtime.stopping import exit_on_user_error
 
 POSITIVE = (
     "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "
-    "batch_size rows rival_rows workers batch_sizes batch_tokens"
+    "batch_size rows rival_rows workers batch_sizes batch_tokens "
+    "adapters clients answers words texts threads overload port"
 ).split()
 
 
@@ -67,6 +72,9 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     predict = verbs.add_parser("predict", help="prediction of many texts against transformers.pipeline")
     predict.set_defaults(run=run_predict, device="cpu")
     add_predict_options(predict)
+    serve = verbs.add_parser("serve", help="mixed batches of many adapters against Ray Serve's one adapter per batch")
+    serve.set_defaults(run=run_serving_benchmark, device="cpu")
+    add_serving_options(serve)
     overhead = verbs.add_parser("overhead", help="Ray, Ray Data and DeepSpeed against a bare PyTorch loop")
     overhead.set_defaults(run=run_overhead, device="cpu")
     overhead.add_argument("--steps", type=int, default=60, help="steps of a job and of the loop")

@@ -18,7 +18,8 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TENSORS, TOKENS, BankEntry
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.families import SingleTask
+from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
+from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN
@@ -128,7 +129,7 @@ class Catalogue:
     def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
         if entry.architecture == MASKED_LM:
             return "", None
-        description = getattr(entry, "task", None) or describe_head(name, entry, self.max_length)
+        description = getattr(entry, "description", None) or describe_head(name, entry, self.max_length)
         staged = make_described_task(description, self.tokenizer)
         if not isinstance(staged, SingleTask):
             raise RunError(f"the adapter {name!r} is a stage of {description.family}, which is not served.")
@@ -188,4 +189,7 @@ def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescripti
     assert entry.architecture == SEQUENCES
     if entry.problem_type == "regression":
         return TaskDescription("regression", name, (), "spearman", options, learned={"mean": 0.0, "std": 1.0})
+    if entry.problem_type == "multi_label_classification":
+        thresholds = {ONLY_STAGE: {"threshold": USUAL_THRESHOLD}}
+        return TaskDescription("multilabel", name, labels, "f1.micro", options, thresholds=thresholds)
     return TaskDescription("classification", name, labels, "accuracy", options)

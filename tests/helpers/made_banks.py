@@ -20,7 +20,13 @@ CLASSES = ("good", "bad", "neither")
 
 
 def add_drawn(
-    bank: AdapterBank, name: str, architecture: str, seed: int, labels: Sequence[str] = (), routed_id: int = -1
+    bank: AdapterBank,
+    name: str,
+    architecture: str,
+    seed: int,
+    labels: Sequence[str] = (),
+    routed_id: int = -1,
+    problem_type: str | None = None,
 ) -> None:
     """Add an adapter to a bank; with `routed_id`, the router knows texts that have this token."""
     config: Any = copy.deepcopy(bank.base.config)
@@ -28,6 +34,7 @@ def add_drawn(
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
+        config.problem_type = problem_type
     generator = torch.Generator().manual_seed(seed)
     model: Any = ARCHITECTURES[architecture](config)
     model.load_state_dict(bank.base.tensors, strict=False)

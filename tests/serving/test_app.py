@@ -241,6 +241,24 @@ def test_long_texts_are_cut_where_that_is_asked_for(shared: Served) -> None:
     assert "truncated" not in shared.ask("classify", TEXT, "sorts1", truncate=True)[0]
 
 
+def test_heads_without_a_description_are_read_by_their_labels(tiny_base_folder: Path, tmp_path: Path) -> None:
+    bank = AdapterBank.create(tmp_path / "bank", str(tiny_base_folder))
+    add_drawn(bank, "several", "sequence_classification", 1, CLASSES, problem_type="multi_label_classification")
+    add_drawn(bank, "number", "sequence_classification", 2, ("value",), problem_type="regression")
+    add_drawn(bank, "strange", "token_classification", 3, ("Drug", "Gene"))
+    served = Served(bank, names=["several", "number"])
+    with served.client:
+        several, number = served.ask("classify", [TEXT, TEXT], ["several", "number"])
+        batch = served.service.catalogue.tokenizer(TEXT, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = bank.load("several")(batch).logits[0].sigmoid().tolist()
+            value = bank.load("number")(batch).logits[0].item()
+        assert several["probabilities"] == pytest.approx(dict(zip(CLASSES, expected, strict=True)), abs=1e-5)
+        assert number["value"] == pytest.approx(value, abs=1e-5)
+        answer = served.client.post("/v1/adapters", json={"name": "strange"})
+        assert answer.status_code == 422 and "tags are served in the order O, B-X" in answer.json()["error"]
+
+
 def test_the_only_adapter_needs_no_name(folder: Path) -> None:
     served = Served(AdapterBank.open(folder), names=["sorts2"])
     with served.client:
