@@ -126,7 +126,7 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
             )
         yield f"serving at http://{_show_host(config.host)}:{config.port}/ (token: {source}); Ctrl-C ends it"
     finally:
-        with contextlib.suppress(RayError):
+        with contextlib.suppress(RayError), quiet_libraries():
             forget_served(config)
             serve.delete(APP)  # Serve itself ends with a Ray of this job's own; on a cluster others may use it
 

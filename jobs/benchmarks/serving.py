@@ -40,6 +40,7 @@ from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, Serve
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.domext.configuration_domext import complete_domain
+from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.serving.serve import start_serving
 
 TOKEN = "only-for-this-benchmark"
@@ -294,11 +295,13 @@ def _ask(load: Load, options: argparse.Namespace, address: str, *, to_rival: boo
 
 
 def _ask_rival(load: Load, options: argparse.Namespace, folder: str) -> Traffic:
-    serve.run(make_rival(folder, options), name=RIVAL, route_prefix="/rival")
+    with quiet_libraries():
+        serve.run(make_rival(folder, options), name=RIVAL, route_prefix="/rival")
     try:
         return _ask(load, options, _show("/rival", options), to_rival=True)
     finally:
-        serve.delete(RIVAL)
+        with quiet_libraries():
+            serve.delete(RIVAL)
 
 
 def _overload(load: Load, options: argparse.Namespace) -> tuple[Traffic, Traffic]:
