@@ -3,6 +3,7 @@
 Enters: a `PredictConfig`. Leaves, in --output:
 
     predictions/part-NNNNNN.*   one row per input row, in the input's order
+    scores.json, errors.html    of a labelled split: figures, a report by label, and what went wrong
     malformed.jsonl             rows that could not be read: file, line and reason
     summary.json                rows, seconds, and how often each label was predicted; written last
     config.yaml, identity.json  what the predictions were made from
@@ -37,7 +38,7 @@ from domext_ray.inference.input_plan import InputPlan, plan_input
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
-from domext_ray.inference.split_scores import format_score, score_split
+from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
@@ -284,7 +285,7 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
         "rows_per_second": round(num_rows / seconds, 3),
     }
     if isinstance(plan.input, LabelledInput):
-        summary["scores"] = score_split(plan.config.model, plan.input, _read_plain(plan))
+        summary["scores"] = score_split(plan.config.model, plan.input, _read_plain(plan), plan.folder)
     write_json(plan.folder / SUMMARY, summary)
     return summary
 
@@ -354,5 +355,5 @@ def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
             f"{summary['first_malformed']}."
         )
     if "scores" in summary:
-        lines.append(format_score(summary["scores"]))
+        lines.append(format_scores(summary["scores"]))
     return "\n".join([*lines, f"predictions: {folder / PARTS}"])

@@ -20,19 +20,23 @@ from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.downstream.finetune.exported import ExportedModel
+from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, TaskLoss
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.downstream.start.head import find_head
 from domext_ray.downstream.start.model import TRAININGS
+from domext_ray.downstream.tasks.description import make_described_task
 from domext_ray.downstream.tasks.task_file import TASK_FILE
 from domext_ray.errors import ConfigError
 from domext_ray.files import hash_file, hash_values
 from domext_ray.inference.examples import list_fields
 from domext_ray.inference.fill_mask import FillMask
-from domext_ray.inference.finetuned import load_finetuned
+from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.graft import choose_attention
 
 
 class Predictor(Protocol):
@@ -98,8 +102,8 @@ def find_model(config: PredictConfig) -> ModelPlace:
         RunError: it is damaged, or a run or bank without it.
     """
     device = torch.device("cpu")
-    if is_finetuned(config):
-        model = load_finetuned(config.model, device)
+    if does_task(config):
+        model = load_task_model(config.model, device)
         return ModelPlace(config.model, model.family, _hash_files(model.exported.folder), model.note)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
@@ -109,11 +113,42 @@ def find_model(config: PredictConfig) -> ModelPlace:
     return ModelPlace(config.model, FILL_MASK, hash_model(masked_lm))
 
 
-def is_finetuned(config: PredictConfig) -> bool:
+def does_task(config: PredictConfig) -> bool:
     """Whether a configuration's model does a task that it was fine-tuned for."""
+    if config.task == FILL_MASK:
+        return False
+    found = split_bank(config.model)
+    if found is not None:
+        return AdapterBank.open(found[0]).describe(found[1]).description is not None
     folder = Path(config.model).expanduser()
-    has_task = (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
-    return has_task and config.task != FILL_MASK
+    return (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
+
+
+def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> FinetunedModel:
+    """Load a fine-tuned model: an export, a run that has one, or BANK:NAME.
+
+    Args:
+        model: as the user calls it; see `does_task`.
+        device: where to predict.
+        batch_tokens: tokens of a batch, padding counted.
+
+    Raises:
+        RunError: it is damaged.
+        BaseModelError: a model's files are not what its configuration says.
+    """
+    found = split_bank(model)
+    if found is None:
+        return load_finetuned(model, device, batch_tokens=batch_tokens)
+    bank, name = AdapterBank.open(found[0]), found[1]
+    description = bank.describe(name).description
+    assert description is not None, "of an adapter that does a task"
+    task = make_described_task(description, load_tokenizer(bank.base.tokenizer_folder))
+    ((stage, own),) = task.stages.items()
+    loaded: Any = bank.load(name)
+    choose_attention(loaded, device, bf16=False)
+    loaded.to(device).requires_grad_(False)
+    fitted = Fitted(own, loaded, TaskLoss(loaded, device, bf16=False, task=own), device, thresholds=own.thresholds)
+    return FinetunedModel(ExportedModel(bank.find_folder(name), description, task, {stage: fitted}, {}), batch_tokens)
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
@@ -125,7 +160,7 @@ def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.devic
         device: where to predict.
     """
     if place.task != FILL_MASK:
-        return TaskPredictor(load_finetuned(place.id, device, batch_tokens=config.count_batch_tokens(device.type)))
+        return TaskPredictor(load_task_model(place.id, device, config.count_batch_tokens(device.type)))
     model, tokenizer = _load_masked_lm(place.id)
     return _make_fill_mask(model, tokenizer, config, device)
 
@@ -158,6 +193,9 @@ def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerB
     bank = AdapterBank.open(found[0])
     entry = bank.describe(found[1])
     if entry.architecture != MASKED_LM:
-        raise ConfigError(f"--model {model!r} fills no masks ({entry.architecture}); give an adapter that does.")
+        raise ConfigError(
+            f"--model {model!r} fills no masks; leave --task out or, if the bank does not know its task, add it again "
+            "from its fine-tuning run."
+        )
     loaded = cast(DomextForMaskedLM, bank.load(found[1]))
     return loaded, load_tokenizer(bank.base.tokenizer_folder)

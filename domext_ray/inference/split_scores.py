@@ -1,43 +1,70 @@
-"""Predictions of a labelled split -> figures with intervals."""
+"""Predictions of a labelled split -> figures with intervals, a report by label, and a page of what went wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from domext_ray.inference.finetuned import load_finetuned
+from domext_ray.files import write_json
+from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
+from domext_ray.inference.predictors import load_task_model
 from domext_ray.inference.task_predictor import read_prediction
 
+SCORES, ERRORS = "scores.json", "errors.html"
+MOST_LABELS = 20
+"""Labels that the table shows; the files have all of them."""
 
-def score_split(model: str, source: LabelledInput, plain: Iterable[Any]) -> dict[str, Any]:
-    """Score predictions against the labels of their split.
+
+def score_split(model: str, source: LabelledInput, plain: Iterable[Any], folder: Path) -> dict[str, Any]:
+    """Score predictions against the labels of their split, and write scores.json and errors.html.
 
     Args:
         model: the fine-tuned model that made them.
         source: the split.
         plain: the predictions as plain values, in the split's order.
+        folder: where to.
 
     Returns:
-        "metric" (path of the task's own figure), "value", "interval" (bootstrap 95 % over examples, [low, high]), and
-        "figures", all that the family has.
+        "metric" (path of the task's own figure), "value", "interval" (bootstrap 95 % over examples, [low, high]),
+        "figures" (all that the family has) and "report" (see `describe_classes`): what scores.json holds.
     """
-    found = load_finetuned(model, torch.device("cpu"))
+    found = load_task_model(model, torch.device("cpu"))
     examples, predictions = source.read(), [read_prediction(found.family, each) for each in plain]
-    score = found.task.score(examples, predictions)
+    score, metric = found.task.score(examples, predictions), found.description.metric
     figures = score.describe()
-    metric = found.description.metric
-    return {
-        "metric": metric,
-        "value": score.get(metric),
-        "interval": figures["intervals"][metric],
-        "figures": figures,
-    }
+    scores = {"metric": metric, "value": score.get(metric), "interval": figures["intervals"][metric]}
+    title = f"{found.description.set_name}: {source.split} of {source.task}"
+    shown = [(metric, _format_value(scores))]
+    report = write_errors_page(
+        folder / ERRORS, examples, predictions, title=title, labels=found.description.labels, scores=shown
+    )
+    scores |= {"figures": figures, "report": report}
+    write_json(folder / SCORES, scores)
+    return scores
 
 
-def format_score(scores: Mapping[str, Any]) -> str:
-    """Return the line of the last table."""
+def _format_value(scores: Mapping[str, Any]) -> str:
     low, high = scores["interval"]
-    return f"{scores['metric']}: {scores['value']:.4f} (95 % interval {low:.4f} to {high:.4f})"
+    return f"{scores['value']:.4f} (95 % interval {low:.4f} to {high:.4f})"
+
+
+def format_scores(scores: Mapping[str, Any]) -> str:
+    """Return what a job prints: precision, recall and F1 by label, and the task's own figure."""
+    lines = []
+    labels = list(scores["report"]["labels"].items())
+    if labels:
+        lines.append(f"{'':<24}{'precision':>10}{'recall':>8}{'f1':>8}{'support':>9}")
+    for name, each in labels[:MOST_LABELS]:
+        lines.append(
+            f"{name[:23]:<24}{each['precision']:>10.3f}{each['recall']:>8.3f}{each['f1']:>8.3f}{each['support']:>9,}"
+        )
+    if len(labels) > MOST_LABELS:
+        lines.append(f"and {len(labels) - MOST_LABELS:,} more labels in {SCORES}")
+    wrong, number = scores["report"]["wrong"], scores["report"]["examples"]
+    if wrong:
+        lines.append(f"{wrong:,} of {number:,} examples have a mistake; {ERRORS} shows them.")
+    return "\n".join([*lines, f"{scores['metric']}: {_format_value(scores)}"])

@@ -13,8 +13,10 @@ import torch
 from conftest import WORDS
 from labelled_fixtures import write_ner
 
+from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig
 from domext_ray.config.inference import PredictConfig
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.finetune.training import Point, fit_stages
@@ -22,6 +24,7 @@ from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError, DomextError
+from domext_ray.files import read_json
 from domext_ray.inference.finetuned import load_finetuned
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, PredictWork, finish_prediction, format_summary, plan_prediction
@@ -43,6 +46,7 @@ from domext_ray.labelled.readers.sets import load_set
 from domext_ray.labelled.set_description import find_set
 from domext_ray.labelled.set_families import FAMILIES
 
+FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 CPU = torch.device("cpu")
 TERMS = tuple(f"{first} {second}" for first in WORDS[:4] for second in WORDS[4:8])
 LABELS = {"relation": ("none", "treats"), "classification": ("a", "b"), "multilabel": ("a", "b")}
@@ -83,11 +87,15 @@ def make_labelled(family: str, i: int) -> AnyExample:
             return Mention(*own, f"{WORDS[i]} {WORDS[5]}", (TERMS[i % len(TERMS)],))
 
 
-def export_model(base: Path, family: str, data: LabelledSet, folder: Path, epochs: float = 1.0) -> Path:
+def export_model(
+    base: Path, family: str, data: LabelledSet, folder: Path, epochs: float = 1.0, method: MethodConfig = FULL
+) -> Path:
     """Fine-tune for some steps, and export."""
     start = load_start_model(str(base))
     task = make_task(family, data, start.tokenizer, TaskOptions(max_length=40, stride=10), "")
-    config = FinetuneConfig(engine=EngineConfig(precision="fp32"), optim=FinetuneOptimConfig(dropout=0.0))
+    config = FinetuneConfig(
+        method=method, engine=EngineConfig(precision="fp32"), optim=FinetuneOptimConfig(dropout=0.0)
+    )
     fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), CPU, lambda _: None)
     export_stages(start, task, fitted, folder)
     return folder
@@ -142,6 +150,11 @@ def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> N
     assert 0.0 < expected.get("entity_f1.micro") == summary["scores"]["value"]
     assert summary["rows"] == len(data.test) == plan.input.num_rows
     assert f"entity_f1.micro: {summary['scores']['value']:.4f}" in format_summary(summary, plan.folder)
+    report = summary["scores"]["report"]
+    assert read_json(plan.folder / "scores.json", "")["report"] == report
+    assert report["examples"] == len(data.test)
+    assert all(f"{label} " in format_summary(summary, plan.folder) for label in data.labels)
+    assert "<html" in (plan.folder / "errors.html").read_text(encoding="utf-8")
     parts = sorted((plan.folder / "predictions").iterdir())
     ids = [each["id"] for part in parts for each in pq.read_table(part).to_pylist()]
     assert ids == [each.id for each in data.test]
@@ -150,6 +163,25 @@ def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> N
     (other / "test.csv").write_text("text,label\na,b\n")
     with pytest.raises(ConfigError, match="--task 'classification' is classification; the task of .* is ner"):
         plan_prediction(PredictConfig(**{**places, "task": "classification", "input": str(other)}))
+
+
+def test_an_adapter_of_a_bank_does_its_task(tiny_base_folder: Path, tmp_path: Path) -> None:
+    splits = [tuple(make_labelled("classification", i) for i in range(size)) for size in (16, 6, 0)]
+    data = LabelledSet("made", *splits, LABELS["classification"])
+    method = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
+    model = export_model(tiny_base_folder, "classification", data, tmp_path / "export", method=method)
+    bank = AdapterBank.create(tmp_path / "bank", str(tiny_base_folder))
+    bank.add_finetuned("clinic", model)
+    (tmp_path / "in.txt").write_text("the water drug and heart\nthe drug\n")
+    places = {"input": str(tmp_path / "in.txt"), "format": "jsonl"}
+    found = []
+    for i, each in enumerate((str(model), f"{tmp_path / 'bank'}:clinic")):
+        plan = work_on(PredictConfig(model=each, output=str(tmp_path / f"out{i}"), **places))
+        assert plan.model.task == "classification"
+        found.append(plan.blocks.find_part(0).read_text())
+    assert found[0] == found[1] and found[0].count("probabilities") == 2
+    with pytest.raises(ConfigError, match="fills no masks"):
+        plan_prediction(PredictConfig(model=f"{tmp_path / 'bank'}:clinic", task="fill_mask", output="out", **places))
 
 
 def test_a_test_file_alone_is_enough(tmp_path: Path) -> None:
