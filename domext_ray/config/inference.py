@@ -59,7 +59,7 @@ class PredictConfig:
     keep_text: bool = False  # write the texts beside their predictions, too
     top_k: int = 5  # fill_mask: tokens in the place of each mask
     max_length: int = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
-    block_rows: int = 2048  # rows of a block, the unit that is written, and done again after a stop
+    block_rows: int = 1024  # rows of a block, the unit that is written, and done again after a stop
     batch_tokens: int = 0  # tokens of a forward pass, padding counted; 0: 2,048 on a CPU, 32,768 on a GPU
     strict: bool = free(False)  # the first malformed row is an error; else they are listed in malformed.jsonl
     dry_run: bool = free(False)  # validate, count the rows, start nothing

@@ -180,15 +180,26 @@ def run_blocks(
         try:
             for num_rows in _run_pool(missing, make, folder, scale, workers, cpus, verb):
                 progress.advance(num_rows)
+            _check_seen(missing, folder)
         except WorkerDiedError as error:
             deaths += 1
             if deaths > MOST_DEATHS:
                 raise
-            progress.line.keep(f"{verb}: {error}; its blocks are worked on again")
+            progress.line.keep(f"{verb}: a worker died ({error.__cause__.__class__.__name__}); its block is done again")
         missing = [each for each in missing if not folder.is_done(each.number)]
         progress.done = progress.missing - sum(each.num_rows for each in missing)
     progress.finish()
     return progress.done
+
+
+def _check_seen(blocks: Sequence[NumberedBlock], folder: BlockFolder) -> None:
+    """Refuse to go on where what the workers have written is not to be seen here."""
+    unseen = [each.number for each in blocks if not folder.is_done(each.number)]
+    if unseen:
+        raise RunError(
+            f"{folder.find_part(unseen[0])} was written on another node and is not there on this one; give an --output "
+            "that all nodes share."
+        )
 
 
 def plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
@@ -214,6 +225,11 @@ def plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
     return min(scale.workers or max(room, 1), most), share
 
 
+def _never_restart() -> dict[str, Any]:
+    """Leave restarts to `run_blocks`, which knows when to stop: Ray Data would restart an actor for ever."""
+    return {"max_restarts": 0, "max_task_retries": 0}
+
+
 def _run_pool(
     missing: Sequence[NumberedBlock],
     make: MakeWork,
@@ -233,7 +249,7 @@ def _run_pool(
         fn_constructor_args=(make, folder, max(1, int(cpus)), scale.uses_gpu),
         num_cpus=cpus,
         num_gpus=1 if scale.uses_gpu else 0,
-        max_restarts=0,  # `run_blocks` does, and knows when to stop
+        ray_remote_args_fn=_never_restart,
     )
     del items
     rows = iter(dataset.iter_rows())
@@ -247,8 +263,8 @@ def _run_pool(
                 yield found
     except (ActorDiedError, ActorUnavailableError, WorkerCrashedError, OutOfMemoryError) as error:
         raise WorkerDiedError(
-            "a worker died, as one does that needs more memory than there is; if it does so again and again, lower "
-            "--batch_tokens or --scale.workers"
+            f"workers of {verb} died again and again, as they do where they need more memory than there is; lower "
+            "--batch_tokens or --scale.workers, and the same command goes on."
         ) from error
     finally:
         del rows, dataset  # ends the actors

@@ -42,6 +42,7 @@ from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
+from domext_ray.training.pretrain import check_shared_storage
 
 SUMMARY, MALFORMED = "summary.json", "malformed.jsonl"
 MOST_LABELS = 20
@@ -99,6 +100,7 @@ def run_prediction(config: PredictConfig) -> Path:
     with _name_output(), hold_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_identity(plan.folder, plan.identity)
+        check_shared_storage(plan.folder)
         plan.blocks.make()
         started = time.perf_counter()
         num_rows = run_blocks(plan.input.blocks, PredictWork(plan), plan.blocks, plan.config.scale)

@@ -68,9 +68,11 @@ def wait_for_blocks(process: subprocess.Popen[bytes], output: Path, number: int)
 @pytest.mark.usefixtures("local_ray")
 def test_a_mistake_that_a_worker_finds_is_one_sentence(tiny_base_folder: Path, tmp_path: Path) -> None:
     path = write_input(tmp_path / "in.jsonl", 20)
-    ended = call_job(
-        *("predict", "--model", str(tiny_base_folder), "--input", path, "--output", str(tmp_path / "out")),
-        *("--strict", "true"),
-    )
-    assert ended.code == 2
-    assert ended.err.splitlines()[-1].endswith("leave out --strict.") and "Traceback" not in ended.err
+    given = ["--model", str(tiny_base_folder), "--input", path, "--output", str(tmp_path / "out")]
+    for option, said in (
+        (["--scale.workers", "99"], "--scale.workers is 99; there is room for "),
+        (["--strict", "true"], "leave out --strict."),
+    ):
+        ended = call_job("predict", *given, *option)
+        assert ended.code == 2
+        assert said in ended.err.splitlines()[-1] and "Traceback" not in ended.err
