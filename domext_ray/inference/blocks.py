@@ -13,6 +13,7 @@ the blocks that are missing, and its output is that of a job that was not.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -225,11 +226,6 @@ def plan_workers(scale: InferenceScaleConfig, most: int) -> tuple[int, float]:
     return min(scale.workers or max(room, 1), most), share
 
 
-def _never_restart() -> dict[str, Any]:
-    """Leave restarts to `run_blocks`, which knows when to stop: Ray Data would restart an actor for ever."""
-    return {"max_restarts": 0, "max_task_retries": 0}
-
-
 def _run_pool(
     missing: Sequence[NumberedBlock],
     make: MakeWork,
@@ -241,6 +237,7 @@ def _run_pool(
 ) -> Iterator[int]:
     """Yield the rows of blocks as they are done."""
     configure_ray_data()
+    warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")  # what Ray names instead has no restarts
     items = [{"block": pickle.dumps(each)} for each in missing]
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Worker,
@@ -249,7 +246,7 @@ def _run_pool(
         fn_constructor_args=(make, folder, max(1, int(cpus)), scale.uses_gpu),
         num_cpus=cpus,
         num_gpus=1 if scale.uses_gpu else 0,
-        ray_remote_args_fn=_never_restart,
+        max_restarts=0,  # `run_blocks` does, and knows when to stop: Ray Data would restart an actor for ever
     )
     del items
     rows = iter(dataset.iter_rows())
