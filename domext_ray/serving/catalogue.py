@@ -129,7 +129,7 @@ class Catalogue:
     def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
         if entry.architecture == MASKED_LM:
             return "", None
-        description = getattr(entry, "description", None) or describe_head(name, entry, self.max_length)
+        description = entry.description or describe_head(name, entry, self.max_length)
         staged = make_described_task(description, self.tokenizer)
         if not isinstance(staged, SingleTask):
             raise RunError(f"the adapter {name!r} is a stage of {description.family}, which is not served.")

@@ -11,10 +11,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from domext_ray.corpus.vocabulary.vocab import make_backend
@@ -122,13 +124,18 @@ class SingleLabelTask(ClassTask):
 class TextRows(Task):
     """Rows of `LabelledText` and `MultiLabelText`: a single text or a pair, cut to a row."""
 
-    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
-        """Make one row an example; see `Task.encode`."""
-        texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
+    @cached_property
+    def _backend(self) -> Tokenizer:  # once: making it takes longer than the tokens of a text
         read_template(self.tokenizer, pair=True).measure_room(self.options.max_length, least=2)
         backend = make_backend(self.tokenizer)
         backend.enable_truncation(self.options.max_length, strategy="longest_first")
-        encodings = backend.encode_batch([each.text if each.pair is None else (each.text, each.pair) for each in texts])
+        return backend
+
+    def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
+        """Make one row an example; see `Task.encode`."""
+        texts = cast("Sequence[LabelledText | MultiLabelText]", examples)
+        pairs = [each.text if each.pair is None else (each.text, each.pair) for each in texts]
+        encodings = self._backend.encode_batch(pairs)
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         rows: list[Row] = []
         for i, (each, encoding) in enumerate(zip(texts, encodings, strict=True)):

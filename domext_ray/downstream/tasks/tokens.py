@@ -11,12 +11,13 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
 from scipy.special import softmax
-from tokenizers import Encoding, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -49,14 +50,17 @@ class WordPieces:
         return np.diff(self.bounds)
 
 
-def encode_words(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sequence[str]]) -> list[WordPieces]:
+def encode_words(
+    tokenizer: PreTrainedTokenizerBase | Tokenizer, sentences: Sequence[Sequence[str]]
+) -> list[WordPieces]:
     """Tokenise words one by one, as `is_split_into_words` does.
 
     Args:
-        tokenizer: byte-level vocabularies see every word after a space, as with `add_prefix_space`.
+        tokenizer: or what `make_backend` made of it; byte-level vocabularies see every word after a space, as with
+            `add_prefix_space`.
         sentences: the words of each sentence.
     """
-    backend = make_backend(tokenizer)
+    backend = tokenizer if isinstance(tokenizer, Tokenizer) else make_backend(tokenizer)
     if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
         sentences = [[f" {word}" for word in words] for words in sentences]
     encodings = backend.encode_batch(
@@ -109,10 +113,14 @@ class TokenClassificationTask(ClassTask):
         """The tags: O, then B- and I- of every type."""
         return self._tags
 
+    @cached_property
+    def _backend(self) -> Tokenizer:  # once: making it takes longer than the pieces of a sentence
+        return make_backend(self.tokenizer)
+
     def encode(self, examples: Sequence[AnyExample], *, is_training: bool) -> list[Row]:
         """Make the rows of sentences: one each, or several windows of a long one; see `Task.encode`."""
         sentences = cast("Sequence[TaggedSentence]", examples)
-        encoded = encode_words(self.tokenizer, [each.words for each in sentences])
+        encoded = encode_words(self._backend, [each.words for each in sentences])
         self._note_oddities(sentences, encoded)
         encoded = [shorten_words(each, self._room) for each in encoded]
         rows: list[Row] = []
