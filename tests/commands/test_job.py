@@ -31,6 +31,7 @@ NEEDED = {
     "forgetting": ("--models", "base=general-mini", "--corpus", "a.txt"),
     "export": ("--run", "runs/af"),
     "predict": ("--input", "a.txt", "--output", "out"),
+    "serve": ("--bank", "bank"),
 }
 """What a job cannot do without."""
 PRESETS = {
