@@ -47,7 +47,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 POSITIVE = (
     "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "
     "batch_size rows rival_rows workers batch_sizes batch_tokens "
-    "adapters clients answers words texts threads overload port"
+    "adapters clients answers words texts overload port"
 ).split()
 
 
