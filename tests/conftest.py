@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import string
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _use_one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers copies an export's code and imports it from there: here, for one test."""
+
+    def forget_modules() -> None:
+        for name in [each for each in sys.modules if each.split(".")[0] == "transformers_modules"]:
+            del sys.modules[name]
+
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    others = [each for each in sys.path if not Path(each, "transformers_modules").is_dir()]  # of tests before
+    monkeypatch.setattr(sys, "path", others)
+    forget_modules()
+    yield
+    forget_modules()
 
 
 def write_corpus(path: Path, num_lines: int, seed: int = 0) -> Path:

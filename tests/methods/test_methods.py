@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -200,23 +199,7 @@ def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: d
     assert all(torch.equal(each, run.base.tensors[name]) for name, each in tensors.items() if not row.trains(name))
 
 
-@pytest.fixture
-def _own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """transformers copies an export's code and imports it from there: here, for one test."""
-
-    def forget_modules() -> None:
-        for name in [each for each in sys.modules if each.split(".")[0] == "transformers_modules"]:
-            del sys.modules[name]
-
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    others = [each for each in sys.path if not Path(each, "transformers_modules").is_dir()]  # of tests before
-    monkeypatch.setattr(sys, "path", others)
-    forget_modules()
-    yield
-    forget_modules()
-
-
-@pytest.mark.usefixtures("_own_modules")
+@pytest.mark.usefixtures("own_modules")
 @each_row
 def test_an_export_loads_with_transformers(row: Row, places: Places, runs: dict[str, Any], tmp_path: Path) -> None:
     take(runs, row.slug)

@@ -173,6 +173,7 @@ def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_p
         assert str(tmp_path).encode() not in content and str(Path(start.id).parent).encode() not in content, path.name
 
 
+@pytest.mark.usefixtures("own_modules")
 def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: StartModel, tmp_path: Path) -> None:
     for method in (FULL, BOTTLENECK):
         fitted = make_fitted(start, "multilabel", method)

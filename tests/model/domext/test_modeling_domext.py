@@ -196,11 +196,9 @@ def test_vocabulary_projection_is_tied(tmp_path: Path, ids: Tensor) -> None:
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+@pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("rule", ["absolute", "roberta"])
-def test_the_code_files_travel_with_the_weights(
-    tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch, rule: str
-) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+def test_the_code_files_travel_with_the_weights(tmp_path: Path, ids: Tensor, rule: str) -> None:
     model = make_model(domain_init="paper", position_rule=rule)
     DomextConfig.register_for_auto_class()
     DomextForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")

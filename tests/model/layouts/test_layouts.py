@@ -142,12 +142,10 @@ def test_what_has_no_extension_is_exported_as_transformers_own(
     assert all(torch.equal(each, model.state_dict()[name]) for name, each in again.tensors.items())
 
 
+@pytest.mark.usefixtures("own_modules")
 @each_layout
-def test_an_export_brings_its_code_and_says_so(
-    folders: dict[str, Path], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_brings_its_code_and_says_so(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
     """Without its code it must not load as the architecture that config.json names, with random weights in it."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / "export"
     model = augment(load(folders, kind), EVERYTHING)
     run_steps(model)
