@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from domext_ray.config.inference import InferenceScaleConfig
+from domext_ray.config.inference import InferenceScaleConfig, check_input, check_output
 from domext_ray.config.vectors import PoolingChoice
 from domext_ray.options.fields import MANY, check_place, free, require, require_at_most, require_one_of
 
@@ -20,7 +20,7 @@ class EmbedConfig:
 
     model: str = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
     input: str = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
-    output: str = ""  # folder of vectors, malformed.jsonl and summary.json
+    output: str = free("")  # folder of vectors, malformed.jsonl and summary.json
     field: str = "text"  # field or column that holds the text
     pooling: PoolingChoice = "auto"  # tokens' mean, or the first one's state; auto: as the model's run had it
     layers: str = ""  # layers whose states are averaged first: 12, 9-12 or 1,12, 0 for the embeddings; empty: the last
@@ -36,10 +36,8 @@ class EmbedConfig:
     def __post_init__(self) -> None:
         require(bool(self.model.strip()), "model", self.model, "a run's directory, an export or a base")
         check_place("model", self.model, "a hub id, or a folder")
-        rule = "files, globs, folders or s3:// addresses, by commas"
-        require(bool(self.input.strip()), "input", self.input, rule)
-        require(bool(self.output.strip()), "output", self.output, "a folder, such as vectors/notes")
-        check_place("output", self.output)
+        check_input(self.input)
+        check_output(self.output, "vectors/notes")
         require(bool(self.field.strip()), "field", self.field, "the name of a field or column")
         require_one_of(self.pooling, "pooling", get_args(PoolingChoice))
         parts = self.layers.split(",") if self.layers else []

@@ -45,6 +45,17 @@ class InferenceScaleConfig:
         return is_gpu_used(self.use_gpu)
 
 
+def check_input(spec: str) -> None:
+    """Raise OptionError unless `--input` names something."""
+    require(bool(spec.strip()), "input", spec, "files, globs, folders or s3:// addresses, by commas")
+
+
+def check_output(folder: str, example: str) -> None:
+    """Raise OptionError unless `--output` names a folder."""
+    require(bool(folder.strip()), "output", folder, f"a folder, such as {example}")
+    check_place("output", folder)
+
+
 @dataclass(frozen=True)
 class PredictConfig:
     """What a model predicts, of which rows, and where the predictions go."""
@@ -68,11 +79,9 @@ class PredictConfig:
     def __post_init__(self) -> None:
         require(bool(self.model.strip()), "model", self.model, "a run's directory, an export, BANK:NAME or a base")
         check_place("model", self.model, "a hub id, BANK:NAME, or a folder")
-        is_labelled = self.task not in ("", FILL_MASK)
-        rule = "files, globs, folders or s3:// addresses, by commas"
-        require(is_labelled or bool(self.input.strip()), "input", self.input, rule)
-        require(bool(self.output.strip()), "output", self.output, "a folder, such as predictions/notes")
-        check_place("output", self.output)
+        if self.task in ("", FILL_MASK):  # a labelled set may ship
+            check_input(self.input)
+        check_output(self.output, "predictions/notes")
         require(bool(self.field.strip()), "field", self.field, "the name of a field or column")
         require_one_of(self.split, "split", ("train", "dev", "test"))
         require_one_of(self.format, "format", ("parquet", "jsonl"))

@@ -1,29 +1,16 @@
 """Rows of text and a model -> a folder of predictions (`domext predict`).
 
-Enters: a `PredictConfig`. Leaves, in --output:
-
-    predictions/part-NNNNNN.*   one row per input row, in the input's order
-    scores.json, errors.html    of a labelled split: figures, a report by label, and what went wrong
-    malformed.jsonl             rows that could not be read: file, line and reason
-    summary.json                rows, seconds, and how often each label was predicted; written last
-    config.yaml, identity.json  what the predictions were made from
-    .blocks/                    what is done, for a job that goes on
-
-The same command goes on with the blocks that are missing (blocks.py). Another model, another input or other options are
-refused, since parts of two jobs would make no whole.
+Enters: a `PredictConfig`. Leaves what block_job.py says in --output, and of a labelled split scores.json (figures, a
+report by label) and errors.html (what went wrong). summary.json says how often each label was predicted, too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,46 +18,45 @@ import torch
 
 from domext_ray.config.identity import identity_of
 from domext_ray.config.inference import FILL_MASK, PredictConfig
-from domext_ray.errors import ConfigError, CorpusError, RunError
-from domext_ray.files import new_file, write_json
-from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord, Work, run_blocks
+from domext_ray.errors import ConfigError
+from domext_ray.files import write_json
+from domext_ray.inference.block_job import (
+    SUMMARY,
+    BlockPlan,
+    describe_losses,
+    describe_plan,
+    gather_counts,
+    is_blank,
+    measure_rate,
+    run_block_job,
+    settle_output,
+    sort_out,
+    write_lines,
+)
+from domext_ray.inference.blocks import PARTS, BlockRecord, Work
 from domext_ray.inference.input_plan import InputPlan, plan_input
-from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
+from domext_ray.inference.input_rows import TEXT_FIELD, InputRow
 from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
-from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
-from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
-from domext_ray.training.pretrain import check_shared_storage
+from domext_ray.runtime.ray_cluster import settle_gpu
 
-SUMMARY, MALFORMED = "summary.json", "malformed.jsonl"
 MOST_LABELS = 20
 """Labels that the last table shows; the summary has all of them."""
 
 
 @dataclass(frozen=True)
-class PredictPlan:
+class PredictPlan(BlockPlan[PredictConfig]):
     """A prediction, checked.
 
     Args:
-        config: what was asked for, its devices settled as far as they are known.
         model: the model.
-        input: the rows.
-        folder: the output.
-        identity: what makes it this prediction.
     """
 
-    config: PredictConfig
-    model: ModelPlace
-    input: InputPlan | LabelledInput
-    folder: Path
-    identity: dict[str, Any]
+    verb: ClassVar[str] = "predicting"
 
-    @property
-    def blocks(self) -> BlockFolder:
-        """The files of the blocks."""
-        return BlockFolder(self.folder, f".{self.config.format}")
+    model: ModelPlace
 
 
 def run_prediction(config: PredictConfig) -> Path:
@@ -90,22 +76,12 @@ def run_prediction(config: PredictConfig) -> Path:
         if note:
             print(f"note: {note}")
     if config.dry_run:
-        print(describe_plan(plan))
+        print(describe_plan(plan, f"{config.model} ({plan.model.task}, sha256 {plan.model.sha256[:12]})"))
         return plan.folder
-    if (plan.folder / SUMMARY).is_file() and all(plan.blocks.is_done(each.number) for each in plan.input.blocks):
+    if plan.is_complete:
         print(f"the predictions in {plan.folder} are complete; nothing is left to do.")
         return plan.folder
-    start_ray()
-    plan = replace(plan, config=settle_gpu(plan.config))
-    with _name_output(), hold_run(plan.folder):
-        write_config(plan.folder, plan.config)
-        write_identity(plan.folder, plan.identity)
-        check_shared_storage(plan.folder)
-        plan.blocks.make()
-        started = time.perf_counter()
-        num_rows = run_blocks(plan.input.blocks, PredictWork(plan), plan.blocks, plan.config.scale)
-        summary = finish_prediction(plan, num_rows, time.perf_counter() - started)
-    print(format_summary(summary, plan.folder))
+    print(format_summary(run_block_job(plan, PredictWork, finish_prediction), plan.folder))
     return plan.folder
 
 
@@ -116,27 +92,10 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
         DomextError: any mistake of the user's.
     """
     config = settle_gpu(config)
-    folder = Path(config.output).expanduser().resolve()
     model = find_model(config)
-    plan = _plan_rows(config, model)
-    identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256, "input_sha256": plan.sha256}
-    with _name_output():
-        check_identity(folder, identity, PredictConfig)
-    if (folder / PARTS).exists() and not (folder / IDENTITY).exists():
-        raise RunError(f"{folder} holds {PARTS} of something else; give another --output.")
-    return PredictPlan(config, model, plan, folder, identity)
-
-
-@contextlib.contextmanager
-def _name_output() -> Iterator[None]:
-    """Let messages about a run's directory speak of --output."""
-    try:
-        yield
-    except RunError as error:
-        if type(error) is not RunError:
-            raise
-        said = str(error).replace("--run.name", "--output").replace("--run.dir", "--output")
-        raise RunError(said.replace("the run directory", "the output")) from error
+    rows = _plan_rows(config, model)
+    identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256, "input_sha256": rows.sha256}
+    return PredictPlan(config, rows, settle_output(config, identity), identity, model)
 
 
 def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput:
@@ -194,7 +153,11 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
     """
-    kept, examples, malformed = _sort_out(rows, predictor, config)
+    kept, examples, malformed = sort_out(
+        rows,
+        lambda row: row.example or predictor.make_example(row.values, config.field),
+        is_strict=config.strict,
+    )
     plain: list[Any] = []
     if any(each.example is not None for each in rows):
         records, plain = cast(TaskPredictor, predictor).predict_labelled(examples)
@@ -206,33 +169,6 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     labels = Counter(label for each in predicted for label in predictor.count_labels(each))
     num_empty = len(kept) - len(examples)
     return {"rows": len(kept), "empty": num_empty, "labels": dict(labels), "malformed": malformed, "plain": plain}
-
-
-def _sort_out(
-    rows: Sequence[InputRow], predictor: Predictor, config: PredictConfig
-) -> tuple[list[InputRow], list[Any], list[dict[str, Any]]]:
-    """Return the rows that can be used, the examples of those with text, and what is wrong with the others."""
-    kept, examples, malformed = list[InputRow](), list[Any](), list[dict[str, Any]]()
-    for row in rows:
-        try:
-            if row.fault:
-                raise RowError(row.fault)
-            if not is_blank(row):
-                examples.append(row.example or predictor.make_example(row.values, config.field))
-            kept.append(row)
-        except RowError as error:
-            if config.strict:
-                raise CorpusError(f"{row.path}:{row.line}: the row {error}; mend it, or leave out --strict.") from error
-            malformed.append({"file": row.path, "line": row.line, "reason": f"the row {error}"})
-    return kept, examples, malformed
-
-
-def is_blank(row: InputRow) -> bool:
-    """Whether a row's text is nothing but white space: there is nothing to predict."""
-    if row.example is not None:
-        return False
-    text = row.values.get(TEXT_FIELD)
-    return isinstance(text, str) and not text.strip()
 
 
 def make_empty(schema: Mapping[str, pa.DataType]) -> dict[str, Any]:
@@ -254,7 +190,7 @@ def write_part(
     """Write records as JSON Lines or as Parquet, whose columns are the same in all parts."""
     if config.format == "jsonl":
         with path.open("w", encoding="utf-8") as file:
-            _write_lines(file, records)
+            write_lines(file, records)
         return
     columns = {"id": pa.string(), **({"text": pa.string()} if config.keep_text else {}), **schema}
     pq.write_table(pa.Table.from_pylist(records, schema=pa.schema(columns.items())), path)
@@ -271,20 +207,15 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
     Raises:
         CorpusError: no row at all could be read.
     """
-    counts = _gather(plan)
-    if not counts["rows"] and counts["malformed"]:
-        _forget(plan.folder)
-        raise CorpusError(
-            f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used "
-            f"({counts['first_malformed']}); set --field, or mend the file."
-        )
+    counts, labels = gather_counts(plan), Counter[str]()
+    for record in plan.read_records():
+        labels.update(record["labels"])
     summary = {
         "model": plan.config.model,
         "task": plan.model.task,
         **counts,
-        "rows_now": num_rows,
-        "seconds": round(seconds, 3),
-        "rows_per_second": round(num_rows / seconds, 3),
+        "labels": dict(sorted(labels.items(), key=lambda each: (-each[1], each[0]))),
+        **measure_rate(num_rows, seconds),
     }
     if isinstance(plan.input, LabelledInput):
         summary["scores"] = score_split(plan.config.model, plan.input, _read_plain(plan), plan.folder)
@@ -292,51 +223,10 @@ def finish_prediction(plan: PredictPlan, num_rows: int, seconds: float) -> dict[
     return summary
 
 
-def _gather(plan: PredictPlan) -> dict[str, Any]:
-    """Write malformed.jsonl, and return what all blocks counted, one block at a time."""
-    counts, labels, first = Counter[str](), Counter[str](), ""
-    with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for record in (plan.blocks.read(each.number) for each in plan.input.blocks):
-            counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
-            labels.update(record["labels"])
-            for each in record["malformed"][:1]:
-                first = first or f"{each['file']}:{each['line']}: {each['reason']}"
-            _write_lines(file, record["malformed"])
-    ordered = dict(sorted(labels.items(), key=lambda each: (-each[1], each[0])))
-    return {**counts, "first_malformed": first, "labels": ordered}
-
-
 def _read_plain(plan: PredictPlan) -> Iterator[Any]:
     """Yield the predictions of all blocks as plain values, in order."""
-    for each in plan.input.blocks:
-        yield from plan.blocks.read(each.number)["plain"]
-
-
-def _forget(folder: Path) -> None:
-    """Leave nothing that would make the same output, with other options, look like another prediction."""
-    for name in (PARTS, RECORDS):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (IDENTITY, MALFORMED):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _write_lines(file: TextIO, records: Sequence[Mapping[str, Any]]) -> None:
-    for each in records:
-        file.write(json.dumps(each, ensure_ascii=False) + "\n")
-
-
-def describe_plan(plan: PredictPlan) -> str:
-    """Return what a dry run prints."""
-    blocks = plan.input.blocks
-    done = sum(plan.blocks.is_done(each.number) for each in blocks)
-    return "\n".join(
-        [
-            f"model      {plan.config.model} ({plan.model.task}, sha256 {plan.model.sha256[:12]})",
-            f"input      {plan.input.describe()}",
-            f"blocks     {len(blocks):,} of up to {plan.config.block_rows:,} rows; {done:,} are done",
-            f"output     {plan.folder}",
-        ]
-    )
+    for record in plan.read_records():
+        yield from record["plain"]
 
 
 def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
@@ -349,13 +239,7 @@ def format_summary(summary: Mapping[str, Any], folder: Path) -> str:
     ]
     if len(summary["labels"]) > MOST_LABELS:
         lines.append(f"           and {len(summary['labels']) - MOST_LABELS:,} more labels in {SUMMARY}")
-    if summary["empty"]:
-        lines.append(f"{summary['empty']:,} rows have no text, so their predictions are empty.")
-    if summary["malformed"]:
-        lines.append(
-            f"{summary['malformed']:,} rows are malformed and left out; {folder / MALFORMED} names them, the first is "
-            f"{summary['first_malformed']}."
-        )
+    lines += describe_losses(summary, folder, "their predictions are empty")
     if "scores" in summary:
         lines.append(format_scores(summary["scores"]))
     return "\n".join([*lines, f"predictions: {folder / PARTS}"])

@@ -104,10 +104,19 @@ def test_layers_are_averaged(layers: str, numbers: list[int], pooling: str, tiny
 
 def test_another_model_or_option_needs_another_output(config: EmbedConfig, tiny_roberta_folder: Path) -> None:
     embed_here(config)
-    for values in ({"pooling": "cls"}, {"normalize": True}, {"model": str(tiny_roberta_folder)}):
+    for values in ({"pooling": "cls"}, {"normalize": True}, {"batch_size": 32}, {"model": str(tiny_roberta_folder)}):
         with pytest.raises(RunError, match="the output .* belongs to another run .*; give another --output"):
             plan_embedding(replace(config, **values))
-    plan_embedding(replace(config, batch_size=64))
+
+
+def test_an_output_that_moved_is_complete(config: EmbedConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, lost in (("parquet", f"{PARTS}/part-000001.parquet"), ("npy", IDS)):
+        made = embed_here(replace(config, format=name, output=f"{config.output}-{name}"))  # type: ignore[arg-type]
+        moved = replace(config, format=name, output=str(made.rename(f"{made}-moved")))  # type: ignore[arg-type]
+        run_embedding(moved)
+        assert "nothing is left to do" in capsys.readouterr().out
+        (Path(moved.output) / lost).unlink()
+        assert not plan_embedding(moved).is_complete
 
 
 def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
@@ -122,7 +131,7 @@ def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
         plan_embedding(replace(config, input=str(tmp_path / "nothing.txt")))
     with pytest.raises(CorpusError, match=r"in.jsonl:3: the row .*; mend it, or leave out --strict"):
         embed_here(replace(config, strict=True))
-    with pytest.raises(CorpusError, match="none of the rows of --input .*; set --field"):
+    with pytest.raises(CorpusError, match=r"none of the 7 rows of --input .*; set --field"):
         embed_here(replace(config, field="other", output=str(tmp_path / "none")))
     assert not (tmp_path / "none" / PARTS).exists()
 
