@@ -218,7 +218,7 @@ class AdapterBank:
                 base's tensors as they were.
             domain: the model's domain; the only one that is active.
             origin: JSON that says where it comes from.
-            task: what the head was fine-tuned for (ner, classification or regression); None: nobody needs to know.
+            task: what the head was fine-tuned for, a family of `entry.TASKS`; None: nobody needs to know.
 
         Raises:
             RunError: the name is taken, the model is more or something else than a bank holds, or the task is not its

@@ -52,8 +52,8 @@ ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
     "sha256": str,
     "task": (dict, type(None)),
 }
-_TASKS = {"ner": TOKENS, "classification": SEQUENCES, "regression": SEQUENCES}
-"""Task families whose models a bank holds, and their architecture."""
+TASKS = {"ner": TOKENS, **dict.fromkeys(("classification", "multilabel", "regression"), SEQUENCES)}
+"""Task families whose models a bank holds and requests ask, and their architecture."""
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 HEAD_PREFIX = "head."
 WORD_HEAD = "cls."
@@ -137,7 +137,7 @@ def check_entry(entry: BankEntry) -> None:
 
 def check_task(task: TaskDescription, architecture: str, labels: tuple[str, ...]) -> None:
     """Raise a ValueError unless a head of an architecture, with labels in this order, is one of a task."""
-    if _TASKS.get(task.family) != architecture:
+    if TASKS.get(task.family) != architecture:
         raise ValueError(f"its task is {task.family} with the architecture {architecture}")
     own = {"ner": list_tags(task.labels), "regression": ("value",)}.get(task.family, task.labels)
     if own != labels:

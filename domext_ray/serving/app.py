@@ -116,7 +116,7 @@ def _add_predictions(api: FastAPI, service: Service) -> None:
 
     @api.post("/v1/classify", response_model=Predictions)
     async def classify(asked: ClassifyRequest, request: Request) -> Response:
-        """The label of each text, and the probabilities of all."""
+        """The label or the labels of each text, and the probabilities of all; or its value."""
         return await predict("classify", asked, Wishes(truncate=asked.truncate), request)
 
     @api.post("/v1/entities", response_model=Predictions)

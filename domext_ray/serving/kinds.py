@@ -248,7 +248,7 @@ class Entities(_TaskKind):
 
 
 class Classify(_TaskKind):
-    """The label of a text with the probabilities of all, or its value."""
+    """The label of a text, or those above their threshold, with the probabilities of all; or its value."""
 
     name = "classify"
     architectures = (SEQUENCES,)

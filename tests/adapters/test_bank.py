@@ -671,7 +671,7 @@ def test_a_run_is_added(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
 FULL = MethodConfig(heads=0, ffn_units=0, trains="all")
 
 
-@pytest.mark.parametrize("family", ["ner", "classification", "regression"])
+@pytest.mark.parametrize("family", ["ner", "classification", "multilabel", "regression"])
 def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBank, tmp_path: Path) -> None:
     """What the bank gives back decodes the server's logits as the model that was added does."""
     start = load_start_model(bank.base_id)
@@ -691,6 +691,9 @@ def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBan
     size = [row.length if again.has_token_outputs else None for row in rows]
     outputs = [(each[:end].numpy(),) for each, end in zip(logits, size, strict=True)]
     found, expected = again.decode(examples, rows, outputs), fitted["model"].predict(examples)
+    if family == "multilabel":
+        assert any(each.labels for each in expected)
+        found, expected = ([each.labels for each in predictions] for predictions in (found, expected))
     assert found == (pytest.approx(expected, abs=1e-5) if family == "regression" else expected)
 
 

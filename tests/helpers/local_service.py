@@ -1,0 +1,79 @@
+"""The service over a real model in this process, without Ray, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from starlette.testclient import TestClient
+
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.serve import LimitConfig, ServeConfig
+from domext_ray.serving.app import make_app
+from domext_ray.serving.catalogue import Catalogue
+from domext_ray.serving.engine import Engine, Outcome, ServedRow
+from domext_ray.serving.gate import Gate
+from domext_ray.serving.limits import hash_token
+from domext_ray.serving.service import LostReplicaError, Service
+
+TOKEN = "a-token-of-some-length"
+LIMITS = LimitConfig(bytes=4000, texts=8, characters=1000, queue=16)
+
+
+class LocalReplica:
+    """One engine in a thread; `gate` holds it back, and a replica that `is_lost` answers nothing."""
+
+    num_replicas = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.thread = engine, ThreadPoolExecutor(1)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_lost = False
+        self.passes: list[list[str]] = []
+
+    def compute(self, rows: list[ServedRow]) -> list[Outcome]:
+        self.gate.wait()
+        self.passes.append([row.adapter for row in rows])
+        return self.engine.run(rows)
+
+    async def run(self, rows: list[ServedRow]) -> Sequence[Outcome]:
+        if self.is_lost:
+            raise LostReplicaError
+        return await asyncio.get_running_loop().run_in_executor(self.thread, self.compute, rows)
+
+    async def attach(self, name: str, sha256: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self.thread, self.engine.attach, name, sha256)
+
+    async def drop(self, name: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(self.thread, self.engine.drop, name)
+
+    async def is_ready(self) -> bool:
+        return not self.is_lost
+
+
+class Served:
+    """A client of an application, and what is behind it."""
+
+    def __init__(self, bank: AdapterBank, limits: LimitConfig = LIMITS, names: Sequence[str] = ()) -> None:
+        self.bank = bank
+        catalogue = Catalogue(bank)
+        for name in names or bank.names():
+            catalogue.put(catalogue.read(name))
+        self.replica = LocalReplica(Engine(bank, torch.device("cpu")))
+        self.service = Service(ServeConfig(bank=str(bank.folder), limit=limits), catalogue, self.replica)
+        self.app: Gate = make_app(self.service, hash_token(TOKEN))
+        self.client = TestClient(self.app, headers={"Authorization": f"Bearer {TOKEN}"})
+
+    def post(self, kind: str, inputs: Any, adapter: Any = None, **more: Any) -> Any:
+        values = {"inputs": inputs, **({} if adapter is None else {"adapter": adapter}), **more}
+        return self.client.post(f"/v1/{kind}", json=values)
+
+    def ask(self, kind: str, inputs: Any, adapter: Any = None, **more: Any) -> list[dict[str, Any]]:
+        answer = self.post(kind, inputs, adapter, **more)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["predictions"])
