@@ -29,6 +29,7 @@ SERVE = Job(
     domext serve --bank bank                                    # http://127.0.0.1:8000/, all adapters
     domext serve --bank bank --adapters clinic,law --replicas 2 --token_file token
     domext serve --bank bank --dry_run true                     # reads and checks all, starts nothing
+    domext serve --model runs/clinic-ner                        # one model alone
 
 Requests of different clients for different adapters share a pass through one encoder. Each text of a request may name
 its own adapter, "__base__", or "auto" (the adapters' routers choose), and each answer says which it was. Adapters come

@@ -20,15 +20,11 @@ from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
-from domext_ray.downstream.finetune.exported import ExportedModel
+from domext_ray.downstream.finetune.exported import ExportedModel, hash_export, is_finetuned_model
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, TaskLoss
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
-from domext_ray.downstream.start.head import find_head
-from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.downstream.tasks.description import make_described_task
-from domext_ray.downstream.tasks.task_file import TASK_FILE
 from domext_ray.errors import ConfigError
-from domext_ray.files import hash_file, hash_values
 from domext_ray.inference.examples import list_fields
 from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
@@ -104,7 +100,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
     device = torch.device("cpu")
     if does_task(config):
         model = load_task_model(config.model, device)
-        return ModelPlace(config.model, model.family, _hash_files(model.exported.folder), model.note)
+        return ModelPlace(config.model, model.family, hash_export(model.exported.folder), model.note)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:
@@ -120,8 +116,7 @@ def does_task(config: PredictConfig) -> bool:
     found = split_bank(config.model)
     if found is not None:
         return AdapterBank.open(found[0]).describe(found[1]).description is not None
-    folder = Path(config.model).expanduser()
-    return (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
+    return is_finetuned_model(config.model)
 
 
 def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> FinetunedModel:
@@ -171,12 +166,6 @@ def _make_fill_mask(
     cast(nn.Module, model).to(device)
     tokens = config.count_batch_tokens(device.type)
     return FillMask(model, tokenizer, top_k=config.top_k, batch_tokens=tokens, max_length=config.max_length)
-
-
-def _hash_files(folder: Path) -> str:
-    """Return the sha256 of the files that decide what a fine-tuned model predicts."""
-    paths = sorted(each for suffix in ("json", "safetensors") for each in folder.rglob(f"*.{suffix}"))
-    return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
 
 def split_bank(model: str) -> tuple[Path, str] | None:

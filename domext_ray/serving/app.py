@@ -81,7 +81,7 @@ class Adapters(BaseModel):
     """What is served."""
 
     adapters: list[dict[str, Any]]
-    base: dict[str, Any]
+    base: dict[str, Any] | None
 
 
 def make_app(service: Service, token_sha256: str) -> Gate:
@@ -135,8 +135,8 @@ def _add_adapters(api: FastAPI, service: Service) -> None:
     @api.get("/v1/adapters", response_model=Adapters)
     async def list_adapters() -> Response:
         """What is served."""
-        catalogue = service.catalogue
-        base = {"name": catalogue.base.name, "architecture": catalogue.base.architecture, "words": catalogue.has_words}
+        catalogue, found = service.catalogue, service.catalogue.base
+        base = found and {"name": found.name, "architecture": found.architecture, "words": catalogue.has_words}
         return JSONResponse({"adapters": [each.describe() for each in catalogue.list()], "base": base})
 
     @api.post("/v1/adapters", status_code=201)

@@ -22,7 +22,7 @@ from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import RunError
-from domext_ray.model.domext.modeling_domext import NO_DOMAIN
+from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
 from domext_ray.model.domext.routers_domext import Router, choose_domains
 
 MOST_TOKENS = 512
@@ -79,18 +79,27 @@ class Catalogue:
         RunError: `max_length` is more than the model takes.
     """
 
+    base: ServedAdapter | None = ServedAdapter(NO_DOMAIN, "", MASKED_LM)
+    """The base as requests see it; None: it is not there on its own."""
+    has_words = False
+    """Whether the base has a masked-LM head."""
+    note = ""
+    """What a user should know of what is served; "" if nothing."""
+
     def __init__(self, bank: AdapterBank, max_length: int = 0) -> None:
-        self.bank = bank
+        self.bank: Any = bank
         base = AdapterBank.open(bank.folder, bank.base_id).base  # of another object, so that its tensors are let go
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(base.tokenizer_folder)
         self.has_words = base.has_mlm_head
-        most = base.config.max_row_length
+        self._start(load_tokenizer(base.tokenizer_folder), base.config.max_row_length, max_length)
+
+    def _start(self, tokenizer: PreTrainedTokenizerBase, most: int, max_length: int) -> None:
+        """Begin without adapters, with rows of at most `most` tokens."""
         if max_length > most:
             raise RunError(
                 f"--max_length is {max_length}; the base has {most} positions, so it must be {most} at most."
             )
+        self.tokenizer = tokenizer
         self.max_length = max_length or min(MOST_TOKENS, most)
-        self.base = ServedAdapter(NO_DOMAIN, "", MASKED_LM)
         self._adapters: dict[str, ServedAdapter] = {}
 
     def names(self) -> list[str]:
@@ -104,6 +113,14 @@ class Catalogue:
     def find(self, name: str) -> ServedAdapter | None:
         """Return an adapter, or the base by its name; None: it is not served."""
         return self.base if name == NO_DOMAIN else self._adapters.get(name)
+
+    def list_choices(self) -> str:
+        """Return what a request may call its adapter."""
+        return ", ".join([*self.names(), *([] if self.base is None else [NO_DOMAIN, AUTO])])
+
+    def describe_missing(self, name: str) -> str:
+        """Return the sentence for a name that cannot be served."""
+        return f"the bank has no adapter {name[:60]!r}; add it with domext bank --add first."
 
     def put(self, adapter: ServedAdapter) -> None:
         """Serve an adapter."""

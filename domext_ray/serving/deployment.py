@@ -23,18 +23,17 @@ from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.identity import from_dict
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import DomextError, find_user_error
 from domext_ray.files import hash_text
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.serving.app import make_app
-from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
 from domext_ray.serving.gate import Gate
 from domext_ray.serving.limits import find_environment_token
 from domext_ray.serving.service import LostReplicaError, Service
+from domext_ray.serving.whole_model import open_bank, read_catalogue
 
 APP = "domext"
 READY_SECONDS = 5.0
@@ -43,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def _name_key(config: ServeConfig) -> bytes:
-    return f"domext-serve:{hash_text(f'{config.bank}|{config.adapters}')}".encode()
+    return f"domext-serve:{hash_text(f'{config.bank or config.model}|{config.adapters}')}".encode()
 
 
 def read_served(config: ServeConfig) -> list[str]:
@@ -51,7 +50,7 @@ def read_served(config: ServeConfig) -> list[str]:
     kept = _internal_kv_get(_name_key(config))
     if kept is not None:
         return list(json.loads(kept))
-    return list(config.adapter_names) or AdapterBank.open(config.bank, config.base).names()
+    return list(config.adapter_names) or open_bank(config).names()
 
 
 def write_served(config: ServeConfig, names: Sequence[str]) -> None:
@@ -85,7 +84,7 @@ class Encoder:
         _close_side_door()
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.scale.threads,))
         with quiet_libraries():
-            bank = AdapterBank.open(config.bank, config.base)
+            bank = open_bank(config)
             self._engine = Engine(bank, torch.device("cuda" if on_gpu else "cpu"))
             for name in read_served(config):
                 try:  # one that has been damaged since takes no other with it: its own rows are refused
@@ -157,7 +156,7 @@ class Door:
         _close_side_door()
         torch.set_num_threads(1)  # routers are all that it computes
         with quiet_libraries():
-            catalogue = Catalogue(AdapterBank.open(config.bank, config.base), config.max_length)
+            catalogue = read_catalogue(open_bank(config), config.max_length)
             for name in read_served(config):
                 try:
                     catalogue.put(catalogue.read(name))

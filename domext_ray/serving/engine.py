@@ -19,6 +19,7 @@ from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.errors import DomextError, RunError
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN
 from domext_ray.model.pooling import pool_states
+from domext_ray.serving.whole_model import ModelServer, ModelStates, WholeModel
 
 Wants = Literal["words", "labels", "mean", "cls"]
 """What a row is for: the likeliest words at some places, the head's scores, or the text's vector."""
@@ -52,6 +53,7 @@ class ServedRow:
         return len(self.input_ids)
 
 
+States = MixedStates | ModelStates
 Outcome = tuple[np.ndarray, ...] | Exception
 """Of a row. Words: probabilities float32 [P, k] and ids int64 [P, k], the likeliest first. Labels: logits float32
 [N, classes] or [classes]. A vector: float32 [d]."""
@@ -61,15 +63,15 @@ class Engine:
     """The base and the adapters that rows have named, in one encoder.
 
     Args:
-        bank: where adapters are.
+        bank: where adapters are; or one model.
         device: where the model computes.
     """
 
-    def __init__(self, bank: AdapterBank, device: torch.device) -> None:
+    def __init__(self, bank: AdapterBank | WholeModel, device: torch.device) -> None:
         self._bank, self._device = bank, device
-        self._server = AdapterServer(bank).to(device)
+        self._server = ModelServer(bank, device) if isinstance(bank, WholeModel) else AdapterServer(bank).to(device)
         self._attached: dict[str, str] = {}
-        self._pad_id = int(bank.base.config.pad_token_id or 0)
+        self._pad_id = int(self._server.encoder.config.pad_token_id or 0)
 
     @property
     def attached(self) -> dict[str, str]:
@@ -148,7 +150,7 @@ class Engine:
         assert made[0] is not None
         return made[0], made[1], made[2]
 
-    def _pool(self, rows: Sequence[ServedRow], states: MixedStates, mask: Tensor | None) -> dict[int, Outcome]:
+    def _pool(self, rows: Sequence[ServedRow], states: States, mask: Tensor | None) -> dict[int, Outcome]:
         found: dict[int, Outcome] = {}
         for pooling in ("mean", "cls"):
             own = [place for place, row in enumerate(rows) if row.wants == pooling]

@@ -17,14 +17,16 @@ from ray.serve.schema import LoggingConfig
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import ServeConfig
+from domext_ray.downstream.finetune.exported import find_export, is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import CONFIG
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, settle_gpu, start_ray
 from domext_ray.runtime.stopping import Stopped, signal_name
-from domext_ray.serving.catalogue import Catalogue, ServedAdapter
+from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application, forget_served
 from domext_ray.serving.limits import find_token
+from domext_ray.serving.whole_model import open_bank, read_catalogue
 from domext_ray.training.start import read_run_config
 
 LOOK_SECONDS = 0.2
@@ -39,9 +41,8 @@ def run_serving(config: ServeConfig) -> None:
         DomextError: it cannot be served.
         Stopped: a signal came, and open requests were answered.
     """
-    with open_bank(config) as config:
-        adapters = check_bank(config)
-        print(describe_served(adapters), flush=True)
+    with place_bank(config) as config:
+        print(describe_served(check_served(config)), flush=True)
         if config.dry_run:
             return
         with start_serving(config) as place:
@@ -50,14 +51,19 @@ def run_serving(config: ServeConfig) -> None:
 
 
 @contextlib.contextmanager
-def open_bank(config: ServeConfig) -> Iterator[ServeConfig]:
+def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     """Make a bank of --model while the block runs, so that one model is served as many are; yields the options with it.
+
+    A fine-tuned model is served as it is, for its base may be nowhere.
 
     Raises:
         DomextError: the model is not one that a bank holds, or a base.
     """
     if config.bank:
         yield config
+        return
+    if is_finetuned_model(config.model):
+        yield replace(config, model=str(find_export(config.model).resolve()))
         return
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
         folder, run_dir = Path(temporary) / "bank", Path(config.model).expanduser()
@@ -70,28 +76,30 @@ def open_bank(config: ServeConfig) -> Iterator[ServeConfig]:
         yield replace(config, model="", bank=str(folder))
 
 
-def check_bank(config: ServeConfig) -> list[ServedAdapter]:
-    """Read what is to be served, and compare every file with its hash.
+def check_served(config: ServeConfig) -> Catalogue:
+    """Read what is to be served, and compare every file of a bank with its hash.
 
     Raises:
         DomextError: something is missing or damaged.
     """
     with quiet_libraries():
-        bank = AdapterBank.open(config.bank, config.base)
-        catalogue = Catalogue(bank, config.max_length)
-        names = list(config.adapter_names) or bank.names()
-        for name in names:
-            bank.read_adapter(name)
-        return [catalogue.read(name) for name in names]
+        bank = open_bank(config)
+        catalogue = read_catalogue(bank, config.max_length)
+        for name in config.adapter_names or bank.names():
+            if isinstance(bank, AdapterBank):
+                bank.read_adapter(name)
+            catalogue.put(catalogue.read(name))
+        return catalogue
 
 
-def describe_served(adapters: list[ServedAdapter]) -> str:
+def describe_served(catalogue: Catalogue) -> str:
     """Return what is served, a line each."""
-    lines = [f"adapters: {len(adapters)}, and the base"]
+    adapters = catalogue.list()
+    lines = [f"adapters: {len(adapters)}, and the base" if catalogue.base else "one model, without a base beside it"]
     for each in adapters:
         what = f"{each.family}: {', '.join(each.describe()['labels'])}" if each.family else "fills masks"
         lines.append(f"  {each.name:<24} {what[:80]}{', routed' if each.router is not None else ''}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([catalogue.note] if catalogue.note else [])])
 
 
 @contextlib.contextmanager

@@ -201,7 +201,7 @@ class Service:
         return adapter
 
     def _list_choices(self) -> str:
-        return f"one of {', '.join([*self.catalogue.names(), NO_DOMAIN, AUTO])}"
+        return f"one of {self.catalogue.list_choices()}"
 
     async def _compute(self, rows: list[ServedRow]) -> list[tuple[np.ndarray, ...]]:
         if not rows:
@@ -233,7 +233,7 @@ class Service:
             if self.catalogue.find(name) is not None:
                 raise RefusedError(409, f"the adapter {name[:60]!r} is served already.")
             if name not in self.catalogue.bank.names():
-                raise RefusedError(404, f"the bank has no adapter {name[:60]!r}; add it with domext bank --add first.")
+                raise RefusedError(404, self.catalogue.describe_missing(name))
             try:
                 adapter = await asyncio.to_thread(self.catalogue.read, name)
                 await self.backend.attach(name, adapter.sha256)

@@ -93,7 +93,7 @@ def make_example(family: str, i: int, generator: np.random.Generator) -> AnyExam
 
 
 def fit(
-    start: StartModel, family: str, method: MethodConfig, embeds: bool = False
+    start: StartModel, family: str, method: MethodConfig, embeds: bool = False, head_bilstm: int = 0
 ) -> tuple[StagedTask, dict[str, Fitted]]:
     """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
     generator = np.random.default_rng(3)
@@ -108,7 +108,10 @@ def fit(
     )
     task = make_task(family, data, start.tokenizer, OPTIONS, "", TextEmbedding(start) if embeds else None)
     config = FinetuneConfig(
-        method=method, engine=EngineConfig(precision="fp32"), optim=FinetuneOptimConfig(dropout=0.0)
+        method=method,
+        engine=EngineConfig(precision="fp32"),
+        optim=FinetuneOptimConfig(dropout=0.0),
+        head_bilstm=head_bilstm,
     )
     fitted = fit_stages(start, task, config, Point(3e-3, 8, 2.0, 0), CPU, lambda _: None)
     return task, fitted

@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import LimitConfig, ServeConfig
 from domext_ray.serving.app import make_app
-from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
 from domext_ray.serving.gate import Gate
 from domext_ray.serving.limits import hash_token
 from domext_ray.serving.service import LostReplicaError, Service
+from domext_ray.serving.whole_model import WholeModel, read_catalogue
 
 TOKEN = "a-token-of-some-length"
 LIMITS = LimitConfig(bytes=4000, texts=8, characters=1000, queue=16)
@@ -59,9 +59,9 @@ class LocalReplica:
 class Served:
     """A client of an application, and what is behind it."""
 
-    def __init__(self, bank: AdapterBank, limits: LimitConfig = LIMITS, names: Sequence[str] = ()) -> None:
-        self.bank = bank
-        catalogue = Catalogue(bank)
+    def __init__(self, bank: AdapterBank | WholeModel, limits: LimitConfig = LIMITS, names: Sequence[str] = ()) -> None:
+        self.bank: Any = bank
+        catalogue = read_catalogue(bank)
         for name in names or bank.names():
             catalogue.put(catalogue.read(name))
         self.replica = LocalReplica(Engine(bank, torch.device("cpu")))

@@ -22,12 +22,16 @@ import requests
 import torch
 from browser import CHROMIUM, open_browser
 from conftest import REPOSITORY
+from finetuned_models import CPU, FULL, fit
 from job_calls import call_job
 from job_processes import find_workers, heed_signals, kill_job
 from made_banks import CLASSES, make_bank
 from transformers import AutoTokenizer
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.downstream.finetune.export import export_stages
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.inference.finetuned import load_finetuned
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 TOKEN = "a-token-of-some-length"
@@ -39,11 +43,11 @@ SECONDS = 300
 class Server:
     """A job that serves, and a client of it."""
 
-    def __init__(self, bank: Path, *options: str) -> None:
+    def __init__(self, place: Path, *options: str, option: str = "--bank") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [sys.executable, str(REPOSITORY / "jobs" / "serve.py"), "--bank", str(bank), "--port", str(self.port)]
+        command = [sys.executable, str(REPOSITORY / "jobs" / "serve.py"), option, str(place), "--port", str(self.port)]
         self.process = subprocess.Popen(
             [*command, *options],
             stdout=subprocess.PIPE,
@@ -236,6 +240,29 @@ def test_the_end_waits_for_open_requests(server: Server) -> None:
     assert said.endswith("stopped by SIGTERM; all requests were answered.\n")
     assert "Traceback" not in said and TOKEN not in said and TEXTS[0] not in said
     assert set(answers) <= {200, 503} and 200 in answers
+
+
+def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path, tmp_path: Path) -> None:
+    start = load_start_model(str(tiny_base_folder))
+    task, fitted = fit(start, "multilabel", FULL)
+    export_stages(start, task, fitted, tmp_path / "notes" / "export")
+    model = load_finetuned(tmp_path / "notes" / "export", CPU)
+    expected = model.predict(model.make_examples([{"text": each} for each in TEXTS])).records
+    server = Server(tmp_path / "notes" / "export", "--replicas", "2", option="--model")
+    try:
+        server.wait()
+        for _ in range(4):  # of either replica
+            answers = server.call("POST", "/v1/classify", {"inputs": TEXTS}).json()["predictions"]
+            for answer, record in zip(answers, expected, strict=True):
+                assert answer["adapter"] == "notes" and answer["labels"] == record["labels"]
+                assert answer["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
+        assert server.call("DELETE", "/v1/adapters/notes").status_code == 204
+        assert server.call("POST", "/v1/adapters", {"name": "notes"}).status_code == 201
+        assert server.call("POST", "/v1/classify", {"inputs": TEXTS[0]}).status_code == 200
+        assert "one model, without a base beside it" in server.end()
+    finally:
+        if server.process.poll() is None:
+            kill_job(server.process)
 
 
 def test_mistakes_end_in_one_sentence(bank: AdapterBank, tmp_path: Path) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
-from finetuned_models import BOTTLENECK, CPU, fit
+import torch
+from finetuned_models import BOTTLENECK, CPU, FULL, fit
 from local_service import Served
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
+from domext_ray.errors import RunError
 from domext_ray.inference.predictors import load_task_model
+from domext_ray.serving.engine import Engine, ServedRow
+from domext_ray.serving.whole_model import find_whole_model
 
 TEXTS = [
     "the drug and the doctor, and heart disease " * 9,  # of a tagger more than a row
@@ -29,8 +35,8 @@ def start(tiny_base_folder: Path) -> StartModel:
     return load_start_model(str(tiny_base_folder))
 
 
-def export(start: StartModel, family: str, method: Any, folder: Path) -> Path:
-    task, fitted = fit(start, family, method)
+def export(start: StartModel, family: str, method: MethodConfig, folder: Path, head_bilstm: int = 0) -> Path:
+    task, fitted = fit(start, family, method, head_bilstm=head_bilstm)
     export_stages(start, task, fitted, folder)
     return folder
 
@@ -52,6 +58,84 @@ def check_answers(served: Served, name: str, family: str, model: str) -> None:
             else:
                 assert answer[field] == value
     assert any(any(each.values()) for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "head_bilstm"), [*((each, FULL, 0) for each in FAMILIES), ("classification", BOTTLENECK, 6)]
+)
+def test_a_whole_model_answers_as_predict_does(
+    family: str, method: MethodConfig, head_bilstm: int, start: StartModel, tmp_path: Path
+) -> None:
+    folder = export(start, family, method, tmp_path / "tuned" / "export", head_bilstm)
+    model = find_whole_model(str(folder))
+    assert model.name == "tuned"
+    served = Served(model)
+    with served.client:
+        check_answers(served, "tuned", family, str(folder))
+        fitted = load_task_model(str(folder), CPU).exported.fitted["model"]
+        batch = served.service.catalogue.tokenizer(TEXTS[1], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            states = fitted.model.bert(batch).last_hidden_state[0]
+        (vector,) = served.ask("embed", TEXTS[1])
+        assert vector["embedding"] == pytest.approx(states.mean(0).tolist(), abs=1e-5)
+
+
+def test_a_whole_model_is_alone(start: StartModel, tmp_path: Path) -> None:
+    served = Served(find_whole_model(str(export(start, "classification", FULL, tmp_path / "tuned"))))
+    with served.client:
+        listed = served.client.get("/v1/adapters").json()
+        assert [each["labels"] for each in listed["adapters"]] == [["weather", "animal"]] and listed["base"] is None
+        for name in ("__base__", "other"):
+            answer = served.post("classify", "cat", name)
+            assert answer.status_code == 404 and answer.json()["error"].endswith("give one of tuned.")
+        answer = served.post("fill-mask", "a [MASK]", "tuned")
+        assert answer.status_code == 422 and answer.json()["error"].endswith("those that do are none.")
+        answer = served.client.post("/v1/adapters", json={"name": "other"})
+        assert answer.status_code == 404 and "one model is served, tuned; serve a bank for more" in answer.text
+        assert served.client.delete("/v1/adapters/tuned").status_code == 204
+        assert served.post("classify", "cat", "tuned").status_code == 404
+        assert served.client.post("/v1/adapters", json={"name": "tuned"}).status_code == 201
+        assert served.ask("classify", "cat")[0]["adapter"] == "tuned"
+
+
+def test_vectors_and_labels_share_a_pass(start: StartModel, tmp_path: Path) -> None:
+    model = find_whole_model(str(export(start, "classification", FULL, tmp_path / "tuned")))
+    engine, ids = Engine(model, CPU), np.array([2, 7, 8, 9, 3])
+    rows = [
+        ServedRow("tuned", model.sha256, ids[:size], None, wants)
+        for size, wants in ((5, "mean"), (3, "labels"), (4, "cls"), (5, "labels"))
+    ]
+    together = engine.run(rows)
+    for row, outcome in zip(rows, together, strict=True):
+        (alone,) = engine.run([row])
+        assert isinstance(alone, tuple) and isinstance(outcome, tuple)
+        np.testing.assert_allclose(outcome[0], alone[0], atol=1e-5)
+    (changed,) = engine.run([ServedRow("tuned", "another", ids, None, "labels")])
+    assert isinstance(changed, tuple) is False and "is another one now" in str(changed)
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
+def test_the_job_says_what_it_serves_or_why_not(
+    start: StartModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from domext_ray.serving.serve import run_serving
+
+    export(start, "multilabel", FULL, tmp_path / "notes" / "export")
+    (tmp_path / "notes" / "trainings").mkdir()  # as of a run
+    run_serving(ServeConfig(model=str(tmp_path / "notes"), dry_run=True))
+    said = capsys.readouterr().out
+    assert "one model, without a base beside it" in said and "notes " in said and "multilabel: weather, animal" in said
+    (export(start, "ner", FULL, tmp_path / "old") / "task.json").unlink()  # as an earlier version exported it
+    run_serving(ServeConfig(model=str(tmp_path / "old"), dry_run=True))
+    assert "old has no task.json, for an earlier version exported it" in capsys.readouterr().out
+    export(start, "nested_ner", BOTTLENECK, tmp_path / "nested")
+    (tmp_path / "unfinished" / "trainings").mkdir(parents=True)
+    for folder, sentence in (
+        ("nested", "was fine-tuned for nested_ner, and requests ask for ner, classification, multilabel, regression"),
+        ("unfinished", "export is missing: the run has not ended, or was made with --export false"),
+    ):
+        with pytest.raises(RunError, match=sentence):
+            run_serving(ServeConfig(model=str(tmp_path / folder), dry_run=True))
 
 
 def test_adapters_of_a_bank_answer_as_predict_does(start: StartModel, tmp_path: Path) -> None:

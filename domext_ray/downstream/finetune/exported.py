@@ -28,6 +28,7 @@ from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.downstream.tasks.task_file import HERE, TASK_FILE, TaskFile, read_task_file
 from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
+from domext_ray.files import hash_file, hash_values
 from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.graft import choose_attention
 
@@ -54,6 +55,18 @@ class ExportedModel:
     fitted: dict[str, Fitted]
     starts: dict[str, StartModel]
     note: str = ""
+
+
+def is_finetuned_model(folder: str | Path) -> bool:
+    """Whether a folder is a fine-tuning run's, or the export of one."""
+    folder = Path(folder).expanduser()
+    return (folder / TRAININGS).is_dir() or (folder / TASK_FILE).is_file() or find_head(folder) is not None
+
+
+def hash_export(folder: Path) -> str:
+    """Return the sha256 of the files of an export, or of a bank's adapter, that decide what it predicts."""
+    paths = sorted(each for suffix in ("json", "safetensors") for each in folder.rglob(f"*.{suffix}"))
+    return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
 
 def find_export(folder: str | Path) -> Path:
