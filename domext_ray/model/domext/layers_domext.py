@@ -22,6 +22,7 @@ transformer layer of the same kind, w a d -> 1 layer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -99,13 +100,25 @@ class Term:
 
 
 def add_terms(total: Tensor, terms: Sequence[Term]) -> Tensor:
-    """Add terms to [B, ..., d]; exact zeros leave it bit for bit."""
-    for term in terms:
-        if term.rows is None:
+    """Add terms to [B, ..., d], in their order; exact zeros leave it bit for bit."""
+    for is_whole, group in itertools.groupby(terms, key=lambda term: term.rows is None):
+        if not is_whole:
+            total = _add_rows(total, list(group))
+            continue
+        for term in group:
             total = total + term.value
-        else:
-            total = total.index_add(0, term.rows, term.value.to(total.dtype).expand(len(term.rows), *total.shape[1:]))
     return total
+
+
+def _add_rows(total: Tensor, terms: Sequence[Term]) -> Tensor:
+    """Add terms of some rows each, at once: the sum is copied once, however many domains a batch has."""
+    rows = [cast(Tensor, term.rows) for term in terms]
+    values = [
+        term.value.to(total.dtype).expand(len(own), *total.shape[1:]) for term, own in zip(terms, rows, strict=True)
+    ]
+    if len(terms) == 1:
+        return total.index_add(0, rows[0], values[0])
+    return total.index_add(0, torch.cat(rows), torch.cat(values))
 
 
 def take_rows(batch: Tensor | None, rows: Tensor | None) -> Tensor | None:
