@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import tempfile
 import time
@@ -110,6 +111,7 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
         DomextError: Ray has no room, or the address is taken.
     """
     _check_address(config)
+    os.environ.update({name: os.environ.get(name, "0") for name in _THREADS})
     start_ray()
     config = settle_gpu(config, config.replicas, "--replicas")
     on_gpu = config.scale.use_gpu is True
@@ -139,6 +141,8 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
             serve.delete(APP)  # Serve itself ends with a Ray of this job's own; on a cluster others may use it
 
 
+_THREADS = ("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP")
+"""Threads that a request would go through in each process of Serve; none of the application's code blocks its loop."""
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
