@@ -59,11 +59,10 @@ from domext_ray.adapters.entry import (
     read_domain,
     read_labels,
 )
+from domext_ray.adapters.run_base import find_base
 from domext_ray.config.jobs import BankConfig
-from domext_ray.downstream.finetune.exported import load_exported
-from domext_ray.downstream.start.model import TRAININGS
+from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.downstream.tasks.task_file import TASK_FILE
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, name_options
@@ -500,21 +499,26 @@ def run_bank(config: BankConfig) -> None:
 def _add_run(folder: Path, config: BankConfig) -> BankEntry:
     """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
     run_dir = Path(config.add).expanduser()
-    is_finetuned = (run_dir / TRAININGS).is_dir() or (run_dir / TASK_FILE).is_file()
+    is_finetuned = is_finetuned_model(run_dir)
     add = AdapterBank.add_finetuned if is_finetuned else AdapterBank.add_run
     if (folder / BANK).is_file():
         return add(AdapterBank.open(folder, config.base), config.name, run_dir)
-    if is_finetuned and not config.base:
-        raise ConfigError(
-            f"--base is empty; it must say what the new bank's base is, for the fine-tuned {config.add!r} does not."
-        )
-    bank = AdapterBank.create(folder, config.base or read_run_config(run_dir).base)
+    base = config.base or (_find_base(config.add) if is_finetuned else read_run_config(run_dir).base)
+    bank = AdapterBank.create(folder, base)
     try:
         return add(bank, config.name, run_dir)
     except DomextError:
         if not bank.names():
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _find_base(add: str) -> str:
+    """Return the base of a new bank's first adapter, a fine-tuned one."""
+    try:
+        return find_base(add)
+    except RunError as error:
+        raise ConfigError(f"--base is empty; it must say what the new bank's base is: {error}") from error
 
 
 def _name_run(export: Path) -> str:

@@ -263,7 +263,7 @@ class BankConfig:
     name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
     remove: str = ""  # name of an adapter to delete
     verify: bool = False  # compare the base and every file with their hashes
-    base: str = ""  # where the bank's base is, if it has moved; empty: where it was, for a new bank the run's
+    base: str = ""  # where the bank's base is, if it has moved; empty: where it was, of a new bank where its run began
 
     def __post_init__(self) -> None:
         require(bool(self.bank.strip()), "bank", self.bank, "a folder, such as bank")

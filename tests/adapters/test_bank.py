@@ -26,7 +26,9 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 
 from domext_ray.adapters.bank import AdapterBank, run_bank
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
+from domext_ray.adapters.run_base import find_base
 from domext_ray.adapters.serving import serve_adapters
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import dump_yaml
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.method import MethodConfig
@@ -710,8 +712,38 @@ def test_a_fine_tuned_model_that_is_more_than_a_domain_is_refused(bank: AdapterB
         with pytest.raises(RunError, match=reason):
             bank.add_finetuned("tuned", tmp_path / family)
     assert not bank.names()
-    with pytest.raises(ConfigError, match=r"--base is empty; it must say what the new bank's base is"):
+    with pytest.raises(ConfigError, match=r"--base is empty; it must say what the new bank's base is: .* no longer in"):
         run_bank(BankConfig(bank=str(tmp_path / "new"), add=str(tmp_path / "qa"), name="tuned"))
+
+
+def write_finetuning(run_dir: Path, model: str) -> Path:
+    """Write what a fine-tuning run says of itself."""
+    (run_dir / "trainings").mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(dump_yaml(FinetuneConfig(task="ncbi", data="labelled", model=model)))
+    return run_dir
+
+
+@pytest.mark.parametrize("place", ["tuned", "tuned/export"])
+def test_a_fine_tuned_run_brings_its_base_to_a_new_bank(place: str, bank: AdapterBank, tmp_path: Path) -> None:
+    start = load_start_model(bank.base_id)
+    task, fitted = fit(start, "classification", BESIDE)
+    write_finetuning(tmp_path / "tuned", bank.base_id)
+    export_stages(start, task, fitted, tmp_path / "tuned" / "export")
+    run_bank(BankConfig(bank=str(tmp_path / "new"), add=str(tmp_path / place), name="first"))
+    new = AdapterBank.open(tmp_path / "new")
+    assert new.names() == ["first"] and new.base_sha256 == bank.base_sha256 and new.base_id == bank.base_id
+
+
+def test_a_base_is_at_the_beginning_of_all_runs(base: Base, tmp_path: Path) -> None:
+    make_run(base, tmp_path / "clinic", MethodConfig(heads=0, ffn_units=0, bottleneck_size=5))
+    write_finetuning(tmp_path / "first", str(tmp_path / "clinic"))
+    write_finetuning(tmp_path / "second", str(tmp_path / "first" / "export"))
+    task, fitted = fit(load_start_model(str(base.folder)), "classification", BESIDE)
+    export_stages(load_start_model(str(base.folder)), task, fitted, tmp_path / "first" / "export")
+    assert find_base(str(tmp_path / "second")) == str(base.folder)
+    make_run(base, tmp_path / "whole", FULL)
+    assert find_base(str(write_finetuning(tmp_path / "third", str(tmp_path / "whole")))) == str(tmp_path / "whole")
+    assert find_base(str(write_finetuning(tmp_path / "fourth", "general-mini"))) == "general-mini"
 
 
 def test_labels_of_a_task_keep_their_order(bank: AdapterBank) -> None:
