@@ -35,7 +35,8 @@ class SetDescription:
         name: what the set is called.
         task: its family, a key of `FAMILIES`.
         path: the YAML that describes it; "" if none does.
-        reader: the files' layout: "conll", "squad" or "records" (CSV, TSV, JSON or JSON Lines by the file's ending).
+        reader: the files' layout: "conll", "squad", "records" (CSV, TSV, JSON, JSON Lines or Parquet by the file's
+            ending), or "label_columns" (the same, with a column of 0 and 1 per label).
         files: file name patterns of each split, tried in order; none: the set has no such split.
         columns: see `Family`.
         required: columns that every row must have.
@@ -97,6 +98,8 @@ class SetDescription:
         ):
             if value not in allowed:
                 raise self._error(key, value, f"one of {', '.join(allowed)}")
+        if self.reader == "label_columns" and self.columns["labels"] != family.columns["labels"]:
+            raise self._error("columns.labels", self.columns["labels"], "left out: labels name their columns")
         for key, names, known in (("columns", self.columns, family.columns), ("fractions", self.fractions, SPLITS)):
             strange = [each for each in names if each not in known]
             if strange:
@@ -131,14 +134,17 @@ def make_description(task: str, name: str, path: str = "", **values: Any) -> Set
     if family is None:
         raise ConfigError(f"{path or name}: task is {task!r}; it must be one of {', '.join(FAMILIES)}.")
     given = values.pop("columns", {})
+    reader = values.pop("reader", family.readers[0])
     required = tuple(each for each in family.columns if each not in family.optional or each in given)
     if task in ("nested_ner", "relation_extraction"):
         required = tuple(each for each in family.columns if each not in family.optional)
+    elif reader == "label_columns":
+        required = tuple(each for each in required if each != "labels")
     return SetDescription(
         name=name,
         task=task,
         path=path,
-        reader=values.pop("reader", family.readers[0]),
+        reader=reader,
         files={**DEFAULT_FILES, **values.pop("files", {})},
         columns={**family.columns, **given},
         required=required,

@@ -96,7 +96,7 @@ FAMILIES: Mapping[str, Family] = {
         ("records",), {**_ID, **_TEXT, **_PAIR, "label": ("label",)}, ("id", "pair"), _CLASS_METRICS, "accuracy"
     ),
     "multilabel": Family(
-        ("records",),
+        ("records", "label_columns"),
         {**_ID, **_TEXT, **_PAIR, "labels": ("labels", "label")},
         ("id", "pair"),
         ("accuracy", "f1.*", "precision.*", "recall.*"),

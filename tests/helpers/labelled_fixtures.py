@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import REPOSITORY, WORDS
 
@@ -31,6 +33,13 @@ def write(path: Path, content: str | bytes) -> Path:
 def dump_lines(rows: list[dict[str, Any]]) -> str:
     """Make JSON Lines."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def dump_parquet(rows: list[dict[str, Any]]) -> bytes:
+    """Make a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return bytes(sink.getvalue())
 
 
 def load(

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, cast
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import SPLITS, AnyExample, Choice
 from domext_ray.labelled.readers.files import Dirt, Ids, Record
+from domext_ray.labelled.readers.label_columns import LABEL_COLUMNS, gather_labels
 from domext_ray.labelled.readers.questions import make_question, read_squad
 from domext_ray.labelled.readers.records import read_records, select_columns
 from domext_ray.labelled.readers.rows import (
@@ -73,10 +74,7 @@ def read_splits(
     if folder.exists() and not folder.is_dir():
         raise CorpusError(f"{data} is a file; give the folder that holds it and the other splits.")
     splits = _open_dataset(data, description)
-    return {
-        split: _make(select_columns(rows, description, dirt), description, dirt, schema)
-        for split, rows in splits.items()
-    }
+    return {split: _make(_select(rows, description, dirt), description, dirt, schema) for split, rows in splits.items()}
 
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
@@ -142,8 +140,15 @@ def read_file(
     elif description.reader == "squad":
         records = read_squad(path)
     else:
-        records = select_columns(read_records(path, description, dirt), description, dirt)
+        records = _select(read_records(path, description, dirt), description, dirt)
     return _make(records, description, dirt, schema)
+
+
+def _select(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
+    """Yield records whose values go by role."""
+    if description.reader == LABEL_COLUMNS:
+        records = gather_labels(records, description, dirt)
+    return select_columns(records, description, dirt)
 
 
 def _make(

@@ -1,7 +1,7 @@
 """Tables and JSON -> records whose values go by their roles.
 
 Enters: .csv (quoted), .tsv and .txt (tabs, quotes are literal; GLUE), .json (a list of objects, or an object of objects
-by id; CBLUE, PubMedQA), .jsonl. Leaves: one `Record` a row. A file of another layout is refused.
+by id; CBLUE, PubMedQA), .jsonl, .parquet. Leaves: one `Record` a row. A file of another layout is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.files import Dirt, Record, read_text, shorten, split_lines
@@ -29,7 +32,7 @@ def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterato
     """Yield the rows of a table or of a JSON file.
 
     Args:
-        path: .csv, .tsv, .txt, .json, .jsonl or .ndjson; .gz may follow.
+        path: .csv, .tsv, .txt, .json, .jsonl or .ndjson, where .gz may follow; or .parquet.
         description: says which columns there are, hence whether a table has a header.
         dirt: counts rows of another width.
 
@@ -43,8 +46,12 @@ def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterato
         yield from _read_table(path, _read_tsv(path), description, dirt)
     elif kind == ".csv":
         yield from _read_table(path, _read_csv(path), description, dirt)
+    elif kind == ".parquet":
+        yield from _read_parquet(path)
     else:
-        raise CorpusError(f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow).")
+        raise CorpusError(
+            f"{path} is of no known kind; name it .csv, .tsv, .json or .jsonl (.gz may follow), or .parquet."
+        )
 
 
 def _name_kind(path: Path) -> str:
@@ -143,6 +150,18 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         line = reader.line_num + 1
 
 
+def _read_parquet(path: Path) -> Iterator[Record]:
+    number = 0
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
+            for values in batch.to_pylist():
+                number += 1
+                yield Record(values, str(path), number)
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
+
+
 def _read_table(
     path: Path, rows: Iterator[tuple[int, list[str]]], description: SetDescription, dirt: Dirt
 ) -> Iterator[Record]:
@@ -173,7 +192,11 @@ def find_missing(columns: Collection[Column], description: SetDescription) -> st
         columns: those that the file has.
         description: says which are required, and their names.
     """
-    values = dict.fromkeys(columns, "")
+    return find_missing_role(dict.fromkeys(columns, ""), description)
+
+
+def find_missing_role(values: Mapping[Any, Any], description: SetDescription) -> str | None:
+    """Return the first required role that none of a row's values plays, or None."""
     return next(
         (role for role in description.required if not _is_present(values, description.columns[role], role)), None
     )
@@ -186,8 +209,9 @@ def lacks_column(source: str, columns: Iterable[Column], description: SetDescrip
     assert role is not None
     wanted = (" and " if role == "options" else " or ").join(repr(each) for each in description.columns[role])
     shown = ", ".join(shorten(each, 40) for each in listed[:_NAMED_COLUMNS]) or "none"
+    other = ", or reader: label_columns for a column of 0 and 1 per label," if role == "labels" else ""
     return CorpusError(
-        f"{source} has no column {wanted} for {role!r}, only {shown}; set columns.{role} in {description.yaml}."
+        f"{source} has no column {wanted} for {role!r}, only {shown}; set columns.{role}{other} in {description.yaml}."
     )
 
 
@@ -227,9 +251,7 @@ def select_columns(records: Iterable[Record], description: SetDescription, dirt:
     """
     is_first = True
     for record in records:
-        missing = next(
-            (r for r in description.required if not _is_present(record.values, description.columns[r], r)), None
-        )
+        missing = find_missing_role(record.values, description)
         if missing is not None and is_first:
             raise lacks_column(record.source, record.values, description)
         is_first = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelled_fixtures import dump_lines, load, refuse, write
+from labelled_fixtures import dump_lines, dump_parquet, load, refuse, write
 
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, Mention
@@ -21,12 +21,13 @@ def shown(made: Any) -> list[tuple[str, str | None, str]]:
 
 
 ROWS = [("It rains, again", "Wet", "yes"), ('She said "go', "Now", "no")]
-TABLES = {
+TABLES: dict[str, str | bytes] = {
     "train.tsv": "text\tpair\tlabel\n" + "".join("\t".join(row) + "\n" for row in ROWS),
     "train.tsv.gz": "\ufefftext\tpair\tlabel\r\n\r\n" + "".join("\t".join(row) + "\r\n" for row in ROWS),
     "train.csv": 'label,text,pair\nyes,"It rains, again",Wet\nno,"She said ""go",Now\n',
     "train.jsonl": dump_lines([dict(zip(("text", "pair", "label"), row, strict=True)) for row in ROWS]),
     "train.json": json.dumps([dict(zip(("text", "pair", "label"), row, strict=True)) for row in ROWS], indent=2),
+    "train.parquet": dump_parquet([dict(zip(("text", "pair", "label"), row, strict=True)) for row in ROWS]),
     "train.json.gz": json.dumps({str(i): {"text": r[0], "pair": [r[1]], "label": r[2]} for i, r in enumerate(ROWS)}),
 }
 

@@ -1,0 +1,78 @@
+"""A column of 0 and 1 per label -> a list of labels per row, as a set of several labels a text has it otherwise.
+
+Enters: the records of a table with a header, of JSON or of a dataset, as they were read. Leaves: records with the value
+"labels". The columns are those that the description names as labels; where it names none, all but id, text and pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from domext_ray.errors import CorpusError
+from domext_ray.labelled.readers.files import Dirt, Record, as_whole, shorten
+from domext_ray.labelled.readers.records import find_missing_role, lacks_column
+from domext_ray.labelled.set_description import SetDescription
+
+LABEL_COLUMNS = "label_columns"
+"""What a description calls this reader."""
+_ROLES = ("id", "text", "pair")
+_SHOWN_COLUMNS = 12
+
+
+def gather_labels(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
+    """Yield records with the labels whose columns hold 1.
+
+    Args:
+        records: as they were read.
+        description: its `labels` name the columns.
+        dirt: counts rows with anything but 0 or 1.
+
+    Raises:
+        CorpusError: the first row lacks a label's column, or has one that is no label's, or the table has no header.
+    """
+    labels: tuple[str, ...] = ()
+    for record in records:
+        labels = labels or _find_labels(record, description)
+        marks = {label: _read_mark(record.values.get(label)) for label in labels}
+        wrong = next((label for label, mark in marks.items() if mark is None), None)
+        if wrong is not None:
+            dirt.add(record.source, "row", f"has neither 0 nor 1 for {wrong!r}", record.values.get(wrong))
+            continue
+        found = [label for label, mark in marks.items() if mark]
+        yield Record({**record.values, "labels": found}, record.path, record.line)
+
+
+def _find_labels(first: Record, description: SetDescription) -> tuple[str, ...]:
+    """Return the labels that a file has columns for, by its first row."""
+    names = list(first.values)
+    if any(isinstance(each, int) for each in names):
+        raise CorpusError(f"{first.source} is a table without a header; a column per label needs its name there.")
+    if find_missing_role(first.values, description) is not None:
+        raise lacks_column(first.source, first.values, description)
+    missing = [each for each in description.labels if each not in first.values]
+    if missing:
+        shown = ", ".join(names[:_SHOWN_COLUMNS])
+        raise CorpusError(
+            f"{first.source} has no column for the label {missing[0]!r}, only {shown}; name those that it has as "
+            f"labels in {description.yaml}."
+        )
+    if description.labels:
+        return description.labels
+    taken = {str(name).partition(".")[0] for role in _ROLES for name in description.columns[role]}
+    labels = tuple(str(each) for each in names if each not in taken)
+    strange = [each for each in labels if _read_mark(first.values[each]) is None]
+    if strange or not labels:
+        what = f"{shorten(first.values[strange[0]], 40)} in the column {strange[0]!r}" if strange else "no such column"
+        raise CorpusError(
+            f"{first.source} has {what}, and every column but id, text and pair must be a label's, with 0 or 1; name "
+            f"the labels' columns as labels in {description.yaml}."
+        )
+    return labels
+
+
+def _read_mark(value: Any) -> bool | None:
+    """Return whether a cell says that the label is there; None: it says neither."""
+    value = as_whole(value)
+    text = value.strip().lower() if isinstance(value, str) else str(int(value)) if isinstance(value, int) else ""
+    return {"1": True, "true": True, "0": False, "false": False}.get(text)
