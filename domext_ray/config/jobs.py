@@ -132,6 +132,8 @@ class ForgettingConfig:
             require(getattr(self, name) >= least, name, getattr(self, name), f"{least} or more")
         require_at_most(self, "", num_texts=100 * MANY, max_length=MANY, batch_size=MANY)
         require(0.0 < self.mask_frac < 1.0, "mask_frac", self.mask_frac, "between 0 and 1")
+        rule = "left out here: general text is one text a row (--prepare.field)"
+        require(not self.prepare.pair, "prepare.pair", self.prepare.pair, rule)
 
     @property
     def named_models(self) -> tuple[tuple[str, str], ...]:

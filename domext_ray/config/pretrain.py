@@ -55,6 +55,7 @@ class PrepareConfig:
 
     document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
+    pair: str = added("")  # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
     held_out_frac: float = 0.02  # share of documents kept for evaluation
     held_out_by: HeldOutBy = free("auto")  # single documents, blocks of neighbours or files; auto: blocks of text lines
     min_document_chars: int = 20  # shorter documents are dropped and counted
@@ -80,6 +81,21 @@ class PrepareConfig:
         )
         require(self.shard_bytes >= 1024, "prepare.shard_bytes", self.shard_bytes, "1024 or more")
         check_place("prepare.cache_dir", self.cache_dir)
+        fields = self.text_fields
+        is_pair = len(fields) == 2 and all(fields) and fields[0] != fields[1]
+        require(not self.pair or is_pair, "prepare.pair", self.pair, "two fields by a comma, such as title,body")
+        rule = "left out with --prepare.pair, which names both fields"
+        require(not self.pair or self.field == "text", "prepare.field", self.field, rule)
+
+    @property
+    def text_fields(self) -> tuple[str, ...]:
+        """The fields of a row that are read."""
+        return tuple(each.strip() for each in self.pair.split(",")) if self.pair else (self.field,)
+
+    @property
+    def fields_option(self) -> str:
+        """The option that names them."""
+        return "--prepare.pair" if self.pair else "--prepare.field"
 
 
 @dataclass(frozen=True)
@@ -438,6 +454,8 @@ class PretrainConfig:
     def _check_vectors(self) -> None:
         """Refuse what an objective that makes vectors of rows does not read or train."""
         objective, kind = self.objective, f"--objective.kind {self.objective.kind}"
+        rule = "left out without --objective.kind contrast, which compares two texts of a row"
+        require(not self.prepare.pair or objective.kind == "contrast", "prepare.pair", self.prepare.pair, rule)
         if not objective.makes_vectors:
             return
         require(self.base != "none", "objective.kind", objective.kind, "masked or left_to_right when --base is none")
@@ -453,9 +471,12 @@ class PretrainConfig:
 
     def _check_groups(self) -> None:
         """Refuse two views that are one, and groups that forward passes would cut."""
-        objective, train = self.objective, self.train
+        objective, train, pair = self.objective, self.train, self.prepare.pair
+        rule = "left out with --prepare.pair, whose two texts are a row's views"
+        require(not pair or objective.views == "dropout", "objective.views", objective.views, rule)
         rule = "above 0 with --objective.views dropout: without it, a row's two views are one (or give crop)"
-        require(objective.views != "dropout" or train.dropout > 0, "train.dropout", train.dropout, rule)
+        needs_dropout = objective.views == "dropout" and not pair
+        require(not needs_dropout or train.dropout > 0, "train.dropout", train.dropout, rule)
         share, value = train.global_batch_size // self.scale.num_workers, objective.contrast_rows
         rule = f"a divisor of {share}, the rows of a worker (--train.global_batch_size over --scale.num_workers)"
         require(share % value == 0, "objective.contrast_rows", value, rule)

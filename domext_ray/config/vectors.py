@@ -21,7 +21,8 @@ class VectorOptions:
 
     denoise: words are deleted, and from the vector of what is left a small decoder writes the row again (TSDAE, Wang et
     al. 2021, arXiv 2104.06979); an export leaves the decoder out. contrast: of a group of rows, a row's first view is
-    nearest to its own second view (InfoNCE within a batch; SimCSE, Gao et al. 2021, arXiv 2104.08821).
+    nearest to its own second view (InfoNCE within a batch; SimCSE, Gao et al. 2021, arXiv 2104.08821). With
+    `prepare.pair` the views are two texts of the row, such as title and body.
     """
 
     pooling: Pooling = added("mean")  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's

@@ -19,6 +19,7 @@ from domext_ray.corpus.shards import CHINESE_FRAC
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import ReadTask, Sources
+from domext_ray.corpus.two_texts import build_two_text_rows
 
 SAMPLED_TASKS = 8
 READ_BYTES = 2**20
@@ -100,4 +101,6 @@ def _measure_rows(documents: list[str], settings: RowSettings) -> Iterator[int]:
     """Tokens of every row that the documents make."""
     if settings.pairs:
         return (len(chunk[0]) + NUM_SPECIAL_TOKENS for chunk in build_chunks(documents, settings, 0, Counter()))
+    if settings.has_two_texts:
+        return (len(row.ids) for row in build_two_text_rows(documents, settings, Counter()))
     return (len(ids) for ids, _ in build_rows(documents, settings))

@@ -48,6 +48,7 @@ class RowSettings:
         chinese_words: words of Han text are jieba's; else every Han character is a word.
         pairs: rows are chunks for next-sentence prediction (see `pairs`).
         packed: a row may go on with the next document, which has a [CLS] of its own.
+        has_two_texts: documents are two texts, and each is a row (see `two_texts`).
     """
 
     tokenizer_json: str
@@ -58,6 +59,7 @@ class RowSettings:
     chinese_words: bool
     pairs: bool = False
     packed: bool = False
+    has_two_texts: bool = False
 
 
 @functools.cache

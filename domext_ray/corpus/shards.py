@@ -52,6 +52,7 @@ from domext_ray.corpus.texts.ray_tasks import run_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
 from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
 from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
+from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 from domext_ray.files import hash_file, hash_values, new_file
@@ -153,6 +154,7 @@ def make_settings(
         prepare.chinese_words,
         pairs,
         prepare.packed,
+        bool(prepare.pair),
     )
 
 
@@ -259,11 +261,12 @@ def _build(
             records += result[name]
         for split in SPLITS:
             num_used[split] += result["counts"][split].get("used", 0)
-            dropped[NO_NEXT_SENTENCE] += result["counts"][split].get(NO_NEXT_SENTENCE, 0)
+            for reason in (NO_NEXT_SENTENCE, NO_TOKEN):
+                dropped[reason] += result["counts"][split].get(reason, 0)
     read.drop()
     if settings.pairs:
         _require_partners(sources, prepare, num_used)
-        num_documents -= dropped[NO_NEXT_SENTENCE]
+    num_documents -= dropped[NO_NEXT_SENTENCE] + dropped[NO_TOKEN]
     _require_both_splits(sources, num_documents, [bool(written[split]) for split in SPLITS])
     return {
         **written,
@@ -417,6 +420,8 @@ def _write_task(
             first_document = (number << 32) + (i << 31)
             chunks = build_chunks(documents, settings, first_document, counts[split])
             record = _write_shard(path, chunks, CHUNK_SCHEMA, NUM_SPECIAL_TOKENS)
+        elif settings.has_two_texts:
+            record = _write_shard(path, build_two_text_rows(documents, settings, counts[split]), TWO_TEXT_SCHEMA)
         else:
             record = _write_shard(path, build_rows(documents, settings), SCHEMA)
         result[split] = [asdict(record)] if record else []

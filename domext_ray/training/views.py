@@ -2,8 +2,8 @@
 
 denoise: the first view lacks words, the second is the row. contrast: a row twice (under other dropout, SimCSE), or two
 stretches of it, each a tenth to a half of its words, that may overlap ("independent cropping", Izacard et al. 2021,
-"Contriever", section 3.1). As masks do, views move with their row, whatever worker reads it; dropout, as everywhere,
-follows from seed, step and rank.
+"Contriever", section 3.1), or the two texts of a row that has two (corpus/two_texts.py). As masks do, views move with
+their row, whatever worker reads it; dropout, as everywhere, follows from seed, step and rank.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
+from domext_ray.corpus.two_texts import SECOND_START
 from domext_ray.training.objective import PADDING_MULTIPLE, Masker
 
 _DELETE, _LENGTH, _PLACE = 14, 15, 16  # purposes of a hash: no two draws share their counters
@@ -61,15 +62,16 @@ class ViewBatch:
 
 @dataclass(frozen=True)
 class ViewedRows:
-    """R rows, two views of each, int64 arrays of token ids."""
+    """R rows, two views of each, int64 arrays of token ids; are_parts: both together are the row."""
 
     first: list[np.ndarray]
     second: list[np.ndarray]
+    are_parts: bool = False
 
     def count_tokens(self, num_parts: int) -> list[int]:
-        """Return the tokens of the second views as those of the one part that there is."""
+        """Return the tokens of the second views, or of both parts, as those of the one part of a mixture."""
         assert num_parts == 1, "objectives that make vectors read one text"
-        return [sum(map(len, self.second))]
+        return [sum(map(len, [*self.first, *self.second] if self.are_parts else self.second))]
 
 
 class Viewer:
@@ -90,7 +92,8 @@ class Viewer:
         """Make the views of a table of rows.
 
         Args:
-            rows: columns input_ids, word_starts (lists of equal lengths) and row_id.
+            rows: columns input_ids, word_starts (lists of equal lengths), row_id, and second_start where rows are two
+                texts.
             epoch: views differ from epoch to epoch.
         """
         ids, lengths = flatten_lists(rows, "input_ids")
@@ -98,6 +101,10 @@ class Viewer:
         cuts = np.cumsum(lengths)[:-1]
         whole, word_starts = np.split(ids.astype(np.int64), cuts), np.split(starts, cuts)
         row_ids = rows.column("row_id").to_pylist()
+        if SECOND_START in rows.column_names:
+            seconds = rows.column(SECOND_START).to_pylist()
+            parts = [np.split(each, [second]) for each, second in zip(whole, seconds, strict=True)]
+            return ViewedRows([first for first, _ in parts], [second for _, second in parts], are_parts=True)
 
         def draw(make: Callable[..., np.ndarray], *more: int) -> list[np.ndarray]:
             return [make(*each, epoch, *more) for each in zip(whole, word_starts, row_ids, strict=True)]

@@ -23,12 +23,21 @@ TEXTS = ["the cold river", "blood and heart disease", "a book"]
 OBJECTIVES = {
     "denoise": ("--objective.kind", "denoise", "--objective.pooling", "cls"),
     "contrast": ("--objective.kind", "contrast", "--objective.views", "crop", "--objective.contrast_rows", "4"),
+    "pairs": ("--objective.kind", "contrast", "--prepare.pair", "title,body", "--objective.contrast_rows", "4"),
 }
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("texts") / "corpus.txt", 600)
+
+
+def pair_up(corpus: Path) -> Path:
+    """The same sentences as rows: a body, and its beginning as its title."""
+    path = corpus.with_suffix(".jsonl")
+    rows = ({"title": each[:20], "body": each} for each in corpus.read_text().splitlines())
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path
 
 
 def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) -> list[str]:
@@ -47,7 +56,8 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus: Path, tmp_path: Path) -> None:
-    places, objective = (tiny_base_folder, corpus, tmp_path), OBJECTIVES[kind]
+    objective, text = OBJECTIVES[kind], pair_up(corpus) if kind == "pairs" else corpus
+    places = (tiny_base_folder, text, tmp_path)
     train_here(build_command(*places, "plain", *objective))
     losses = read_losses(tmp_path / "plain", NUM_STEPS)
     lines = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.documents import read_documents, require_fields
 from domext_ray.corpus.texts.dropped import Dropped, count_rows, describe_dropped, require_text
 from domext_ray.corpus.texts.sources import JSONL, LOCAL, PACKAGE_DOCS, TEXT, ReadTask, SourceFile, find_files
 from domext_ray.errors import CorpusError
@@ -36,6 +36,8 @@ def check_corpus(spec: str, prepare: PrepareConfig) -> None:
             but rows without text; or a corpus of less than two documents.
     """
     files, repeated = find_files(spec)
+    for file in files:
+        require_fields(file, prepare)
     if repeated:
         print(f"warning: --corpus names {repeated[0]} more than once; it is read once.", file=sys.stderr, flush=True)
     chosen = _choose_files([each for each in files if each.kind != PACKAGE_DOCS])

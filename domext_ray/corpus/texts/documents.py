@@ -14,7 +14,7 @@ import json
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import pyarrow as pa
@@ -38,8 +38,11 @@ from domext_ray.corpus.texts.sources import (
 )
 from domext_ray.errors import CorpusError
 
-Numbered = tuple[int, str | bytes]
-"""The number of a line, row or paragraph, from 1, and its text; 0: the whole file."""
+Numbered = tuple[int, tuple[str | bytes, ...]]
+"""The number of a line, row or paragraph, from 1, and its text, or both texts of a pair; 0: the whole file."""
+
+PAIR_SEPARATOR = "\n"
+"""Between the two texts of a pair; clean text has none."""
 
 _SPACES = re.compile(r"\s+")
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -76,25 +79,51 @@ def read_documents(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> 
         prepare: what a document is, and its bounds.
         dropped: counts what is left out.
 
+    Yields:
+        Documents without a line break; with `prepare.pair` two texts, `PAIR_SEPARATOR` between them, neither empty.
+
     Raises:
         CorpusError: a file that is damaged, has vanished, lacks the column, or is not what its name says.
     """
     for file in task.files:
         nothing = BLANK if file.kind in (TEXT, PACKAGE_DOCS) else "empty"
         for number, raw in _read_whole(file, task, prepare, dropped):
-            if isinstance(raw, bytes):
-                try:
-                    raw = raw.decode("utf-8")
-                except UnicodeDecodeError:
-                    dropped.add("bad_utf8", file, number)
-                    continue
-            text = clean_text(raw)
-            for first in range(0, max(len(text), 1), prepare.max_document_chars):
-                document = text[first : first + prepare.max_document_chars]
+            try:
+                texts = [clean_text(each if isinstance(each, str) else each.decode("utf-8")) for each in raw]
+            except UnicodeDecodeError:
+                dropped.add("bad_utf8", file, number)
+                continue
+            if not all(texts):
+                dropped.add(nothing, file, number)
+                continue
+            for document in _cut_pair(texts, prepare) if prepare.pair else _cut_text(texts[0], prepare):
                 if len(document) < prepare.min_document_chars:
-                    dropped.add("too_short" if document else nothing, file, number)
+                    dropped.add("too_short", file, number)
                 else:
                     yield document
+
+
+def _cut_text(text: str, prepare: PrepareConfig) -> Iterator[str]:
+    size = prepare.max_document_chars
+    return (text[first : first + size] for first in range(0, len(text), size))
+
+
+def _cut_pair(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
+    """One document of both; of a text that is too long the beginning, as of one with too many tokens."""
+    yield PAIR_SEPARATOR.join(each[: prepare.max_document_chars] for each in texts)
+
+
+def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
+    """Refuse plain text where two fields are asked for.
+
+    Raises:
+        CorpusError: it is.
+    """
+    if prepare.pair and file.kind in (TEXT, PACKAGE_DOCS):
+        raise CorpusError(
+            f"{file.path} is plain text, without fields for --prepare.pair {prepare.pair!r}; give JSONL, CSV or "
+            "Parquet files."
+        )
 
 
 def clean_text(text: str) -> str:
@@ -119,24 +148,25 @@ def _read_whole(file: SourceFile, task: ReadTask, prepare: PrepareConfig, droppe
 
 def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[Numbered]:
     """Yield texts as they are, or their bytes, with the number of the line or row; 0 where it is the whole file."""
+    require_fields(file, prepare)
     if file.kind == PACKAGE_DOCS:
-        yield from enumerate(package_docs.read_paragraphs(file.path), 1)
+        yield from ((number, (text,)) for number, text in enumerate(package_docs.read_paragraphs(file.path), 1))
     elif file.kind in (PARQUET, ARROW):
-        yield from _read_column(file, prepare.field, dropped)
+        yield from _read_columns(file, prepare, dropped)
     else:
         with open_stream(file) as stream:
             if not task.start:
                 require_utf8_text(file, stream)
             if file.kind == CSV:
-                yield from _read_csv(file, stream, prepare.field, dropped)
+                yield from _read_csv(file, stream, prepare, dropped)
             elif file.kind == JSONL:
                 yield from _read_json_lines(file, stream, task, prepare, dropped)
             elif prepare.document == "file":
-                yield 0, stream.read()
+                yield 0, (stream.read(),)
             elif prepare.document == "line":
                 number = 0
                 for number, _, line in _read_lines(stream, task.start, task.end, prepare):
-                    yield number, line
+                    yield number, (line,)
                 _count_lines(dropped, file, task, number)
             else:
                 yield from _read_paragraphs(file, stream, task, prepare, dropped)
@@ -255,7 +285,7 @@ def _read_paragraphs(
         is_blank, is_past = not line.strip(), 0 <= task.end <= position
         num_begun = num_begun if is_past else number
         if lines and (is_blank or size + len(line) > _longest_line(prepare)):
-            yield first, b"\n".join(lines)
+            yield first, (b"\n".join(lines),)
             lines, size = [], 0
         if is_past and (is_blank or not owned):
             break
@@ -266,13 +296,14 @@ def _read_paragraphs(
             lines.append(line)
             size += len(line)
     if lines:
-        yield first, b"\n".join(lines)
+        yield first, (b"\n".join(lines),)
     _count_lines(dropped, file, task, num_begun)
 
 
 def _read_json_lines(
     file: SourceFile, stream: IO[bytes], task: ReadTask, prepare: PrepareConfig, dropped: Dropped
 ) -> Iterator[Numbered]:
+    names = prepare.text_fields
     number = cut = 0  # the line, and the last one that came in pieces
     is_first = task.start == 0
     for number, _, line in _read_lines(stream, task.start, task.end, prepare):
@@ -297,14 +328,14 @@ def _read_json_lines(
         is_first = False
         if not isinstance(record, dict):
             dropped.add("no_field", file, number, f"it is no object but {type(record).__name__}")
-        elif prepare.field not in record:
+        elif not all(name in record for name in names):
             dropped.add("no_field", file, number, _list_names(record))
         else:
-            value = record[prepare.field]
-            if isinstance(value, str):
-                yield number, value
+            values = tuple(record[name] for name in names)
+            if all(isinstance(each, str) for each in values):
+                yield number, values
             else:
-                dropped.add("null" if value is None else "not_text", file, number)
+                dropped.add("null" if None in values else "not_text", file, number)
     _count_lines(dropped, file, task, number)
 
 
@@ -332,8 +363,8 @@ def _not_json_lines(file: SourceFile, what: str) -> CorpusError:
     )
 
 
-def _read_csv(file: SourceFile, stream: IO[bytes], column: str, dropped: Dropped) -> Iterator[Numbered]:
-    """Yield the cells of a column. A .csv has commas and quotes; a .tsv has tabs, and its quotes are text."""
+def _read_csv(file: SourceFile, stream: IO[bytes], prepare: PrepareConfig, dropped: Dropped) -> Iterator[Numbered]:
+    """Yield the cells of the columns. A .csv has commas and quotes; a .tsv has tabs, and its quotes are text."""
     is_tsv = file.suffix == ".tsv"
     separator = "\t" if is_tsv else ","
 
@@ -349,37 +380,39 @@ def _read_csv(file: SourceFile, stream: IO[bytes], column: str, dropped: Dropped
     )
     # Read as Latin-1, of which every byte is a character, so that a cell that is not UTF-8 costs itself and no more.
     reading = pacsv.ReadOptions(use_threads=False, block_size=_CSV_BLOCK_BYTES, encoding="latin1")
-    name = column.encode().decode("latin1")
-    converting = pacsv.ConvertOptions(include_columns=[name], column_types={name: pa.string()})
-    _require_csv_column(file, stream, column, separator)
+    names = [each.encode().decode("latin1") for each in prepare.text_fields]
+    converting = pacsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
+    _require_csv_columns(file, stream, prepare, separator)
     number = 0
     for batch in pacsv.open_csv(stream, reading, parsing, converting):
-        for value in batch.column(0):
+        for values in zip(*(batch.column(name) for name in names), strict=True):
             number += 1
-            yield number, value.as_py().encode("latin1")
+            yield number, tuple(each.as_py().encode("latin1") for each in values)
 
 
-def _require_csv_column(file: SourceFile, stream: IO[bytes], column: str, separator: str) -> None:
-    """Refuse a table without the column; leave the stream behind a byte-order mark."""
+def _require_csv_columns(file: SourceFile, stream: IO[bytes], prepare: PrepareConfig, separator: str) -> None:
+    """Refuse a table without the columns; leave the stream behind a byte-order mark."""
     content = stream.read(_HEAD_BYTES)
     stream.seek(len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0)
     head = io.StringIO(content.decode("utf-8-sig", "replace"), newline="")
     quoting: Any = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
     names = next(csv.reader(head, delimiter=separator, quoting=quoting), [])
-    if names.count(column) == 1 or not names:  # of an empty file the reader says so
+    column = next((each for each in prepare.text_fields if names.count(each) != 1), None)
+    if column is None or not names:  # of an empty file the reader says so
         return
-    hint = ", or name it .txt to take its lines as they are"
+    hint = "" if prepare.pair else ", or name it .txt to take its lines as they are"
     if len(names) == 1 and (other := next((each for each in ",;\t|" if each in names[0]), "")):
         hint = f"; its columns are parted by {other!r}, and those of a {file.suffix} file must be by {separator!r}"
-    raise _no_column(file, column, names, hint)
+    raise _no_column(file, column, names, prepare, hint)
 
 
-def _read_column(file: SourceFile, column: str, dropped: Dropped) -> Iterator[Numbered]:
+def _read_columns(file: SourceFile, prepare: PrepareConfig, dropped: Dropped) -> Iterator[Numbered]:
+    names = prepare.text_fields
     with open_filesystem(file).open_input_file(file.path) as source:
         if file.kind == PARQUET:
             parquet = pq.ParquetFile(source)
-            _require_text_column(file, column, parquet.schema_arrow)
-            batches: Any = parquet.iter_batches(batch_size=1024, columns=[column])
+            _require_text_columns(file, prepare, parquet.schema_arrow)
+            batches: Any = parquet.iter_batches(batch_size=1024, columns=list(names))
         else:  # `datasets` writes the streaming format, others the file format
             try:
                 batches = pa.ipc.open_stream(source)
@@ -387,15 +420,16 @@ def _read_column(file: SourceFile, column: str, dropped: Dropped) -> Iterator[Nu
                 source.seek(0)
                 reader = pa.ipc.open_file(source)
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                _require_text_column(file, column, reader.schema)
+                _require_text_columns(file, prepare, reader.schema)
             else:
-                _require_text_column(file, column, batches.schema)
+                _require_text_columns(file, prepare, batches.schema)
         number = 0
         for batch in batches:
-            for value in _to_bytes(batch.column(batch.schema.get_field_index(column))):
+            columns = [_to_bytes(batch.column(batch.schema.get_field_index(name))) for name in names]
+            for values in zip(*columns, strict=True):
                 number += 1
-                if value.is_valid:
-                    yield number, value.as_py()
+                if all(each.is_valid for each in values):
+                    yield number, tuple(each.as_py() for each in values)
                 else:
                     dropped.add("null", file, number)
 
@@ -412,15 +446,18 @@ def _to_bytes(values: pa.Array) -> pa.Array:
     return values
 
 
-def _require_text_column(file: SourceFile, column: str, schema: pa.Schema) -> None:
-    if schema.names.count(column) != 1:
-        raise _no_column(file, column, schema.names)
-    kind = schema.field(column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise CorpusError(f"the column {column!r} of {file.path} holds {kind}, not text; set --prepare.field.")
+def _require_text_columns(file: SourceFile, prepare: PrepareConfig, schema: pa.Schema) -> None:
+    for column in prepare.text_fields:
+        if schema.names.count(column) != 1:
+            raise _no_column(file, column, schema.names, prepare)
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise CorpusError(
+                f"the column {column!r} of {file.path} holds {kind}, not text; set {prepare.fields_option}."
+            )
 
 
-def _no_column(file: SourceFile, column: str, names: list[str], hint: str = "") -> CorpusError:
+def _no_column(file: SourceFile, column: str, names: list[str], prepare: PrepareConfig, hint: str = "") -> CorpusError:
     fault = f"{names.count(column)} columns" if column in names else "no column"
-    return CorpusError(f"{file.path} has {fault} {column!r} ({_list_names(names)}); set --prepare.field{hint}.")
+    return CorpusError(f"{file.path} has {fault} {column!r} ({_list_names(names)}); set {prepare.fields_option}{hint}.")

@@ -27,15 +27,16 @@ _NOT_TEXT = {
     "bad_json": "that are no JSON",
     "too_long": "of JSON above {limit:,} bytes (four times --prepare.max_document_chars)",
     "bad_csv": "of another width than the header",
-    "no_field": "without the field {field!r}",
-    "null": "with null as {field!r}",
-    "not_text": "with something other than text as {field!r}",
-    "empty": "with an empty {field!r}",
+    "no_field": "without the field {field}",
+    "null": "with null as {field}",
+    "not_text": "with something other than text as {field}",
+    "empty": "with an empty {field}",
 }
 _OTHER = {
     "too_short": "under {shortest} characters (--prepare.min_document_chars)",
     "duplicate": "equal to an earlier one",
     "no_next_sentence": "of a single sentence",
+    "no_token": "of which a text makes no token",
 }
 _FIELD_REASONS = ("no_field", "null", "not_text", "empty")
 _UNITS = {TEXT: "line", JSONL: "line", PACKAGE_DOCS: "paragraph"}
@@ -137,7 +138,7 @@ def describe_dropped(counts: Mapping[str, int], places: Mapping[str, str], prepa
         prepare: the options that the reasons speak of.
     """
     values = {
-        "field": prepare.field,
+        "field": " or ".join(map(repr, prepare.text_fields)),
         "limit": 4 * prepare.max_document_chars,
         "shortest": prepare.min_document_chars,
     }
@@ -181,7 +182,7 @@ def check_dropped(
     if is_warning:
         print(
             f"warning: {num_not_text:,} of {num_rows:,} rows of --corpus {spec!r} ({num_not_text / num_rows:.1%}) hold "
-            f"no text and are left out; {_advise(counts)}.",
+            f"no text and are left out; {_advise(counts, prepare)}.",
             file=sys.stderr,
             flush=True,
         )
@@ -198,19 +199,21 @@ def require_text(
     num_not_text, num_rows = count_rows(counts, num_documents)
     if num_not_text > prepare.max_dropped_frac * num_rows:
         reasons = "; ".join(describe_dropped({each: counts.get(each, 0) for each in _NOT_TEXT}, places, prepare))
+        advice = _advise(counts, prepare)
         needed = math.ceil(100 * num_not_text / num_rows) / 100
         rest = f", or train on the rest with --prepare.max_dropped_frac {needed:g}"
         raise CorpusError(
-            f"{num_not_text:,} of {num_rows:,} rows of --corpus {spec!r} hold no text ({reasons}); {_advise(counts)}"
+            f"{num_not_text:,} of {num_rows:,} rows of --corpus {spec!r} hold no text ({reasons}); {advice}"
             f"{rest if num_not_text < num_rows else ''}."
         )
 
 
-def _advise(counts: Mapping[str, int]) -> str:
+def _advise(counts: Mapping[str, int], prepare: PrepareConfig) -> str:
     """What to do about the most frequent reason for which rows hold no text."""
     most = max(_NOT_TEXT, key=lambda reason: counts.get(reason, 0))
     if most in _FIELD_REASONS:
-        return "set --prepare.field to the field that holds the text"
+        what = "the two fields that hold the texts" if prepare.pair else "the field that holds the text"
+        return f"set {prepare.fields_option} to {what}"
     if most == "bad_utf8":
         return "make the files UTF-8 (of Windows or Latin-1: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW)"
     return "mend these rows"

@@ -1,0 +1,243 @@
+"""Rows of two texts: both are of one row of the user's, in every batch, and what lacks one is counted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import BertTokenizer
+
+from domext_ray.config.identity import hashed_options
+from domext_ray.config.jobs import ForgettingConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
+from domext_ray.corpus.estimate import estimate_rows
+from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.shards import make_settings, prepare_corpus
+from domext_ray.corpus.stream import BatchPlan, stream_batches
+from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.two_texts import NO_TOKEN, build_two_text_rows
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.training.evaluate import build_domain_batches
+from domext_ray.training.views import make_masker
+
+PAIR = PrepareConfig(pair="title,body", min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]
+VOCABULARY += [f"##{i}" for i in range(10)]
+CONTRAST = ObjectiveConfig(kind="contrast", contrast_rows=4)
+NUM_ROWS = 700
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    BertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(folder)
+    return folder
+
+
+def make_records(num_rows: int) -> list[dict[str, str]]:
+    return [{"id": "x", "body": f"a body {i}" + " a" * (i % 9), "title": f"title {i}"} for i in range(num_rows)]
+
+
+def write_records(path: Path, records: list[Any]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif path.suffix == ".csv":
+        rows = ["body,title", *(f'"{each["body"]}","{each["title"]}"' for each in records)]
+        path.write_text("\n".join(rows) + "\n")
+    else:
+        path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    return path
+
+
+def read_all(path: Path, prepare: PrepareConfig = PAIR) -> tuple[list[str], Dropped]:
+    dropped, documents = Dropped(), list[str]()
+    for task in resolve_sources(str(path), prepare).tasks:
+        lost = Dropped()
+        documents += read_documents(task, prepare, lost)
+        dropped.merge(lost)
+    return documents, dropped
+
+
+def decode(ids: np.ndarray) -> str:
+    return " ".join(VOCABULARY[i] for i in ids).replace(" ##", "")
+
+
+def require_one_row(title: np.ndarray, body: np.ndarray) -> int:
+    """The number of the user's row that both views are of."""
+    first, second = decode(title).split(), decode(body).split()
+    assert (first[:2], second[:3]) == (["[CLS]", "title"], ["[CLS]", "a", "body"])
+    assert first[-1] == second[-1] == "[SEP]" and first[2] == second[3]
+    return int(first[2])
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
+def test_both_fields_are_read_in_the_order_of_the_option(name: str, tmp_path: Path) -> None:
+    documents, dropped = read_all(write_records(tmp_path / name, make_records(5)))
+    assert documents == [f"title {i}\na body {i}" + " a" * i for i in range(5)] and not dropped.counts
+    other = PrepareConfig(pair=" body , title", min_document_chars=1)
+    assert read_all(tmp_path / name, other)[0][3] == "a body 3 a a a\ntitle 3"
+
+
+def test_a_row_without_both_texts_is_counted_and_its_place_told(tmp_path: Path) -> None:
+    whole = {"title": "title 1", "body": "line\nbreaks\r\nare  spaces"}
+    lacking: list[Any] = [
+        {"title": "title 2"},
+        {"body": "a body"},
+        {"title": None, "body": "a body"},
+        {"title": "title 3", "body": 7},
+        {"title": " \n", "body": "a body"},
+        {"title": "title 4", "body": ""},
+    ]
+    documents, dropped = read_all(write_records(tmp_path / "rows.jsonl", [whole, *lacking, whole]))
+    assert documents == ["title 1\nline breaks are spaces"] * 2
+    assert dropped.counts == {"no_field": 2, "null": 1, "not_text": 1, "empty": 2}
+    path = tmp_path / "rows.jsonl"
+    places = {reason: f"{path}:{line}" for reason, line in (("null", 4), ("not_text", 5), ("empty", 6))}
+    assert dropped.describe_places() == {"no_field": f"{path}:2 (it has title)", **places}
+    pq.write_table(pa.table({"title": ["title 1", None], "body": [None, "a body"]}), tmp_path / "rows.parquet")
+    documents, dropped = read_all(tmp_path / "rows.parquet")
+    assert not documents and dropped.counts == {"null": 2}
+
+
+def test_a_text_that_is_too_long_is_cut_and_its_pair_stays_one(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "rows.jsonl", [{"title": "title " * 10, "body": "body " * 20}])
+    documents, dropped = read_all(path, PrepareConfig(pair="title,body", min_document_chars=9, max_document_chars=50))
+    assert documents == ["title title title title title title title title ti\n" + ("body " * 10)] and not dropped.counts
+    documents, dropped = read_all(path, PrepareConfig(pair="title,body", min_document_chars=500))
+    assert not documents and dropped.counts == {"too_short": 1}
+
+
+def test_a_document_is_one_row_of_two_texts(tokenizer_dir: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_dir)
+    counts: Counter[str] = Counter()
+    documents = ["title 12\na. body. a", "title\n\u0301", "title [SEP] [CLS]\na", "a" + " 12345" * 4 + "\n" + "a " * 20]
+    rows = list(build_two_text_rows(documents, make_settings(tokenizer, PAIR, 10), counts))
+    assert counts == {"used": 3, NO_TOKEN: 1}
+    texts = [[decode(each) for each in np.split(row.ids, [row.second_start])] for row in rows]
+    assert texts[0] == ["[CLS] title 12 [SEP]", "[CLS] a [UNK] body [UNK] a [SEP]"]
+    assert texts[1][1] == "[CLS] a [SEP]" and texts[1][0].startswith("[CLS] title ")
+    assert texts[2] == ["[CLS] a 12345 [SEP]", "[CLS] " + "a " * 8 + "[SEP]"], "cut before a word"
+    for row in rows:
+        assert row.word_starts.tolist() == [not VOCABULARY[i].startswith("##") for i in row.ids]
+
+
+@pytest.fixture(scope="module")
+def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """700 rows, of which one makes no token, and one that lacks its body."""
+    folder = tmp_path_factory.mktemp("prepared")
+    odd = [{"title": "\u0301", "body": "a body"}, {"title": "title 9"}]
+    path = write_records(folder / "rows.jsonl", [*make_records(NUM_ROWS), *odd])
+    return prepare_corpus(str(path), PAIR, tokenizer_dir, 16, folder / "cache")
+
+
+def read_views(
+    manifest: Manifest, tokenizer_dir: Path, *, rank: int, world_size: int, batch: int = 0
+) -> Iterator[list[int]]:
+    """The user's rows of a rank's share of batches; that both views are of one is required."""
+    plan = BatchPlan(tuple(each.num_rows for each in manifest.train), seed=5, global_batch_size=16)
+    viewer = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5)
+    for each in stream_batches(manifest, plan, rank=rank, world_size=world_size, batch=batch):
+        (views,) = viewer.collate(viewed := viewer.mask(each.rows, each.epoch), len(each.rows))
+        titles, bodies = views.input_ids.numpy().reshape(2, len(each.rows), -1)
+        assert viewed.count_tokens(1) == [int(views.attention_mask.sum())], "both texts are read"
+        yield [require_one_row(*(ids[ids != 0] for ids in pair)) for pair in zip(titles, bodies, strict=True)]
+
+
+def test_the_corpus_says_what_it_holds_and_lost(prepared: Manifest) -> None:
+    assert prepared.dropped == {"no_field": 1, NO_TOKEN: 1} and prepared.settings["pair"] == "title,body"
+    assert prepared.num_rows("train") + prepared.num_rows("held_out") == prepared.num_documents == NUM_ROWS
+    assert len(prepared.train) > 2
+
+
+def test_batches_hold_pairs_whatever_the_workers_and_go_on_anywhere(prepared: Manifest, tokenizer_dir: Path) -> None:
+    num_batches = prepared.num_rows("train") // 16 // 16 * 16 + 3
+    read = {}
+    for world_size in (1, 2, 4):
+        streams = (read_views(prepared, tokenizer_dir, rank=rank, world_size=world_size) for rank in range(world_size))
+        shares = [list(itertools.islice(each, num_batches)) for each in streams]
+        read[world_size] = [list(itertools.chain(*batch)) for batch in zip(*shares, strict=True)]
+    assert read[1] == read[2] == read[4]
+    seen = [row for batch in read[1][: prepared.num_rows("train") // 16] for row in batch]
+    assert len(set(seen)) == len(seen) > 500
+    resumed = read_views(prepared, tokenizer_dir, rank=1, world_size=2, batch=20)
+    assert [next(resumed), next(resumed)] == [each[8:] for each in read[1][20:22]]
+
+
+def test_held_out_pairs_are_scored(prepared: Manifest, tokenizer_dir: Path) -> None:
+    batches = build_domain_batches(prepared, load_tokenizer(tokenizer_dir), CONTRAST, num_rows=22, batch_size=4)
+    assert [each.num_masked for each in batches] == [4] * 5
+    for each in batches:
+        titles, bodies = each.input_ids.numpy().reshape(2, 4, -1)
+        for pair in zip(titles, bodies, strict=True):
+            require_one_row(*(ids[ids != 0] for ids in pair))
+
+
+def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "rows.jsonl", make_records(NUM_ROWS))
+    settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
+    estimate = estimate_rows(resolve_sources(str(path), PAIR), PAIR, settings)
+    assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
+
+
+def test_other_corpora_keep_their_names() -> None:
+    assert "pair" not in hashed_options(PrepareConfig()) and hashed_options(PAIR)["pair"] == "title,body"
+
+
+@pytest.mark.parametrize("pair", ["title", "title,body,more", "title,", "title, title"])
+def test_two_fields_are_asked_for(pair: str) -> None:
+    with pytest.raises(ConfigError, match=r"--prepare.pair is '.*'; it must be two fields by a comma"):
+        PrepareConfig(pair=pair)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"objective": ObjectiveConfig()}, "--prepare.pair is 'title,body'; .*without --objective.kind contrast"),
+        ({"objective": ObjectiveConfig(kind="denoise")}, "--prepare.pair is 'title,body'; .*without --objective.kind"),
+        ({"objective": ObjectiveConfig(kind="contrast", views="crop")}, "--objective.views is 'crop'; .*left out with"),
+    ],
+)
+def test_what_does_not_go_with_pairs_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PretrainConfig(prepare=PAIR, **values)
+
+
+def test_pairs_need_no_dropout_and_no_other_option_names_a_field() -> None:
+    PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="contrast"), train=TrainConfig(dropout=0.0))
+    with pytest.raises(ConfigError, match=r"--prepare.field is 'body'; .*left out with --prepare.pair"):
+        PrepareConfig(pair="title,body", field="body")
+    with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*left out here"):
+        ForgettingConfig(models="a", corpus="x.txt", prepare=PAIR)
+
+
+def test_files_without_the_fields_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("title 1\nbody 1\n")
+    with pytest.raises(CorpusError, match=r"plain.txt is plain text, without fields for --prepare.pair 'title,body'"):
+        check_corpus(str(tmp_path / "plain.txt"), PAIR)
+    with pytest.raises(CorpusError, match=r"is plain text, without fields for --prepare.pair"):
+        check_corpus("package-docs", PAIR)
+    write_records(tmp_path / "rows.jsonl", [{"title": "title 1", "text": "a"}] * 3)
+    with pytest.raises(
+        CorpusError,
+        match=r"3 of 3 rows .* hold no text \(3 rows without the field 'title' or 'body'; the first is .*rows.jsonl:1 "
+        r"\(it has title, text\)\); set --prepare.pair to the two fields that hold the texts\.",
+    ):
+        check_corpus(str(tmp_path / "rows.jsonl"), PAIR)
+    pq.write_table(pa.table({"title": ["title 1"], "body": [1]}), tmp_path / "rows.parquet")
+    with pytest.raises(CorpusError, match=r"the column 'body' of .* holds int64, not text; set --prepare.pair\."):
+        check_corpus(str(tmp_path / "rows.parquet"), PAIR)
+    (tmp_path / "rows.csv").write_text("title,text\na,b\n")
+    with pytest.raises(CorpusError, match=r"no column 'body' \(it has title, text\); set --prepare.pair"):
+        check_corpus(str(tmp_path / "rows.csv"), PAIR)
