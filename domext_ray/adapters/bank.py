@@ -293,6 +293,7 @@ class AdapterBank:
                 f"{self.base_sha256[:12]}; give each base a bank of its own."
             )
         origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.checkpoint.step}
+        origin |= {"pooling": config.objective.pooling} if config.objective.makes_vectors else {}
         return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
 
     def add_finetuned(self, name: str, folder: str | Path) -> BankEntry:

@@ -71,7 +71,7 @@ class BankEntry:
         domain: its sizes and layers.
         id2label: the classes' names; None: a masked LM.
         problem_type: as in transformers; None: it follows from the labels.
-        origin: where the adapter comes from; of a run its name, method and step.
+        origin: where the adapter comes from; of a run its name, method and step, and its pooling if it makes vectors.
         num_parameters: of domain and head.
         num_bytes: size of adapter.safetensors.
         sha256: of adapter.safetensors.

@@ -19,10 +19,12 @@ EMBED = Job(
     domext embed --model runs/notes-vectors --input 'notes/*.txt' --output vectors
     domext embed --model general-mini --input notes.jsonl --layers 2-4 --normalize true --output vectors
     domext embed --model runs/notes-vectors --input s3://bucket/notes --format npy --output vectors
+    domext embed --model banks/clinic:notes --input 'notes/*.txt' --output vectors
 
-The model is a run, an export, a base or a hub id, the input as for domext predict. The output has predictions/, Parquet
-files with id and vector, or vectors.npy and ids.jsonl, in the input's order; malformed.jsonl, which names every row
-that could not be read; and summary.json. The same command goes on with the blocks that are missing.""",
+The model is a run, an export, an adapter of a bank (BANK:NAME), a base or a hub id, the input as for domext predict.
+The output has predictions/, Parquet files with id and vector, or vectors.npy and ids.jsonl, in the input's order;
+malformed.jsonl, which names every row that could not be read; and summary.json. The same command goes on with the
+blocks that are missing.""",
     EmbedConfig,
     _embed,
     main=(

@@ -18,7 +18,7 @@ _LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?")
 class EmbedConfig:
     """Which model makes vectors, of which texts, and where they go."""
 
-    model: str = "general-mini"  # a run's directory, an export, a base's folder, or a hub id
+    model: str = "general-mini"  # a run's directory, an export, BANK:NAME, a base's folder, or a hub id
     input: str = ""  # text, JSONL, CSV or Parquet files, globs, folders or s3:// addresses, by commas
     output: str = free("")  # folder of vectors, malformed.jsonl and summary.json
     field: str = "text"  # field or column that holds the text
@@ -34,8 +34,8 @@ class EmbedConfig:
     scale: InferenceScaleConfig = dataclasses.field(default_factory=InferenceScaleConfig)
 
     def __post_init__(self) -> None:
-        require(bool(self.model.strip()), "model", self.model, "a run's directory, an export or a base")
-        check_place("model", self.model, "a hub id, or a folder")
+        require(bool(self.model.strip()), "model", self.model, "a run's directory, an export, BANK:NAME or a base")
+        check_place("model", self.model, "a hub id, BANK:NAME, or a folder")
         check_input(self.input)
         check_output(self.output, "vectors/notes")
         require(bool(self.field.strip()), "field", self.field, "the name of a field or column")

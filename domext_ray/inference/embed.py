@@ -18,9 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.identity import identity_of
-from domext_ray.downstream.start.model import load_start_model
+from domext_ray.config.vectors import Pooling
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.downstream.start.model import StartModel, load_start_model, pick_encoder, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import ConfigError
 from domext_ray.files import new_file, write_json
@@ -40,6 +43,8 @@ from domext_ray.inference.block_job import (
 from domext_ray.inference.blocks import PARTS, BlockRecord, Work
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
+from domext_ray.inference.predictors import split_bank
+from domext_ray.model.base import hash_tensors
 from domext_ray.runtime.ray_cluster import settle_gpu
 
 VECTORS, IDS = "vectors.npy", "ids.jsonl"
@@ -126,17 +131,32 @@ def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
 
     Raises:
         BaseModelError: the model is not to be had.
-        RunError: a run without a usable checkpoint.
+        RunError: a run without a usable checkpoint, or a bank without the adapter.
     """
+    start, pooling = _load_encoder(config)
     return TextEmbedding(
-        load_start_model(config.model),
-        choose_pooling(config.model, config.pooling),
+        start,
+        pooling,
         config.layer_numbers,
         normalize=config.normalize,
         max_length=config.max_length,
         batch_size=config.batch_size,
         device=device,
     )
+
+
+def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
+    """The encoder and its pooling; of a bank's adapter without its head, and pooled as its run did."""
+    found = split_bank(config.model)
+    if found is None:
+        return load_start_model(config.model), choose_pooling(config.model, config.pooling)
+    bank, name = AdapterBank.open(found[0]), found[1]
+    model: Any = bank.load(name)
+    tensors = pick_encoder(take_tensors(model))
+    tokenizer = load_tokenizer(bank.base.tokenizer_folder)
+    start = StartModel(config.model, "adapter", model.config, tensors, tokenizer, hash_tensors(tensors))
+    learned: Pooling = "cls" if bank.describe(name).origin.get("pooling") == "cls" else "mean"
+    return start, learned if config.pooling == "auto" else config.pooling
 
 
 class EmbedWork:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from made_banks import make_bank
 from transformers import AutoModel, AutoTokenizer
 
 from domext_ray.config.embedding import EmbedConfig
@@ -17,7 +19,15 @@ from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.inference.blocks import PARTS
-from domext_ray.inference.embed import IDS, VECTORS, EmbedWork, finish_embedding, plan_embedding, run_embedding
+from domext_ray.inference.embed import (
+    IDS,
+    VECTORS,
+    EmbedWork,
+    finish_embedding,
+    load_embedding,
+    plan_embedding,
+    run_embedding,
+)
 from domext_ray.runs.run_directory import write_identity
 
 TEXTS = ["the cold river", "blood and heart disease", "", "a book of the school", "cell"]
@@ -134,6 +144,34 @@ def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"none of the 7 rows of --input .*; set --field"):
         embed_here(replace(config, field="other", output=str(tmp_path / "none")))
     assert not (tmp_path / "none" / PARTS).exists()
+
+
+def test_an_adapter_of_a_bank_makes_its_own_vectors(config: EmbedConfig, tiny_base_folder: Path) -> None:
+    """Whatever head it has: the base and the adapter's domain, pooled as its run had it."""
+    bank = make_bank(Path(config.output).parent / "bank", str(tiny_base_folder))
+    base = load_embedding(config, "cpu")
+    made = {}
+    for name in ("fills1", "tags2", "sorts1"):
+        own = replace(config, model=f"{bank.folder}:{name}", output=f"{config.output}-{name}")
+        vectors = pq.read_table(embed_here(own) / PARTS).column("vector").to_pylist()
+        model: Any = bank.load(name)
+        for i in (0, 1):
+            with torch.no_grad():
+                states = model.bert(**base.start.tokenizer(TEXTS[i], return_tensors="pt")).last_hidden_state
+            np.testing.assert_allclose(vectors[i], states[0].mean(0), atol=1e-5)
+        assert not np.allclose(vectors[0], base(TEXTS[:1])[0], atol=1e-2)
+        made[name] = plan_embedding(own).identity["model_sha256"]
+    assert len({*made.values(), base.start.sha256}) == 4
+    with pytest.raises(RunError, match=r"the bank .* has no adapter 'more'; it has fills1, "):
+        plan_embedding(replace(config, model=f"{bank.folder}:more"))
+
+
+def test_an_adapter_is_pooled_as_its_run_had_it(config: EmbedConfig, tiny_base_folder: Path) -> None:
+    bank = make_bank(Path(config.output).parent / "bank", str(tiny_base_folder))
+    bank.add("own", bank.load("fills1"), "fills1", {"run": "notes", "pooling": "cls"})
+    own = replace(config, model=f"{bank.folder}:own")
+    assert [plan_embedding(each).identity["pooling"] for each in (own, replace(own, pooling="mean"))] == ["cls", "mean"]
+    assert plan_embedding(replace(config, model=f"{bank.folder}:fills1")).identity["pooling"] == "mean"
 
 
 @pytest.mark.jobs

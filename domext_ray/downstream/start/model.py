@@ -47,7 +47,7 @@ class StartModel:
 
     Args:
         id: what the user called it.
-        kind: "run", "export" or "base".
+        kind: "run", "export", "base", or "adapter" of a bank.
         config: its shape and extensions.
         tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates merged.
         tokenizer: its tokenizer.
@@ -120,8 +120,7 @@ def read_model(model: str, option: str, step: int = 0) -> ModelSource:
         raise BaseModelError(f"{option} {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
     if is_run(folder):
         run = rebuild_run(folder, step)
-        merge_extensions(cast(nn.Module, run.model))
-        tensors = {name: each.detach().float().contiguous() for name, each in run.model.state_dict().items()}
+        tensors = take_tensors(cast(nn.Module, run.model))
         terms = read_terms(run.base.folder) if run.base else Terms()
         return ModelSource("run", folder, cast(DomextConfig, run.model.config), tensors, run.tokenizer, terms)
     if is_export(folder):
@@ -132,7 +131,7 @@ def read_model(model: str, option: str, step: int = 0) -> ModelSource:
             base = load_base(model)
     except BaseModelError as error:
         raise BaseModelError(str(error).replace("--base", option)) from error
-    tensors = base.tensors if base.has_mlm_head else _pick_encoder(base.tensors)
+    tensors = base.tensors if base.has_mlm_head else pick_encoder(base.tensors)
     tokenizer = load_tokenizer(base.tokenizer_folder)
     return ModelSource("base", base.folder, base.config, tensors, tokenizer, read_terms(base.folder))
 
@@ -170,11 +169,18 @@ def _read_export(model: str, folder: Path, option: str) -> ModelSource:
     tensors = {name: each.contiguous() for name, each in loaded.state_dict().items()}
     tokenizer = load_tokenizer(folder)
     check_fit(tokenizer, loaded.config.vocab_size, f"{option} {model!r}")
-    kept = _pick_encoder(tensors) if missing else tensors
+    kept = pick_encoder(tensors) if missing else tensors
     return ModelSource("export", folder, loaded.config, kept, tokenizer, read_terms(folder))
 
 
-def _pick_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def take_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Merge a model's LoRA updates into it, and return its tensors, fp32 by this library's names."""
+    merge_extensions(model)
+    return {name: each.detach().float().contiguous() for name, each in model.state_dict().items()}
+
+
+def pick_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the encoder's tensors among a model's."""
     return {name: each for name, each in tensors.items() if name.startswith(_ENCODER)}
 
 
@@ -197,7 +203,7 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False, option:
             f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
         )
     read = read_model(model, option, step)
-    tensors = _pick_encoder(read.tensors)
+    tensors = pick_encoder(read.tensors)
     brings, sha256 = find_head(read.folder), hash_tensors(tensors)
     start = StartModel(model, read.kind, read.config, tensors, read.tokenizer, sha256, brings, terms=read.terms)
     if keep_head:
