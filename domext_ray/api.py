@@ -21,6 +21,7 @@ from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.commands.measuring import FINETUNE
 from domext_ray.commands.pretraining import PREPARE
 from domext_ray.config.identity import ConfigT
+from domext_ray.config.losses import MLM, find_losses
 from domext_ray.errors import BaseModelError, DomextError, RunError
 from domext_ray.options.option_values import read_arguments
 from domext_ray.runtime.stopping import raise_user_error
@@ -76,8 +77,10 @@ class Run:
 
     def _describe(self) -> str:
         summary = self.summary
-        loss = summary["domain"]["mlm_loss"]
-        return f"{summary['train']['steps']:,} steps, held-out loss {loss['before']:.3f} -> {loss['after']:.3f}"
+        names = find_losses(summary["domain"]) or MLM
+        loss = summary["domain"][names.loss]
+        change = f"{loss['before']:.3f} -> {loss['after']:.3f}"
+        return f"{summary['train']['steps']:,} steps, held-out {names.title} {change}"
 
 
 @dataclass(frozen=True, repr=False)

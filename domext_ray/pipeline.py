@@ -204,6 +204,7 @@ def _write_origin(prepared: PreparedRun) -> None:
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
             "kinds": count_trained(shape, plan.config.method, counts.trainable),
+            **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
             "sources": hide_places(plan.config.corpus),

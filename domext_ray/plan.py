@@ -29,6 +29,7 @@ from domext_ray.runtime.ray_cluster import settle_gpu
 from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import check_start, read_extensions
+from domext_ray.training.vectors import count_decoder
 
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
@@ -169,7 +170,9 @@ def count_run(
     shape = describe_run(config, base, vocab_size, num_new_words, earlier)
     heads, next_sentence = base.heads if base else (), config.objective.next_sentence
     reads_words = config.objective.reads_words
-    return count_parameters(shape, config.method, heads, next_sentence=next_sentence, reads_words=reads_words)
+    counts = count_parameters(shape, config.method, heads, next_sentence=next_sentence, reads_words=reads_words)
+    longest = max(config.train.seq_length, config.train.long_seq_length)
+    return replace(counts, decoder=count_decoder(config.objective, counts.hidden_size, longest))
 
 
 def describe_run(

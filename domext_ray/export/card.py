@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from domext_ray.config.losses import MLM, find_losses
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.anatomy import DomainPart, Extension
@@ -285,9 +286,10 @@ def _describe_figures(facts: CardFacts) -> str:
     pairs: dict[str, tuple[dict[str, float | None], str]]
     if objective.makes_vectors:
         loss, share = _VECTOR_FIGURES[objective.kind]
+        names = find_losses(summary["domain"]) or MLM
         pairs = {
-            f"Held-out domain text, loss ({loss})": (summary["domain"]["mlm_loss"], "{:.3f}"),
-            f"Held-out domain text, {share}": (summary["domain"]["mlm_accuracy"], "{:.1%}"),
+            f"Held-out domain text, loss ({loss})": (summary["domain"][names.loss], "{:.3f}"),
+            f"Held-out domain text, {share}": (summary["domain"][names.accuracy], "{:.1%}"),
         }
         return _format_figures(pairs)
     pairs = {

@@ -21,6 +21,7 @@ class ParameterCounts:
         encoder: base and extensions, pooler in, MLM head out: the denominator of the papers' shares.
         num_hidden_layers: layers.
         hidden_size: width d.
+        decoder: what trains beside the model and no export has, see `training.vectors.count_decoder`.
     """
 
     total: int
@@ -28,6 +29,7 @@ class ParameterCounts:
     encoder: int
     num_hidden_layers: int
     hidden_size: int
+    decoder: int = 0
 
     @property
     def trainable_frac(self) -> float:

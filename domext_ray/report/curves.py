@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
+from domext_ray.config.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 from domext_ray.report.page import Picture
 from domext_ray.report.plots import BLUE, DASHED, GREEN, MUTED, ORANGE, VIOLET, new_picture, write_axis
 
@@ -37,13 +38,14 @@ class _Panel:
     from_zero: bool = False
 
 
-_PANELS = (
+_EACH_STEP = "each step's global batch, and the learning rate."
+_LOSSES = (
     _Panel(
         "train/mlm_loss",
         "Training loss",
         "MLM loss (nats per token)",
         BLUE,
-        "Mean over the masked tokens of each step's global batch, and the learning rate.",
+        f"Mean over the masked tokens of {_EACH_STEP}",
     ),
     _Panel(
         "eval/domain_mlm_loss",
@@ -61,6 +63,8 @@ _PANELS = (
         "Masked tokens of the same text predicted exactly; dashed: the start.",
         form="{:.1%}",
     ),
+)
+_WORDS = (
     _Panel(
         "eval/general_mlm_accuracy",
         "General accuracy (forgetting)",
@@ -77,23 +81,47 @@ _PANELS = (
         "Held-out words masked by their characters, so that vocabularies compare; dashed: the start.",
         form="{:.3f}",
     ),
-    _Panel(
-        "throughput/tokens_per_second",
-        "Throughput",
-        "tokens per second",
-        MUTED,
-        "Tokens of all workers together; evaluations and checkpoints are not counted.",
-        from_zero=True,
-    ),
 )
-"""The first four make curves.png; all of them are in the page."""
+_THROUGHPUT = _Panel(
+    "throughput/tokens_per_second",
+    "Throughput",
+    "tokens per second",
+    MUTED,
+    "Tokens of all workers together; evaluations and checkpoints are not counted.",
+    from_zero=True,
+)
+_SHARES = {
+    "contrast": "rows whose vector is nearest to that of their own second view",
+    "denoise": "tokens that the decoder writes exactly",
+}
+
+
+def _list_panels(names: LossNames) -> list[_Panel]:
+    """The pictures of a run, the first four of which make curves.png."""
+    if names is MLM:
+        return [*_LOSSES, *_WORDS, _THROUGHPUT]
+    share = f"{names.share} (%)"
+    training, held_out, accuracy = _LOSSES
+    unit, each = f"{names.title} (nats per {names.unit})", f"{names.unit}s"
+    return [
+        replace(training, metric=TRAIN + names.loss, unit=unit, caption=f"Mean over the {each} of {_EACH_STEP}"),
+        replace(held_out, metric=DOMAIN + names.loss, unit=unit),
+        replace(
+            accuracy,
+            metric=DOMAIN + names.accuracy,
+            title=f"Held-out {names.share}",
+            unit=share,
+            caption=f"Of the same text, {_SHARES[names.key]}; dashed: the start.",
+        ),
+        _THROUGHPUT,
+    ]
 
 
 def list_curves(records: Sequence[dict[str, Any]]) -> list[Picture]:
     """Return the pictures of a run's page."""
     return [
         Picture(partial(_draw, panel=panel, records=records), panel.caption, _describe(panel, records))
-        for panel in _PANELS
+        for panel in _list_panels(find_run_losses(records))
     ]
 
 
@@ -102,7 +130,7 @@ def write_curves(path: Path, records: Sequence[dict[str, Any]]) -> None:
     with new_picture(path, (11, 7.4)) as figure:
         figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
         parts: Any = figure.subfigures(2, 2)
-        for part, panel in zip(parts.flat, _PANELS[:4], strict=True):
+        for part, panel in zip(parts.flat, _list_panels(find_run_losses(records))[:4], strict=True):
             _draw(part, panel, records)
 
 
@@ -150,7 +178,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 def _draw(figure: Figure | SubFigure, panel: _Panel, records: Sequence[dict[str, Any]]) -> None:
     """Draw one panel; the training loss has a strip with the learning rate below it."""
     steps, values = read_curve(records, panel.metric)
-    if panel.metric == "train/mlm_loss":
+    if panel.metric.startswith(TRAIN):
         axes, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [4, 1]})
         _plot_rate(bottom, *read_curve(records, "train/lr"))
     else:

@@ -125,7 +125,7 @@ def make_forecast(
         parts = _forecast_parts(config, int(num_steps * share), num_steps, (estimates, *others))
         num_steps, num_epochs, num_tokens = int(num_steps * share), num_epochs * share, int(num_tokens * share)
         seconds = config.train.max_seconds
-    trained = counts.trainable * BYTES_PER_VALUE
+    trained = (counts.trainable + counts.decoder) * BYTES_PER_VALUE
     return Forecast(
         estimates,
         num_steps,

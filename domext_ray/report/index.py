@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from domext_ray.config.losses import MLM, find_losses
 from domext_ray.errors import DomextError
 from domext_ray.files import read_yaml, write_text
 from domext_ray.options.places import hide_places
@@ -84,7 +85,8 @@ def _describe_run(run_dir: Path) -> _Line:
     if not measured:
         measured = measure_run(read_metrics(run_dir / "metrics.jsonl"))
         steps += f" of {options['train']['max_steps']:,}"
-    loss, general = measured["domain"]["mlm_loss"], measured["general"]["mlm_accuracy"]
+    names = find_losses(measured["domain"]) or MLM
+    loss, general = measured["domain"][names.loss], measured["general"]["mlm_accuracy"]
     return _Line(
         run_dir.name,
         about["started"],
@@ -93,7 +95,7 @@ def _describe_run(run_dir: Path) -> _Line:
             str(hide_places(options["base"])),
             about["started"][:16].replace("T", " "),
             steps,
-            _show_loss(loss),
+            _show_loss(loss) + (f" ({names.title})" if names is not MLM else ""),
             _show_general(general),
         ),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from domext_ray.config.identity import dump_yaml
+from domext_ray.config.losses import DOMAIN, find_losses
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.files import new_file
@@ -108,7 +109,7 @@ def _name_figures(summary: dict[str, Any], after: str) -> tuple[str, ...]:
 
 
 def _name_after(records: Sequence[dict[str, Any]], state: State) -> str:
-    evaluated = [each["step"] for each in records if "eval/domain_mlm_loss" in each]
+    evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
     return "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from domext_ray.config.losses import MLM, LossNames, find_losses
 from domext_ray.config.mixture import DOMAIN
 
 NO_BREAK = "\u00a0"
@@ -44,16 +45,17 @@ def describe_result(summary: dict[str, Any]) -> str:
     Args:
         summary: content of summary.json.
     """
-    loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
+    names, loss, accuracy = _get_learned(summary)
     general = summary["general"]["mlm_accuracy"]
     learned = []
     if None not in loss.values():
         learned.append(
-            f"loss {_verb(loss)} from {loss['before']:.3f} to {loss['after']:.3f} ({_relative_change(loss)})"
+            f"{names.title} {_verb(loss)} from {loss['before']:.3f} to {loss['after']:.3f} ({_relative_change(loss)})"
         )
     if None not in accuracy.values():
-        learned.append(f"domain accuracy {_verb(accuracy)} from {accuracy['before']:.1%} to {accuracy['after']:.1%}")
-    sentence = f"Held-out domain {' and '.join(learned) or 'loss was not measured'}"
+        share = f"{_verb(accuracy)} from {accuracy['before']:.1%} to {accuracy['after']:.1%}"
+        learned.append(f"{names.share or 'domain accuracy'} {share}")
+    sentence = f"Held-out domain {' and '.join(learned) or f'{names.title} was not measured'}"
     if None not in general.values():
         sentence += (
             f", while accuracy on general sentences {_verb(general)} from {general['before']:.1%} to "
@@ -63,16 +65,26 @@ def describe_result(summary: dict[str, Any]) -> str:
 
 
 def _compare(summary: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """The rows figure, before, after, change."""
-    loss, accuracy = summary["domain"]["mlm_loss"], summary["domain"]["mlm_accuracy"]
+    """The rows figure, before, after, change; loss and accuracy alone of a run that makes vectors."""
+    names, loss, accuracy = _get_learned(summary)
+    changed = _show(loss["before"], ".3f"), _show(loss["after"], ".3f"), _relative_change(loss)
+    if names is not MLM:
+        return [(f"held-out {names.title}", *changed), (f"held-out {names.share}", *_show_accuracy(accuracy))]
     general, words = summary["general"]["mlm_accuracy"], get_word_bits(summary)
     return [
-        ("held-out domain loss", _show(loss["before"], ".3f"), _show(loss["after"], ".3f"), _relative_change(loss)),
+        ("held-out domain loss", *changed),
         ("held-out domain accuracy", *_show_accuracy(accuracy)),
         _compare_bits("bits per character", summary["domain"]["bits_per_character"]),
         *([_compare_bits("word bits per character", words)] if _is_measured(words) else []),
         ("general-probe accuracy", *_show_accuracy(general)),
     ]
+
+
+def _get_learned(summary: dict[str, Any]) -> tuple[LossNames, dict[str, float | None], dict[str, float | None]]:
+    """Loss and accuracy of held-out text, before and after, and how they are called."""
+    domain = summary["domain"]
+    names = find_losses(domain) or MLM
+    return names, domain[names.loss], domain[names.accuracy]
 
 
 def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
@@ -134,13 +146,12 @@ def list_intervals(summary: dict[str, Any]) -> list[tuple[str, ...]]:
         summary: content of summary.json.
     """
     sizes = summary["evaluation"]
-    loss, accuracy, *bits, general = _compare(summary)
-    rows: list[tuple[str, ...]] = [
-        loss,
-        (accuracy[0], *_show_bounds(summary["domain"]["mlm_accuracy"], sizes["domain_tokens"])),
-        *bits,
-        (general[0], *_show_bounds(summary["general"]["mlm_accuracy"], sizes["general_words"])),
-    ]
+    names, _, accuracy = _get_learned(summary)
+    loss, share, *rest = _compare(summary)
+    rows: list[tuple[str, ...]] = [loss, (share[0], *_show_bounds(accuracy, sizes["domain_tokens"]))]
+    if names is MLM:
+        *bits, general = rest
+        rows += [*bits, (general[0], *_show_bounds(summary["general"]["mlm_accuracy"], sizes["general_words"]))]
     if "routed" not in summary:
         return rows
     return [(*row, cell) for row, cell in zip(rows, _compare_routed(summary), strict=True)]
@@ -153,10 +164,11 @@ def describe_sizes(summary: dict[str, Any]) -> str:
         summary: content of summary.json.
     """
     sizes = summary["evaluation"]
-    domain, general = sizes["domain_tokens"], sizes["general_words"]
+    domain, general, names = sizes["domain_tokens"], sizes["general_words"], _get_learned(summary)[0]
+    counted = "masked tokens" if names is MLM else f"{names.unit}s"
     measured = " and ".join(
         [
-            *([f"{domain:,} masked tokens of held-out text"] if domain else []),
+            *([f"{domain:,} {counted} of held-out text"] if domain else []),
             *([f"{general:,} words of general sentences"] if general else []),
         ]
     )
@@ -165,8 +177,8 @@ def describe_sizes(summary: dict[str, Any]) -> str:
     decides = "Between models of different vocabularies the word bits decide, which the cuts of words do not change. "
     return (decides if _is_measured(get_word_bits(summary)) else "") + (
         f"Measured on {measured}, the same ones before and after. In brackets: 95 % intervals in points, as if every "
-        "token were drawn on its own; those of a change are on the wide side. Losses have no interval. One seed: how "
-        "far another seed lands is not in them."
+        f"{names.unit} were drawn on its own; those of a change are on the wide side. Losses have no interval. One "
+        "seed: how far another seed lands is not in them."
     )
 
 
@@ -230,7 +242,8 @@ def _verb(pair: dict[str, float | None]) -> str:
 
 def _describe_parameters(summary: dict[str, Any]) -> str:
     counts = summary["parameters"]
-    return f"{counts['trainable']:,} parameters trained, {counts['trainable_frac']:.1%} of base and extension"
+    decoder = f", and {counts['decoder']:,} of a decoder" if "decoder" in counts else ""
+    return f"{counts['trainable']:,} parameters trained, {counts['trainable_frac']:.1%} of base and extension{decoder}"
 
 
 def _describe_cost(summary: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.identity import dump_yaml
+from domext_ray.config.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
@@ -30,11 +31,6 @@ _EXPECTED: dict[str, Kind] = {
     **{f"train.{name}": int for name in ("steps", "tokens")},
     **{f"train.{name}": NUMBER for name in ("tokens_per_second", "data_wait_frac", "wall_seconds")},
     **{f"parameters.{name}": NUMBER for name in ("trainable", "trainable_frac")},
-    **{
-        f"{name}.{when}": _MEASURED
-        for name in ("domain.mlm_loss", "domain.mlm_accuracy", "domain.bits_per_character", "general.mlm_accuracy")
-        for when in ("before", "after")
-    },
 }
 
 
@@ -68,11 +64,12 @@ def describe_manifest(manifest: Manifest) -> str:
 def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, forecast: Forecast) -> str:
     """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast."""
     memory = estimate_memory(config, counts)
+    decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     parts = "\n".join(f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items())
     return (
         f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
-        f"({counts.trainable_frac:.2%} of base + extension)\n"
+        f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
         f"memory per rank, estimated:\n{parts}\n  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
         f"{describe_forecast(forecast, config)}\n"
         "dry run: nothing was started"
@@ -90,7 +87,7 @@ def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str
         config.engine.base_dtype == "auto" and config.scale.use_gpu is not True
     )
     frozen = (counts.total - counts.trainable) * (4 if wide else 2)
-    weights = counts.trainable * 4
+    weights = (counts.trainable + counts.decoder) * 4
     tokens = resolve_micro_batch_size(config) * config.train.seq_length
     bytes_per_value = 2 if config.engine.precision == "bf16" else 4
     layers = 1 if config.engine.activation_checkpointing else counts.num_hidden_layers
@@ -117,15 +114,16 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain" and
         "general" at its end, where the router sends each row to the domain or to the base.
     """
-    steps = [each for each in records if "train/mlm_loss" in each]
-    evaluated = [each for each in records if "eval/domain_mlm_loss" in each]
+    names = find_run_losses(records)
+    steps = [each for each in records if find_losses(each, TRAIN)]
+    evaluated = [each for each in records if find_losses(each, DOMAIN)]
     before = evaluated[0] if evaluated else {}
     after = evaluated[-1] if evaluated and evaluated[-1]["step"] else {}
 
     def pair(name: str) -> dict[str, float | None]:
         return {"before": before.get(f"eval/{name}"), "after": after.get(f"eval/{name}")}
 
-    figures = ("mlm_loss", "mlm_accuracy", "bits_per_character", "word_bits_per_character")
+    figures = (names.loss, names.accuracy, "bits_per_character", "word_bits_per_character")
     sizes = ("domain_tokens", "domain_characters", "general_words")
     measured: dict[str, Any] = {
         "domain": {name: pair(f"domain_{name}") for name in figures},
@@ -164,6 +162,7 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
+            **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         **measured,
         "corpus": {
@@ -187,7 +186,14 @@ def read_summary(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.")
-    return read_json(path, "delete it and run the job again, which writes it anew", _EXPECTED)
+    remedy = "delete it and run the job again, which writes it anew"
+    domain = read_json(path, remedy).get("domain")
+    names = (find_losses(domain) if isinstance(domain, dict) else None) or MLM
+    figures = [f"domain.{each}" for each in (names.loss, names.accuracy, "bits_per_character")]
+    measured = {
+        f"{name}.{when}": _MEASURED for name in (*figures, "general.mlm_accuracy") for when in ("before", "after")
+    }
+    return read_json(path, remedy, _EXPECTED | measured)
 
 
 def is_finished(run_dir: Path, config: PretrainConfig) -> bool:

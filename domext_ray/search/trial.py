@@ -24,6 +24,7 @@ import torch
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import hashed_options
+from domext_ray.config.losses import DOMAIN, find_losses
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
@@ -248,7 +249,7 @@ class Trial:
     def _read_pretraining(self) -> dict[str, Any]:
         records = read_metrics(self.folder / "metrics.jsonl")
         rates = [each["throughput/tokens_per_second"] for each in records if "throughput/tokens_per_second" in each]
-        evaluated = [each for each in records if "eval/domain_mlm_loss" in each][-1]
+        evaluated = [each for each in records if find_losses(each, DOMAIN)][-1]
         return {
             "general_accuracy": evaluated["eval/general_mlm_accuracy"],
             "domain_bits_per_character": evaluated["eval/domain_bits_per_character"],

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from domext_ray.config.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError, name_file
 from domext_ray.files import write_json, write_text
@@ -178,31 +179,31 @@ class RunProgress:
             self._show_stillness()
             return
         self.patience.note_move()
-        evaluated = [each for each in newest if each["step"] > self.shown_step and "eval/domain_mlm_loss" in each]
+        evaluated = [each for each in newest if each["step"] > self.shown_step and find_losses(each, DOMAIN)]
         for record in evaluated:
             self.line.keep(_describe_evaluation(record))
         self.shown_step = newest[-1]["step"]
         if evaluated and not self.stopped.is_set():  # else whoever ended the run knows better what to note
             self.note_evaluation()
-        if "train/mlm_loss" not in newest[-1]:
-            return
-        self.line.show(self._describe_steps([each for each in newest if "train/mlm_loss" in each]))
+        names = find_losses(newest[-1], TRAIN)
+        if names is not None:
+            self.line.show(self._describe_steps([each for each in newest if TRAIN + names.loss in each], names))
 
     def _show_stillness(self) -> None:
         if not self.patience.is_over():
             return
         self.line.keep(describe_stillness(self.phase, self.patience.seconds, self.describe_waiting()))
 
-    def _describe_steps(self, records: list[dict[str, Any]]) -> str:
+    def _describe_steps(self, records: list[dict[str, Any]], names: LossNames) -> str:
         step = records[-1]["step"]
-        losses = [each["train/mlm_loss"] for each in records if each["train/mlm_loss"] is not None]
+        losses = [value for each in records if (value := each[TRAIN + names.loss]) is not None]
         seconds = sum(each["time/step_seconds"] for each in records) / len(records)
         rate = sum(each["throughput/tokens_per_second"] for each in records) / len(records)
         loss = sum(losses) / len(losses) if losses else math.nan
         is_last_known = not (self.limits.max_tokens or self.limits.max_seconds)
         last = f"/{self.limits.max_steps:,}" if is_last_known else ""
         return (
-            f"step {step:,}{last}  loss {loss:.3f}  {rate:,.0f} tokens/s  "
+            f"step {step:,}{last}  {names.title} {loss:.3f}  {rate:,.0f} tokens/s  "
             f"{format_seconds(self._estimate_seconds(records[-1], seconds, rate))} left"
         )
 
@@ -217,12 +218,15 @@ class RunProgress:
 
 
 def _describe_evaluation(record: dict[str, Any]) -> str:
-    bits, general = record["eval/domain_bits_per_character"], record["eval/general_mlm_accuracy"]
-    return (
-        f"step {record['step']:,}  held-out loss {_show(record['eval/domain_mlm_loss'], '.3f', 'nan')}, accuracy "
-        f"{_show(record['eval/domain_mlm_accuracy'], '.1%', 'nan')}, bits per character "
-        f"{_show(bits, '.3f', 'not measured')}; general accuracy {_show(general, '.1%', 'not measured')}"
-    )
+    names = find_losses(record, DOMAIN) or MLM
+    loss = _show(record[DOMAIN + names.loss], ".3f", "nan")
+    accuracy = _show(record[DOMAIN + names.accuracy], ".1%", "nan")
+    said = f"step {record['step']:,}  held-out {names.title} {loss}, {names.share or 'accuracy'} {accuracy}"
+    if names is not MLM:
+        return said
+    bits = _show(record["eval/domain_bits_per_character"], ".3f", "not measured")
+    general = _show(record["eval/general_mlm_accuracy"], ".1%", "not measured")
+    return f"{said}, bits per character {bits}; general accuracy {general}"
 
 
 def _show(value: float | None, form: str, otherwise: str) -> str:

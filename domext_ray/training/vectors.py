@@ -167,6 +167,21 @@ class DecoderLayer(nn.Module):
         return cast(Tensor, self.qkv(self.norms[0](states))).chunk(3, dim=-1)
 
 
+def count_decoder(objective: ObjectiveConfig, width: int, longest: int) -> int:
+    """Count the parameters of an objective's decoder in closed form; 0 where it has none.
+
+    Args:
+        objective: the run's.
+        width: d, of the model.
+        longest: tokens of its longest row.
+    """
+    if objective.kind != "denoise":
+        return 0
+    # A layer: two LayerNorms, then matrices of 3 + 1 + 1 + 4 + 4 times d x d, each with its bias.
+    layer = 4 * width + 13 * width**2 + 10 * width
+    return longest * width + objective.decoder_layers * layer + 2 * width
+
+
 def attach_decoder(model: DomextForMaskedLM, objective: ObjectiveConfig, longest: int, seed: int) -> None:
     """Put a decoder beside a model's encoder and head, where the objective needs one; it trains.
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from domext_ray.config.losses import DOMAIN, TRAIN, LossNames, name_losses
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch
@@ -119,6 +120,7 @@ class PretrainWorker:
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         self.task, self.config = task, task.config
+        self.losses = name_losses(task.config.objective.kind)
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
         self._enter_phase("loading the model")
         self.manifest = read_manifest(task.corpus_dirs[0])
@@ -304,7 +306,9 @@ class PretrainWorker:
         self._check_masked()
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
-        record = _describe_step(self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens)
+        record = _describe_step(
+            self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens, self.losses
+        )
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
         record |= self.parts.describe(self.step, of_parts, figures.part_losses)
         return record | self._describe_replay(figures, num_kept)
@@ -335,9 +339,10 @@ class PretrainWorker:
 
     def _check_evaluation(self, record: dict[str, Any]) -> None:
         """Refuse to save weights that cannot predict: the last step may have ruined them, and none has shown it yet."""
-        if record["eval/domain_tokens"] and not math.isfinite(record["eval/domain_mlm_loss"]):
+        loss = record[DOMAIN + self.losses.loss]
+        if record["eval/domain_tokens"] and not math.isfinite(loss):
             raise DivergenceError(
-                f"after step {self.step:,} the held-out loss is {record['eval/domain_mlm_loss']:g}, so the weights are "
+                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
                 "not saved; give a lower --optim.lr under another --run.name."
             )
 
@@ -361,8 +366,8 @@ class PretrainWorker:
         general = self.score(self.evaluations.general)
         self._enter_evaluation("bits per character")
         record = {
-            "eval/domain_mlm_loss": domain.loss,
-            "eval/domain_mlm_accuracy": domain.accuracy,
+            DOMAIN + self.losses.loss: domain.loss,
+            DOMAIN + self.losses.accuracy: domain.accuracy,
             "eval/domain_tokens": domain.num_tokens,
             "eval/domain_bits_per_character": evaluate_characters(self.score, self.evaluations.characters),
             "eval/domain_characters": self.evaluations.characters.num_chars,
@@ -465,13 +470,14 @@ def _describe_step(
     waited: float,
     total_seconds: float,
     total_tokens: int,
+    losses: LossNames,
 ) -> dict[str, Any]:
     return {
         "step": step,
-        "train/mlm_loss": figures.loss,
+        TRAIN + losses.loss: figures.loss,
         "train/lr": figures.learning_rate,
         "train/grad_norm": figures.grad_norm,
-        "train/masked_tokens": num_masked,
+        TRAIN + losses.count: num_masked,
         "train/tokens": total_tokens,
         "train/skipped": int(figures.skipped),
         "throughput/tokens_per_second": num_tokens / seconds,

@@ -58,9 +58,9 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[bytes]) -> Non
         time.sleep(0.02)
 
 
-def read_losses(run: Path, num_steps: int) -> list[float]:
+def read_losses(run: Path, num_steps: int, name: str = "mlm_loss") -> list[float]:
     """Return the losses of a run that made all its steps, each once."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "train/mlm_loss" in line]
+    steps = [line for line in lines if f"train/{name}" in line]
     assert [line["step"] for line in steps] == list(range(1, num_steps + 1))
-    return [line["train/mlm_loss"] for line in steps]
+    return [line[f"train/{name}"] for line in steps]

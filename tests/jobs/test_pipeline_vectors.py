@@ -59,14 +59,15 @@ def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus:
     objective, text = OBJECTIVES[kind], pair_up(corpus) if kind == "pairs" else corpus
     places = (tiny_base_folder, text, tmp_path)
     train_here(build_command(*places, "plain", *objective))
-    losses = read_losses(tmp_path / "plain", NUM_STEPS)
+    name = "denoise_loss" if kind == "denoise" else "contrast_loss"
+    losses = read_losses(tmp_path / "plain", NUM_STEPS, name)
     lines = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]
-    held_out = [line["eval/domain_mlm_loss"] for line in lines if "eval/domain_mlm_loss" in line]
+    held_out = [line[f"eval/domain_{name}"] for line in lines if f"eval/domain_{name}" in line]
     assert len(held_out) == 3 and held_out[-1] < held_out[0]
     for max_steps, workers, stage in ((7, 2, 3), (NUM_STEPS, 4, 2)):
         scale = ("--scale.num_workers", str(workers), "--engine.zero_stage", str(stage))
         train_here(build_command(*places, "cut", *objective, *scale, "--train.max_steps", str(max_steps)))
-    np.testing.assert_allclose(read_losses(tmp_path / "cut", NUM_STEPS), losses, atol=1e-4)
+    np.testing.assert_allclose(read_losses(tmp_path / "cut", NUM_STEPS, name), losses, atol=1e-4)
     tensors = load_file(max((tmp_path / "cut" / "checkpoints").iterdir()) / "tensors.safetensors")
     assert any(name.startswith(DECODER) for name in tensors) == (kind == "denoise")
     exported = load_file(tmp_path / "cut" / "export" / "model.safetensors")

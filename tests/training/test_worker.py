@@ -30,6 +30,7 @@ from domext_ray.errors import RunError, TrainingError
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
+from domext_ray.plan import count_run
 from domext_ray.report.summary import measure_run
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
@@ -219,7 +220,7 @@ def train_in_cuts(
         worker = PretrainWorker(replace(task, run_dir=run_dir, attempt=str(number)), device=torch.device("cpu"))
         worker.run(cut)
         worker.close()
-    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
+    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if names[0] in each]
     return [[each[name] for name in names] for each in records], worker
 
 
@@ -268,6 +269,37 @@ def test_packed_rows_train_and_go_on_exactly(task: PretrainTask, mixed: Pretrain
     batch = worker.evaluations.domain[0]
     assert batch.document_ids is not None and int(batch.document_ids.max()) > 1
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
+
+
+@pytest.mark.parametrize("kind", ["contrast", "denoise"])
+def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(
+    kind: Any, task: PretrainTask, tmp_path: Path
+) -> None:
+    """contrast with titles and bodies, which are both read; denoise with a decoder, which is in the checkpoints."""
+    config = replace(task.config, objective=ObjectiveConfig(kind=kind, contrast_rows=2))
+    if kind == "contrast":
+        sentences = Path(config.corpus).read_text().splitlines()
+        rows = [{"title": each[:20], "body": each} for each in sentences]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        prepare = replace(config.prepare, pair="title,body")
+        config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
+    tokenizer_dir, corpora = provide_inputs(config)
+    made = replace(task, config=config, corpus_dirs=(corpora.domain[0].folder,), tokenizer_dir=tokenizer_dir)
+    count = {"contrast": "compared_rows", "denoise": "written_tokens"}[kind]
+    names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")
+    straight, _ = train_in_cuts(made, tmp_path / "straight", (16,), names)
+    cut, worker = train_in_cuts(made, tmp_path / "cut", (7, 16), names)
+    assert straight == cut and len(cut) == 16
+    assert all(each[1] == 4 for each in cut) == (kind == "contrast")
+    records = read_metrics(tmp_path / "cut" / "metrics.jsonl")
+    assert not any("mlm_loss" in name or name == "train/masked_tokens" for each in records for name in each)
+    measured = measure_run(records)
+    loss, share = (measured["domain"][f"{kind}_{name}"] for name in ("loss", "accuracy"))
+    assert loss["after"] < loss["before"] and 0 <= share["after"] <= 1
+    assert worker.base is not None
+    counts = count_run(config, worker.base, worker.base.config.vocab_size, 0, None)
+    trained = sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
+    assert counts.trainable + counts.decoder == trained and (counts.decoder > 0) == (kind == "denoise")
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: PretrainTask, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What a run's loss and accuracy are called, by its objective: in metrics.jsonl, in summary.json and for people.
+
+Figures say themselves which they are: `train/contrast_loss` is that of contrast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TRAIN, DOMAIN = "train/", "eval/domain_"
+"""What stands before `LossNames.loss` in metrics.jsonl: of a step, and of an evaluation on held-out text."""
+
+
+@dataclass(frozen=True)
+class LossNames:
+    """How the figures of an objective are called.
+
+    Args:
+        key: mlm makes mlm_loss and mlm_accuracy.
+        title: the loss for people.
+        unit: what the loss is a mean over.
+        count: name of the number of these in metrics.jsonl.
+        share: what the accuracy is a share of, and when one counts, for people; empty: accuracy.
+    """
+
+    key: str
+    title: str
+    unit: str
+    count: str
+    share: str = ""
+
+    @property
+    def loss(self) -> str:
+        """Name of the loss among figures."""
+        return f"{self.key}_loss"
+
+    @property
+    def accuracy(self) -> str:
+        """Name of the accuracy among figures."""
+        return f"{self.key}_accuracy"
+
+
+MLM = LossNames("mlm", "loss", "token", "masked_tokens")
+_VECTORS = {
+    "contrast": LossNames("contrast", "contrast loss", "row", "compared_rows", "rows matched"),
+    "denoise": LossNames("denoise", "denoising loss", "token", "written_tokens", "tokens written"),
+}
+_ALL = (MLM, *_VECTORS.values())
+
+
+def name_losses(kind: str) -> LossNames:
+    """Return how the figures of an `objective.kind` are called."""
+    return _VECTORS.get(kind, MLM)
+
+
+def find_losses(figures: Mapping[str, Any], place: str = "") -> LossNames | None:
+    """Return how a run's figures are called, given some of them; None: they have no loss.
+
+    Args:
+        figures: a line of metrics.jsonl, or "domain" of summary.json.
+        place: `TRAIN` or `DOMAIN` for a line of metrics.jsonl.
+    """
+    return next((each for each in _ALL if place + each.loss in figures), None)
+
+
+def find_run_losses(records: Sequence[Mapping[str, Any]]) -> LossNames:
+    """Return how a run's figures are called, given its lines of metrics.jsonl; without a loss those of masked words."""
+    found = (find_losses(each, place) for each in reversed(records) for place in (TRAIN, DOMAIN))
+    return next(filter(None, found), MLM)
