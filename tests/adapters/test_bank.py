@@ -106,10 +106,14 @@ def make_model(
 
 
 def make_run(
-    base: Base, run_dir: Path, method: MethodConfig, change: Callable[[DomextForMaskedLM], object] | None = None
+    base: Base,
+    run_dir: Path,
+    method: MethodConfig,
+    change: Callable[[DomextForMaskedLM], object] | None = None,
+    objective: ObjectiveConfig | None = None,
 ) -> DomextForMaskedLM:
     """Write a run's directory as a training job leaves it, and return its model."""
-    config = PretrainConfig(base=str(base.folder), method=method)
+    config = PretrainConfig(base=str(base.folder), method=method, objective=objective or ObjectiveConfig())
     vocab_size = base.config.vocab_size
     model = build_model(base, config.shape, method, vocab_size=vocab_size, dropout=0.1, seed=0).eval()
     with torch.no_grad():
@@ -668,6 +672,15 @@ def test_a_run_is_added(bank: AdapterBank, base: Base, tmp_path: Path) -> None:
     assert entry.num_parameters == sum(each.numel() for each in model.parameters() if each.requires_grad)
     batch = make_batch(base, 3)
     assert torch.equal(score(bank.load("law"), batch), score(model, batch))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_run_that_makes_vectors_leaves_its_pooling(
+    pooling: Any, bank: AdapterBank, base: Base, tmp_path: Path
+) -> None:
+    method = MethodConfig(name="houlsby", heads=0, ffn_units=0, bottleneck_size=5)
+    make_run(base, tmp_path / "notes", method, objective=ObjectiveConfig(kind="contrast", pooling=pooling))
+    assert bank.add_run("law", tmp_path / "notes").origin["pooling"] == pooling and bank.verify() == []
 
 
 FULL = MethodConfig(heads=0, ffn_units=0, trains="all")
