@@ -69,7 +69,7 @@ class ServeConfig:
 
     bank: str = ""  # a bank's folder (domext bank)
     adapters: str = ""  # names of the bank's adapters to begin with, by commas; empty: all of them
-    model: str = ""  # instead of a bank: a fine-tuned run or its export, a pre-training run, a base's folder, a hub id
+    model: str = ""  # instead of a bank: a run, also a fine-tuned one, an export, a base's folder, or a hub id
     base: str = ""  # where the bank's base is, if it has moved
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: every network of this machine
     port: int = 8000  # port to listen on

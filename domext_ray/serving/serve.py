@@ -18,7 +18,7 @@ from ray.serve.schema import LoggingConfig
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.serve import ServeConfig
-from domext_ray.downstream.finetune.exported import find_export, is_finetuned_model
+from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import CONFIG
 from domext_ray.runtime.quiet import quiet_libraries
@@ -27,7 +27,7 @@ from domext_ray.runtime.stopping import Stopped, signal_name
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application, forget_served
 from domext_ray.serving.limits import find_token
-from domext_ray.serving.whole_model import open_bank, read_catalogue
+from domext_ray.serving.whole_model import find_whole_model, is_whole_model, name_adapter, open_bank, read_catalogue
 from domext_ray.training.start import read_run_config
 
 LOOK_SECONDS = 0.2
@@ -55,7 +55,7 @@ def run_serving(config: ServeConfig) -> None:
 def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     """Make a bank of --model while the block runs, so that one model is served as many are; yields the options with it.
 
-    A fine-tuned model is served as it is, for its base may be nowhere.
+    A fine-tuned model is served as it is, for its base may be nowhere; and so is an export that is no base itself.
 
     Raises:
         DomextError: the model is not one that a bank holds, or a base.
@@ -63,15 +63,17 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     if config.bank:
         yield config
         return
-    if is_finetuned_model(config.model):
-        yield replace(config, model=str(find_export(config.model).resolve()))
+    run_dir = Path(config.model).expanduser()
+    is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
+    run = read_run_config(run_dir) if is_run else None
+    has_domain = run is not None and run.method.has_domain
+    if not has_domain and is_whole_model(config.model):
+        yield replace(config, model=str(find_whole_model(config.model).folder))
         return
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
-        folder, run_dir = Path(temporary) / "bank", Path(config.model).expanduser()
-        run = read_run_config(run_dir) if (run_dir / CONFIG).is_file() else None
-        if run is not None and run.method.has_domain:
-            name = run_dir.resolve().name
-            AdapterBank.create(folder, run.base).add_run(name if name.isidentifier() else "model", run_dir)
+        folder = Path(temporary) / "bank"
+        if run is not None and has_domain:
+            AdapterBank.create(folder, run.base).add_run(name_adapter(run_dir), run_dir)
         else:
             AdapterBank.create(folder, config.model)
         yield replace(config, model="", bank=str(folder))

@@ -1,7 +1,8 @@
-"""One fine-tuned model, however it was trained, served like a bank that has it alone.
+"""One exported model, however it was trained, served like a bank that has it alone.
 
-Enters: a fine-tuning run or its export. Leaves: what the catalogue, the engine and the deployment ask a bank for. It
-has no base beside it: the model may be trained in every tensor, and have a BiLSTM between encoder and head.
+Enters: an export of a pre-training run, or of a fine-tuning one. Leaves: what the catalogue, the engine and the
+deployment ask a bank for. It has no base beside it: the model may be trained in every tensor, and have a BiLSTM between
+encoder and head.
 """
 
 from __future__ import annotations
@@ -10,23 +11,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import TASKS
+from domext_ray.adapters.entry import MASKED_LM, TASKS
 from domext_ray.config.serve import ServeConfig
-from domext_ray.downstream.finetune.exported import ExportedModel, find_export, hash_export, load_exported
+from domext_ray.downstream.finetune.exported import find_export, hash_export, is_finetuned_model, load_exported
+from domext_ray.downstream.forgetting.forgetting import load_masked_lm
+from domext_ray.downstream.start.model import is_export
 from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.errors import RunError
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
 
 
 @dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory.
+
+    Args:
+        model: encoder and head.
+        tokenizer: its own.
+        adapter: what requests see of it.
+        note: what a user should know of it; "" if nothing.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    adapter: ServedAdapter
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class WholeModel:
-    """A fine-tuned model on the disk; `find_whole_model` makes one.
+    """A model on the disk; `find_whole_model` makes one.
 
     Args:
         folder: its export.
@@ -52,13 +73,16 @@ class WholeModel:
             raise RunError(f"there is no model {name!r}; {self.folder} is served as {self.name!r}.")
         return self
 
-    def load(self, device: torch.device) -> ExportedModel:
-        """Load model and task.
+    def load(self, device: torch.device) -> LoadedModel:
+        """Load it, and its task if it has one.
 
         Raises:
             RunError: no endpoint answers its task, or a file is damaged.
             BaseModelError: the model's files are not what its configuration says.
         """
+        return self._load_finetuned(device) if is_finetuned_model(self.folder) else self._load_masked_lm(device)
+
+    def _load_finetuned(self, device: torch.device) -> LoadedModel:
         exported = load_exported(self.folder, device)
         family = exported.description.family
         if family not in TASKS:
@@ -66,25 +90,49 @@ class WholeModel:
                 f"{self.folder} was fine-tuned for {family}, and requests ask for {', '.join(TASKS)} only; domext "
                 "predict does its task on files."
             )
-        return exported
+        assert isinstance(exported.task, SingleTask), "every family of TASKS is one"
+        ((stage, fitted),) = exported.fitted.items()
+        adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, exported.task.task)
+        return LoadedModel(fitted.model, exported.starts[stage].tokenizer, adapter, exported.note)
+
+    def _load_masked_lm(self, device: torch.device) -> LoadedModel:
+        model, tokenizer = load_masked_lm(str(self.folder), "--model")
+        adapter = ServedAdapter(self.name, self.sha256, MASKED_LM)
+        return LoadedModel(cast(nn.Module, model).to(device), tokenizer, adapter)
 
 
 def find_whole_model(model: str) -> WholeModel:
-    """Look at a fine-tuned model, without loading it.
+    """Look at a model, without loading it.
 
     Args:
-        model: a fine-tuning run, or its export.
+        model: an export, or a run that has one.
 
     Raises:
-        RunError: it is neither, or the run has no export.
+        RunError: it is neither.
     """
-    folder = find_export(model).resolve()
+    folder = _find_own_export(model) or find_export(model)
+    return WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder))
+
+
+def is_whole_model(model: str) -> bool:
+    """Whether `find_whole_model` finds one: a base, which is a bank's, is none."""
+    return is_finetuned_model(model) or _find_own_export(model) is not None
+
+
+def _find_own_export(model: str) -> Path | None:
+    folder = Path(model).expanduser()
+    return next((each for each in (folder, folder / "export") if is_export(each)), None)
+
+
+def name_adapter(folder: Path) -> str:
+    """Return what requests call the model of a run or an export."""
+    folder = folder.resolve()
     name = folder.parent.name if folder.name == "export" else folder.name
-    return WholeModel(folder, name if name.isidentifier() else "model", hash_export(folder))
+    return name if name.isidentifier() else "model"
 
 
 def open_bank(config: ServeConfig) -> AdapterBank | WholeModel:
-    """Open what is served: a bank, or else a fine-tuned model.
+    """Open what is served: a bank, or else an exported model.
 
     Raises:
         RunError: it is neither.
@@ -112,13 +160,9 @@ class WholeCatalogue(Catalogue):
     base = None
 
     def __init__(self, model: WholeModel, max_length: int = 0) -> None:
-        exported = model.load(torch.device("cpu"))
-        (start,) = exported.starts.values()
-        assert isinstance(exported.task, SingleTask), "every family of TASKS is one"
-        family = exported.description.family
-        self.bank, self.note = model, exported.note
-        self._start(start.tokenizer, start.config.max_row_length, max_length)
-        self._model = ServedAdapter(model.name, model.sha256, TASKS[family], family, exported.task.task)
+        loaded = model.load(torch.device("cpu"))
+        self.bank, self.note, self._model = model, loaded.note, loaded.adapter
+        self._start(loaded.tokenizer, loaded.model.config.max_row_length, max_length)
 
     def read(self, name: str) -> ServedAdapter:
         """Return the model, whose files are those that were read.
@@ -147,8 +191,7 @@ class ModelServer:
     """
 
     def __init__(self, model: WholeModel, device: torch.device) -> None:
-        (fitted,) = model.load(device).fitted.values()
-        self.model = fitted.model
+        self.model = model.load(device).model
         self.encoder = self.model.bert
 
     def attach(self, name: str) -> None:
@@ -189,14 +232,19 @@ class ModelStates:
     def score(
         self, rows: Sequence[int] | None = None, positions: Mapping[int, Tensor] | None = None
     ) -> dict[int, Tensor]:
-        """Return the logits of rows, [N, classes] or [classes]; see `MixedStates.score`.
+        """Return the logits of rows, [N, classes] or [classes], of a masked LM [P, V]; see `MixedStates.score`.
 
         Args:
             rows: their places in the batch; None: all.
-            positions: of a masked LM, which this is not.
+            positions: int64 [P] by row: a masked LM scores these tokens alone.
         """
         chosen = list(range(len(self._inputs["input_ids"])) if rows is None else rows)
         if not chosen:
             return {}
-        logits = self._model(**{name: each[chosen] for name, each in self._inputs.items()}).logits
-        return dict(zip(chosen, logits, strict=True))
+        inputs = {name: each[chosen] for name, each in self._inputs.items()}
+        if not positions:
+            return dict(zip(chosen, self._model(**inputs).logits, strict=True))
+        ids = inputs["input_ids"]
+        wanted = [place * ids.shape[1] + positions[row] for place, row in enumerate(chosen)]
+        logits = self._model(**inputs, masked_positions=torch.cat(wanted).to(ids.device)).logits
+        return dict(zip(chosen, logits.split([len(each) for each in wanted]), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,20 @@ from finetuned_models import BOTTLENECK, CPU, FULL, fit
 from local_service import Served
 
 from domext_ray.adapters.bank import AdapterBank
+from domext_ray.config.inference import PredictConfig
 from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError
-from domext_ray.inference.predictors import load_task_model
+from domext_ray.export.model_folder import AUTO_MAP, save_plain, save_with_code
+from domext_ray.inference.predictors import find_model, load_predictor, load_task_model
+from domext_ray.model.base import load_base
+from domext_ray.model.graft import build_model
 from domext_ray.serving.engine import Engine, ServedRow
-from domext_ray.serving.whole_model import find_whole_model
+from domext_ray.serving.whole_model import find_whole_model, open_bank
 
 TEXTS = [
     "the drug and the doctor, and heart disease " * 9,  # of a tagger more than a row
@@ -28,6 +35,7 @@ TEXTS = [
 ]
 ENDPOINTS = {"ner": "entities", **dict.fromkeys(("classification", "multilabel", "regression"), "classify")}
 FAMILIES = list(ENDPOINTS)
+EXBERT = MethodConfig(name="exbert", heads=0, ffn_units=0, module_hidden_size=8, module_ffn_size=8)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +86,43 @@ def test_a_whole_model_answers_as_predict_does(
             states = fitted.model.bert(batch).last_hidden_state[0]
         (vector,) = served.ask("embed", TEXTS[1])
         assert vector["embedding"] == pytest.approx(states.mean(0).tolist(), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # of Ray Serve's own settings
+@pytest.mark.parametrize("method", [FULL, BOTTLENECK, EXBERT], ids=["full", "bottleneck", "exbert"])
+def test_an_export_fills_masks_as_predict_does(method: MethodConfig, tiny_base_folder: Path, tmp_path: Path) -> None:
+    from domext_ray.serving.serve import place_bank
+
+    base = load_base(str(tiny_base_folder))
+    model: Any = build_model(
+        base, PretrainConfig().shape, method, vocab_size=base.config.vocab_size, dropout=0.0, seed=0
+    )
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.requires_grad:
+                param.add_(0.3 * torch.randn(param.shape, generator=torch.Generator().manual_seed(1)))
+    tokenizer = load_tokenizer(base.tokenizer_folder)
+    folder = tmp_path / "clinic" / "export"
+    folder.mkdir(parents=True)
+    tokenizer.save_pretrained(folder)
+    if model.config.has_extension:
+        save_with_code(model, folder, AUTO_MAP)
+    else:
+        save_plain(model, folder, torch.float32)
+    texts = [f"[MASK] {each} [MASK]" for each in TEXTS[1:]]
+    config = PredictConfig(model=str(folder), input="texts", output="filled")
+    predictor = load_predictor(find_model(config), config, CPU)
+    expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts])
+    with place_bank(ServeConfig(model=config.model)) as placed:
+        assert bool(placed.bank) == (method is FULL), "an export without extension is a base"
+        name = "__base__" if placed.bank else "clinic"
+        served = Served(open_bank(placed))
+        with served.client:
+            for answer, record in zip(served.ask("fill-mask", texts, name), expected, strict=True):
+                for mask, other in zip(answer["masks"], record["masks"], strict=True):
+                    assert [each["token"] for each in mask["fills"]] == [each["token"] for each in other["fills"]]
+                    scores = [[each["probability"] for each in own["fills"]] for own in (mask, other)]
+                    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 def test_a_whole_model_is_alone(start: StartModel, tmp_path: Path) -> None:
