@@ -280,7 +280,7 @@ def _print_corpus(config: PretrainConfig, corpora: Corpora) -> None:
         own, *others = phase.count_epochs(num_steps)
         num_epochs += own
         print(
-            f"corpus: {manifest.num_rows('train'):,} rows of {manifest.seq_length} tokens at most, "
+            f"corpus: {manifest.num_rows('train'):,} rows of {config.prepare.describe_length(manifest.seq_length)}, "
             f"{manifest.num_tokens('train'):,} tokens for training, {manifest.num_rows('held_out'):,} rows held out; "
             f"{num_steps / own if own else phase.steps_per_epoch:,.0f} steps an epoch"
             + (f" ({plan.num_dropped_rows} rows of it fill no batch)" if phase.mixture is None else "")

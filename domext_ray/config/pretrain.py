@@ -97,6 +97,10 @@ class PrepareConfig:
         """The option that names them."""
         return "--prepare.pair" if self.pair else "--prepare.field"
 
+    def describe_length(self, seq_length: int) -> str:
+        """Say how long rows are, as it follows "rows of"."""
+        return f"{'two texts of ' if self.pair else ''}{seq_length} tokens at most"
+
 
 @dataclass(frozen=True)
 class ReplayConfig:

@@ -250,6 +250,7 @@ def _describe_trained(method: MethodConfig, merged: str) -> str:
 _VECTOR_OBJECTIVES = {
     "denoise": "writing texts again from vectors of what is left of them (TSDAE)",
     "contrast": "telling vectors of the same text from those of others (InfoNCE within a batch)",
+    "pairs": "telling vectors of two texts that belong together from those of others (InfoNCE within a batch)",
 }
 _VECTOR_FIGURES = {
     "denoise": ("nats per written token", "tokens written exactly"),
@@ -262,7 +263,7 @@ def _describe_objective(config: PretrainConfig) -> str:
     if config.objective.is_left_to_right:
         return "predicting the next token from those before it"
     if config.objective.makes_vectors:
-        return _VECTOR_OBJECTIVES[config.objective.kind]
+        return _VECTOR_OBJECTIVES["pairs" if config.prepare.pair else config.objective.kind]
     text = "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
     kept = {"kl": ", keeping to the base's predictions on it", "replay": "", "none": ""}[config.objective.keep]
     text += f", with {config.replay.frac:.0%} of general text{kept}" if config.replay.corpus else ""

@@ -173,7 +173,7 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
         rows = "not estimated: no sample of the text makes a row quickly (domext prepare counts them)"
         if estimate is not None:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
-            rows = f"{estimate.num_rows:,} of {length} tokens at most ({share})"
+            rows = f"{estimate.num_rows:,} of {config.prepare.describe_length(length)} ({share})"
         lines.append(("training rows", rows))
     if forecast.num_steps:
         steps = f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs, {forecast.num_tokens:,} tokens"

@@ -13,7 +13,7 @@ import torch
 from tiny_layouts import TINY_LAYOUTS
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig
 from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
@@ -70,7 +70,10 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_b
         base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0
     ).config
     summary = {
-        "domain": {"mlm_loss": {"before": 2.0, "after": 1.0}, "mlm_accuracy": {"before": 0.5, "after": 0.75}},
+        "domain": {
+            "contrast_loss": {"before": 2.0, "after": 1.0},
+            "contrast_accuracy": {"before": 0.5, "after": 0.75},
+        },
         "train": {"tokens": 1000},
     }
     counts = count_parameters(shape, config.method, HEADS, reads_words=False)
@@ -79,7 +82,10 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_b
     code = ", trust_remote_code=True" if method == "heads" else ""
     assert f'SentenceTransformer("PATH_OF_THIS_FOLDER"{code})' in card
     assert "loss (nats per row) | 2.000 | 1.000 |" in card and "75.0%" in card
-    assert "InfoNCE" in card and "its first token's state" in card and "masked-lm" not in card
+    assert "telling vectors of the same text from those of others (InfoNCE" in card
+    assert "its first token's state" in card and "masked-lm" not in card
+    pairs = replace(config, prepare=PrepareConfig(pair="title,body"), objective=replace(objective, views="dropout"))
+    assert "telling vectors of two texts that belong together from" in build_card(replace(facts, config=pairs))
 
 
 @pytest.mark.jobs

@@ -11,10 +11,11 @@ import pytest
 from report_records import ABOUT, SUMMARY, make_records, make_run
 
 from domext_ray.config.identity import dump_yaml
-from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
+from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.errors import RunError
 from domext_ray.plan import plan_run
-from domext_ray.report.forecast import Forecast
+from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.index import write_index
 from domext_ray.report.report import write_report
 from domext_ray.report.results import describe_result, describe_sizes, format_summary, list_intervals
@@ -97,6 +98,14 @@ def test_a_summary_that_lacks_its_loss_is_damaged(kind: str, tmp_path: Path) -> 
         RunError, match=rf"summary.json has domain.{kind}_accuracy.before = \'x\', which is of the wrong type"
     ):
         read_summary(run / "summary.json")
+
+
+def test_rows_of_two_texts_are_told_as_such() -> None:
+    config = PretrainConfig(objective=ObjectiveConfig(kind="contrast"), prepare=PrepareConfig(pair="title,body"))
+    forecast = Forecast((RowEstimate(900, 50_000, 200_000, 1.0),), 0, 0.0, 0, 0.0, False, 0.0, 0, 0)
+    said = "900 of two texts of 128 tokens at most (estimated from 100% of the text)"
+    assert said in describe_forecast(forecast, config)
+    assert said.replace("two texts of ", "") in describe_forecast(forecast, PretrainConfig())
 
 
 def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) -> None:
