@@ -20,11 +20,12 @@ from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.pairs import NO_NEXT_SENTENCE
 from domext_ray.corpus.shards import make_settings, prepare_corpus
 from domext_ray.corpus.stream import BatchPlan, stream_batches
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.dropped import Dropped, describe_dropped
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.two_texts import NO_TOKEN, build_two_text_rows
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
@@ -182,6 +183,11 @@ def test_held_out_pairs_are_scored(prepared: Manifest, tokenizer_dir: Path) -> N
         titles, bodies = each.input_ids.numpy().reshape(2, 4, -1)
         for pair in zip(titles, bodies, strict=True):
             require_one_row(*(ids[ids != 0] for ids in pair))
+
+
+def test_documents_that_make_no_row_are_told() -> None:
+    lines = describe_dropped({NO_TOKEN: 2, NO_NEXT_SENTENCE: 1}, {}, PAIR)
+    assert lines == ["1 document of a single sentence", "2 documents of which a text makes no token"]
 
 
 def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _NOT_TEXT = {
 _OTHER = {
     "too_short": "under {shortest} characters (--prepare.min_document_chars)",
     "duplicate": "equal to an earlier one",
-    "no_next_sentence": "of a single sentence",
+    "no next sentence": "of a single sentence",
     "no_token": "of which a text makes no token",
 }
 _FIELD_REASONS = ("no_field", "null", "not_text", "empty")
