@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import math
 import os
 import random
 import signal
@@ -48,6 +49,8 @@ CLASSES = ("first", "second", "third", "fourth")
 TOLERANCE = 1e-3
 """Between a probability that was served and the one without a server: padding changes the last bits."""
 SPREAD = 0.05
+TEXTS, CHECKING_CLIENTS = 16, 4
+"""Texts of a request whose answers are compared, and clients that ask: together a batch's rows."""
 RIVAL = "rival"
 MODEL_HEADER = "serve_multiplexed_model_id"
 
@@ -59,6 +62,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=64, help="clients, each with one request at a time")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each side's traffic")
     parser.add_argument("--answers", type=int, default=100_000, help="requests of a side at most")
+    parser.add_argument("--checked_answers", type=int, default=0, help="answers to requests of many texts, each of any")
     parser.add_argument("--repeats", type=int, default=1, help="turns of both sides")
     parser.add_argument("--words", type=int, default=8, help="words of a text, on average")
     parser.add_argument("--texts", type=int, default=200, help="different texts")
@@ -78,13 +82,15 @@ class Traffic:
 
     Args:
         seconds: how long they asked.
-        statuses: answers by status of HTTP; 0: the connection broke.
+        statuses: requests by status of HTTP; 0: the connection broke.
+        answers: texts that were answered.
         wrong: answers that are not their adapter's own.
         latencies: seconds of each answer with status 200.
     """
 
     seconds: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
+    answers: int = 0
     wrong: int = 0
     latencies: list[float] = field(default_factory=list)
 
@@ -96,6 +102,7 @@ class Traffic:
             "p50_ms": 1000 * float(p50),
             "p99_ms": 1000 * float(p99),
             "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
+            "answers": self.answers,
             "wrong": self.wrong,
         }
 
@@ -163,7 +170,9 @@ def make_load(bank: AdapterBank, options: argparse.Namespace) -> Load:
     return Load(texts, names, probabilities)
 
 
-async def send_traffic(load: Load, address: str, clients: int, seconds: float, most: int, *, to_rival: bool) -> Traffic:
+async def send_traffic(
+    load: Load, address: str, clients: int, seconds: float, most: int, *, to_rival: bool = False, texts: int = 1
+) -> Traffic:
     """Ask from many clients, each with one request at a time, of adapters and texts in a drawn order.
 
     Args:
@@ -173,6 +182,7 @@ async def send_traffic(load: Load, address: str, clients: int, seconds: float, m
         seconds: how long.
         most: requests of all clients together, at most.
         to_rival: name the adapter in Ray Serve's header.
+        texts: of a request; each names an adapter of its own.
     """
     traffic, started = Traffic(), time.perf_counter()
     left = most
@@ -182,9 +192,10 @@ async def send_traffic(load: Load, address: str, clients: int, seconds: float, m
         draw = random.Random(number)
         while left > 0 and time.perf_counter() - started < seconds:
             left -= 1
-            adapter, text = draw.randrange(len(load.names)), draw.randrange(len(load.texts))
-            values: dict[str, Any] = {"inputs": load.texts[text], "adapter": load.names[adapter]}
-            headers = {MODEL_HEADER: load.names[adapter]} if to_rival else {}
+            pairs = [(draw.randrange(len(load.names)), draw.randrange(len(load.texts))) for _ in range(texts)]
+            names, asked = [load.names[adapter] for adapter, _ in pairs], [load.texts[text] for _, text in pairs]
+            values = {"inputs": asked, "adapter": names} if texts > 1 else {"inputs": asked[0], "adapter": names[0]}
+            headers = {MODEL_HEADER: names[0]} if to_rival else {}
             begun = time.perf_counter()
             try:
                 async with session.post(address, json=values, headers=headers) as answer:
@@ -197,9 +208,10 @@ async def send_traffic(load: Load, address: str, clients: int, seconds: float, m
                 await asyncio.sleep(0.02)  # a client that is refused does not spin
                 continue
             traffic.latencies.append(time.perf_counter() - begun)
-            (prediction,) = json.loads(content)["predictions"]
-            is_own = prediction["adapter"] == load.names[adapter]
-            traffic.wrong += not (is_own and load.is_right(adapter, text, prediction["probabilities"]))
+            for (adapter, text), prediction in zip(pairs, json.loads(content)["predictions"], strict=True):
+                is_own = prediction["adapter"] == load.names[adapter]
+                traffic.answers += 1
+                traffic.wrong += not (is_own and load.is_right(adapter, text, prediction["probabilities"]))
 
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -258,17 +270,19 @@ def run_serving_benchmark(options: argparse.Namespace) -> None:
         load = make_load(bank, options)
         config = _configure(bank, options)
         sides: dict[str, list[Traffic]] = {"mixed": [], RIVAL: []}
-        overload = killed = None
+        overload = checked = killed = None
         for turn in range(options.repeats):
             with start_serving(config):
                 sides["mixed"].append(_ask(load, options, _show("/v1/classify", options)))
                 if options.overload_seconds and turn == 0:
                     overload = _overload(load, options)
+                if options.checked_answers and turn == 0:
+                    checked = _check_answers(load, options)
             sides[RIVAL].append(_ask_rival(load, options, str(bank.folder)))
         if options.kill_seconds:
             with start_serving(replace(config, replicas=2)):
                 killed = _ask_and_kill(load, options)
-    _report(options, sides, overload, killed)
+    _report(options, sides, overload, checked, killed)
 
 
 def _configure(bank: AdapterBank, options: argparse.Namespace) -> ServeConfig:
@@ -301,14 +315,20 @@ def _ask_rival(load: Load, options: argparse.Namespace, folder: str) -> Traffic:
         return _ask(load, options, _show("/rival", options), to_rival=True)
     finally:
         with quiet_libraries():
-            serve.delete(RIVAL)
+            serve.shutdown()  # with the proxy, whose address the next turn wants
 
 
 def _overload(load: Load, options: argparse.Namespace) -> tuple[Traffic, Traffic]:
     """Ask from many times the clients; then from as many as before, who are all answered."""
     address, many = _show("/v1/classify", options), options.overload * options.clients
-    crowd = send_traffic(load, address, many, options.overload_seconds, options.answers, to_rival=False)
+    crowd = send_traffic(load, address, many, options.overload_seconds, options.answers)
     return asyncio.run(crowd), _ask(load, argparse.Namespace(**{**vars(options), "seconds": 2.0}), address)
+
+
+def _check_answers(load: Load, options: argparse.Namespace) -> Traffic:
+    """Ask with many texts per request, each of its own adapter, until enough answers were compared."""
+    address, most = _show("/v1/classify", options), -(-options.checked_answers // TEXTS)
+    return asyncio.run(send_traffic(load, address, CHECKING_CLIENTS, math.inf, most, texts=TEXTS))
 
 
 def _ask_and_kill(load: Load, options: argparse.Namespace) -> Traffic:
@@ -317,9 +337,7 @@ def _ask_and_kill(load: Load, options: argparse.Namespace) -> Traffic:
     timer = threading.Timer(options.kill_seconds / 3, _kill_replica)
     timer.start()
     try:
-        return asyncio.run(
-            send_traffic(load, address, options.clients, options.kill_seconds, options.answers, to_rival=False)
-        )
+        return asyncio.run(send_traffic(load, address, options.clients, options.kill_seconds, options.answers))
     finally:
         timer.cancel()
 
@@ -342,11 +360,14 @@ def _report(
     options: argparse.Namespace,
     sides: dict[str, list[Traffic]],
     overload: tuple[Traffic, Traffic] | None,
+    checked: Traffic | None,
     killed: Traffic | None,
 ) -> None:
     rows: dict[str, Sequence[Traffic]] = dict(sides)
     if overload is not None:
         rows |= {f"{options.overload} x clients": overload[:1], "after that": overload[1:]}
+    if checked is not None:
+        rows[f"{TEXTS} texts each"] = [checked]
     if killed is not None:
         rows["replica killed"] = [killed]
     print(f"{'':<14} {'requests/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'answered':>9} {'wrong':>6}  other statuses")
@@ -355,11 +376,11 @@ def _report(
         content[name] = [each.summarize() for each in turns]
         for each in content[name]:
             counts = dict(each["statuses"])
-            answered = counts.pop("200", 0)
+            counts.pop("200", None)
             others = ", ".join(f"{count:,} times {status}" for status, count in counts.items()) or "none"
             print(
                 f"{name:<14} {each['requests_per_second']:>10.1f} {each['p50_ms']:>8.1f} {each['p99_ms']:>8.1f} "
-                f"{answered:>9,} {each['wrong']:>6}  {others}"
+                f"{each['answers']:>9,} {each['wrong']:>6}  {others}"
             )
     ratios = [
         own["requests_per_second"] / other["requests_per_second"]
