@@ -158,7 +158,7 @@ FORGETTING = Job(
     domext forgetting --models base=general-mini,af=runs/af --corpus general.txt --output forgetting""",
     ForgettingConfig,
     _measure_forgetting,
-    unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.packed", "prepare.cache_dir"),
+    unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.packed", "prepare.cache_dir", "prepare.pair"),
 )
 
 

@@ -144,7 +144,7 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
 
 
 _THREADS = ("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP")
-"""Threads that a request would go through in each process of Serve; none of the application's code blocks its loop."""
+"""Threads that a request would go through in each process of a Serve that this job starts; here long texts have one."""
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 

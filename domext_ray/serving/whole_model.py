@@ -25,6 +25,7 @@ from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import is_export
 from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.errors import RunError
+from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
 
 
@@ -128,7 +129,7 @@ def name_adapter(folder: Path) -> str:
     """Return what requests call the model of a run or an export."""
     folder = folder.resolve()
     name = folder.parent.name if folder.name == "export" else folder.name
-    return name if name.isidentifier() else "model"
+    return name if name.isidentifier() and name not in (AUTO, NO_DOMAIN) else "model"
 
 
 def open_bank(config: ServeConfig) -> AdapterBank | WholeModel:

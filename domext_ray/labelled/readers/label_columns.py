@@ -1,7 +1,7 @@
 """A column of 0 and 1 per label -> a list of labels per row, as a set of several labels a text has it otherwise.
 
 Enters: the records of a table with a header, of JSON or of a dataset, as they were read. Leaves: records with the value
-"labels". The columns are those that the description names as labels; where it names none, all but id, text and pair.
+"labels". The description names them: a column that one split lacks, or an index beside them, would pass for a guess.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.labelled.readers.files import Dirt, Record, as_whole, shorten
+from domext_ray.labelled.readers.files import Dirt, Record, as_whole
 from domext_ray.labelled.readers.records import find_missing_role, lacks_column
 from domext_ray.labelled.set_description import SetDescription
 
 LABEL_COLUMNS = "label_columns"
 """What a description calls this reader."""
-_ROLES = ("id", "text", "pair")
 _SHOWN_COLUMNS = 12
 
 
@@ -29,12 +28,12 @@ def gather_labels(records: Iterable[Record], description: SetDescription, dirt: 
         dirt: counts rows with anything but 0 or 1.
 
     Raises:
-        CorpusError: the first row lacks a label's column, or has one that is no label's, or the table has no header.
+        CorpusError: the first row lacks a label's column, the description names no labels, or there is no header.
     """
-    labels: tuple[str, ...] = ()
-    for record in records:
-        labels = labels or _find_labels(record, description)
-        marks = {label: _read_mark(record.values.get(label)) for label in labels}
+    for number, record in enumerate(records):
+        if number == 0:
+            _check_columns(record, description)
+        marks = {label: _read_mark(record.values.get(label)) for label in description.labels}
         wrong = next((label for label, mark in marks.items() if mark is None), None)
         if wrong is not None:
             dirt.add(record.source, "row", f"has neither 0 nor 1 for {wrong!r}", record.values.get(wrong))
@@ -43,32 +42,24 @@ def gather_labels(records: Iterable[Record], description: SetDescription, dirt: 
         yield Record({**record.values, "labels": found}, record.path, record.line)
 
 
-def _find_labels(first: Record, description: SetDescription) -> tuple[str, ...]:
-    """Return the labels that a file has columns for, by its first row."""
+def _check_columns(first: Record, description: SetDescription) -> None:
+    """Refuse a file that has no column for the text or for a label, by its first row."""
     names = list(first.values)
     if any(isinstance(each, int) for each in names):
         raise CorpusError(f"{first.source} is a table without a header; a column per label needs its name there.")
     if find_missing_role(first.values, description) is not None:
         raise lacks_column(first.source, first.values, description)
+    shown = ", ".join(map(str, names[:_SHOWN_COLUMNS]))
+    if not description.labels:
+        raise CorpusError(
+            f"{first.source} has the columns {shown}; name those that have 0 and 1 as labels in {description.yaml}."
+        )
     missing = [each for each in description.labels if each not in first.values]
     if missing:
-        shown = ", ".join(names[:_SHOWN_COLUMNS])
         raise CorpusError(
             f"{first.source} has no column for the label {missing[0]!r}, only {shown}; name those that it has as "
             f"labels in {description.yaml}."
         )
-    if description.labels:
-        return description.labels
-    taken = {str(name).partition(".")[0] for role in _ROLES for name in description.columns[role]}
-    labels = tuple(str(each) for each in names if each not in taken)
-    strange = [each for each in labels if _read_mark(first.values[each]) is None]
-    if strange or not labels:
-        what = f"{shorten(first.values[strange[0]], 40)} in the column {strange[0]!r}" if strange else "no such column"
-        raise CorpusError(
-            f"{first.source} has {what}, and every column but id, text and pair must be a label's, with 0 or 1; name "
-            f"the labels' columns as labels in {description.yaml}."
-        )
-    return labels
 
 
 def _read_mark(value: Any) -> bool | None:

@@ -157,7 +157,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             for values in batch.to_pylist():
                 number += 1
                 yield Record(values, str(path), number)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:  # such as text that is not UTF-8
         reason = " ".join(str(error).split())[:150]
         raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
 

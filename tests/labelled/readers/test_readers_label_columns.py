@@ -19,7 +19,7 @@ ROWS: list[dict[str, Any]] = [
     {"id": "z", "text": "three", "toxic": 1, "insult": 1},
 ]
 EXPECTED = [("x", "one", ("toxic",)), ("y", "two", ()), ("z", "three", ("toxic", "insult"))]
-READER = {"reader": "label_columns"}
+READER = {"reader": "label_columns", "labels": ("toxic", "insult")}
 LAYOUTS: dict[str, str | bytes] = {
     "train.csv": "id,text,toxic,insult\nx,one,1,0\ny,two,0,0\nz,three,1,1\n",
     "train.tsv": "id\ttext\ttoxic\tinsult\nx\tone\tTrue\tFalse\ny\ttwo\tfalse\t0.0\nz\tthree\t1.0\t true\n",
@@ -37,7 +37,7 @@ def shown(made: Any) -> list[tuple[str, str, tuple[str, ...]]]:
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_the_same_labels_from_every_layout(name: str, tmp_path: Path) -> None:
     made = load(tmp_path, "multilabel", {name: LAYOUTS[name]}, **READER)
-    assert shown(made) == EXPECTED and made.labels == ("insult", "toxic")
+    assert shown(made) == EXPECTED and made.labels == ("toxic", "insult")
 
 
 def test_a_saved_dataset_has_them_too(tmp_path: Path) -> None:
@@ -79,18 +79,25 @@ def test_a_row_with_something_else_is_left_out_and_counted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "description", "sentence"),
     [
-        ("text,rater,toxic\none,ann,1\n", {}, "train.csv:2 has 'ann' in the column 'rater', and every column but id, "),
-        ("text\none\n", {}, "train.csv:2 has no such column, and every column but id, text and pair must be a label's"),
-        ("text,toxic\none,1\n", {"labels": ("toxic", "insult")}, "has no column for the label 'insult', only text, "),
+        (
+            ",text,toxic\n0,one,1\n",
+            {"labels": ()},
+            "has the columns , text, toxic; name those that have 0 and 1",
+        ),
+        ("text,toxic\none,1\n", {}, "has no column for the label 'insult', only text, "),
         ("one,1\n", {"columns": {"text": (0,)}}, "train.csv:1 is a table without a header; a column per label needs"),
         ("comment,toxic\none,1\n", {}, "train.csv:1 has no column 'text' or 'sentence' or 'sentence1' or 'text1' for"),
-        ("text,labels\none,1\n", {"columns": {"labels": ("toxic",)}}, "columns.labels is ('toxic',); it must be left "),
+        (
+            "text,labels\none,1\n",
+            {"columns": {"labels": ("toxic",)}, "labels": ()},
+            "columns.labels is ('toxic',); it must be left ",
+        ),
     ],
 )
 def test_a_table_of_another_layout_is_one_sentence(
     content: str, description: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    assert sentence in refuse(tmp_path, "multilabel", {"train.csv": content}, **READER, **description)
+    assert sentence in refuse(tmp_path, "multilabel", {"train.csv": content}, **{**READER, **description})
 
 
 def test_who_has_such_columns_hears_of_the_reader(tmp_path: Path) -> None:
