@@ -127,7 +127,7 @@ def test_options_that_came_later_are_read_as_they_were(tmp_path: Path) -> None:
 def test_options_that_came_later_leave_hashes_alone() -> None:
     assert hashed_options(NewConfig(part=NewPart(rule="rough"))) == identity_of(OldConfig())
     assert hashed_options(NewConfig(late=3))["late"] == 3
-    assert {**hashed_options(PrepareConfig()), "packed": False} == identity_of(PrepareConfig())
+    assert {**hashed_options(PrepareConfig()), "packed": False, "pair": ""} == identity_of(PrepareConfig())
 
 
 def test_what_has_moved_is_the_same(tmp_path: Path) -> None:
