@@ -26,6 +26,9 @@ serving many models.
 
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
+
+Every verb writes a JSON file per case, with every repetition. `--publish` writes it into .github/benchmarks, too, from
+which `python jobs/benchmark.py tables` makes the tables of the documents; `--check` says whether one is stale.
 """
 
 from __future__ import annotations
@@ -36,10 +39,13 @@ from collections.abc import Sequence
 import torch
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
+from benchmarks.methods import run_methods
+from benchmarks.output import add_output_options
 from benchmarks.overhead import run_overhead
 from benchmarks.predicting import add_predict_options, run_predict
 from benchmarks.serving import add_serving_options, run_serving_benchmark
-from benchmarks.steps import PAIRINGS, run_methods, run_step
+from benchmarks.steps import PAIRINGS, run_step
+from benchmarks.tables import run_tables
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error
@@ -80,8 +86,11 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument("--steps", type=int, default=60, help="steps of a job and of the loop")
     overhead.add_argument("--repeats", type=int, default=2, help="jobs and loops, in turn")
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
-    overhead.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/overhead.json")
+    add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
+    tables = verbs.add_parser("tables", help="make the documents' tables from .github/benchmarks")
+    tables.set_defaults(run=run_tables, device="cpu")
+    tables.add_argument("--check", action="store_true", help="write nothing; exit with 2 where a table is stale")
     options = parser.parse_args(args)
     check_options(options)
     return options
@@ -123,7 +132,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timed steps of each model (lora: runs)")
     parser.add_argument("--warmup", type=int, default=1, help="steps before those (lora: of each run)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
-    parser.add_argument("--output", default="", help="JSON file; empty: a name in runs/benchmark")
+    add_output_options(parser)
 
 
 def main() -> None:

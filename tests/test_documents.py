@@ -280,7 +280,8 @@ def test_every_yaml_is_read(block: Block, tmp_path: Path) -> None:
 def test_every_option_in_running_text_is_one(document: Path) -> None:
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
     known = {f"--{option}" for job in JOBS.values() for option in list_options(job.config_class)}
-    benchmark = set(re.findall(r'"(--\w+)"', (REPOSITORY / "jobs" / "benchmark.py").read_text()))
+    verbs = [REPOSITORY / "jobs" / "benchmark.py", *(REPOSITORY / "jobs" / "benchmarks").glob("*.py")]
+    benchmark = {each for path in verbs for each in re.findall(r'"(--\w+)"', path.read_text())}
     named = {each for code in re.findall(r"`([^`]+)`", text) for each in re.findall(r"(?<!\S)--[a-z][\w.-]*", code)}
     unknown = {each.rstrip(".") for each in named} - known - benchmark - OTHERS_OPTIONS
     assert not {each for each in unknown if not any(other.startswith(f"{each}.") for other in known)}
@@ -316,6 +317,12 @@ def test_forms_and_the_workflow_are_complete() -> None:
     (workflow,) = (REPOSITORY / ".github" / "workflows").glob("*.yml")
     (job,) = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
     assert job["steps"][-1] == {"run": ".ci/run"}
+
+
+def test_tables_of_speed_are_those_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "jobs")
+    tables = importlib.import_module("benchmarks.tables")
+    tables.run_tables(argparse.Namespace(check=True))
 
 
 def test_badges_are_true() -> None:

@@ -13,11 +13,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from benchmarks.output import describe_machine, write_json
+from benchmarks.output import Measured, Record, add_output_options, write_records
 from torch import nn
 from transformers import (
     BertConfig,
@@ -62,7 +61,7 @@ def add_finetune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
-    parser.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/finetune.json")
+    add_output_options(parser)
 
 
 def run_finetune(options: argparse.Namespace) -> None:
@@ -212,12 +211,17 @@ def print_result(
     num_rows = options.batch_size * options.steps
     print(f"{'':<32}{'seconds':>9}{'rows/s':>9}{'rival / ours':>14}")
     for name, median in medians.items():
-        label = "domext_ray" if name == "ours" else f"Trainer, {name}"
         ratio = "" if name == "ours" else f"{median / medians['ours']:.2f}"
-        print(f"{label:<32}{median:>9.2f}{num_rows / median:>9.1f}{ratio:>14}")
-    path = Path(options.output or "runs/benchmark/finetune.json")
-    ratios = {name: medians[name] / medians["ours"] for name in SAMPLERS}
-    tokens = sum(row.length for row in rows) / len(rows)
-    result = {"seconds": seconds, "ratios": ratios, "tokens_per_row": tokens, "precision": options.precision}
-    write_json(path, {**result, "batch_size": options.batch_size, "machine": describe_machine(device)})
-    print(f"written to {path}")
+        print(f"{_label(name):<32}{median:>9.2f}{num_rows / median:>9.1f}{ratio:>14}")
+    figures = {
+        "ratios": {name: medians[name] / medians["ours"] for name in SAMPLERS},
+        "rows_per_second": num_rows / medians["ours"],
+        "tokens_per_row": sum(row.length for row in rows) / len(rows),
+    }
+    case = {name: getattr(options, name) for name in ("task", "model", "precision", "batch_size", "steps")}
+    results = [Measured(_label(name), "seconds", each) for name, each in seconds.items()]
+    write_records(options, [Record("finetune", case, results, figures)], device)
+
+
+def _label(side: str) -> str:
+    return "domext_ray" if side == "ours" else f"Trainer, {side}"

@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.output import describe_machine, write_json
-from benchmarks.steps import VOCAB_SIZE, make_model
+from benchmarks.output import Measured, Record, write_records
+from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model
 from benchmarks.timing import MASK_PROB, Seconds, make_step
 from torch import Tensor, nn
 
@@ -29,7 +28,7 @@ def run_keeping(options: argparse.Namespace) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
-    content = []
+    records = []
     print(f"{'length':>6} {'rows':>5} {'without s':>10} {'keeping s':>10} {'ratio':>6}")
     for length in options.lengths:
         rows = max(4, options.tokens // length)
@@ -41,11 +40,11 @@ def run_keeping(options: argparse.Namespace) -> None:
         without, keeping = (statistics.median(each[keeps] for each in times) for keeps in (False, True))
         ratio = statistics.median(each[True] / each[False] for each in times)
         print(f"{length:>6} {rows:>5} {without:>10.4f} {keeping:>10.4f} {ratio:>6.2f}")
-        seconds = {name: [each[keeps] for each in times] for name, keeps in (("without", False), ("keeping", True))}
-        content.append({"length": length, "rows": rows, "seconds": seconds, "ratio": ratio})
-    path = Path(options.output or f"runs/benchmark/keep-{options.device}-{options.precision}.json")
-    write_json(path, {"machine": describe_machine(device), "kept_frac": KEPT_FRAC, "results": content})
-    print(f"written to {path}")
+        names = {"without": False, "keeping": True}
+        results = [Measured(name, SECONDS, [each[keeps] for each in times]) for name, keeps in names.items()]
+        figures = {"ratio": ratio, "kept_frac": KEPT_FRAC}
+        records.append(Record("keep", describe_case(options, length, rows), results, figures))
+    write_records(options, records, device)
 
 
 def _make_side(

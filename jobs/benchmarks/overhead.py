@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from benchmarks.output import write_json
+from benchmarks.output import Measured, Record, write_records
+from benchmarks.steps import SECONDS
 from torch import nn
 
 from domext_ray.corpus.manifest import read_manifest, take_rows
@@ -109,6 +110,11 @@ def run_overhead(options: argparse.Namespace) -> None:
     for row in zip(job_medians, bare_medians, ratios, waits, strict=True):
         print(f"{row[0]:>9.4f} {row[1]:>9.4f} {row[2]:>6.3f} {row[3]:>8.2%}")
     print(f"median ratio {statistics.median(ratios):.3f}; largest loss difference of the last run {worst:.1e}")
-    path = Path(options.output or "runs/benchmark/overhead.json")
-    write_json(path, {"job_seconds": job_medians, "bare_seconds": bare_medians, "ratios": ratios, "wait_frac": waits})
-    print(f"written to {path}")
+    results = [
+        Measured("job", SECONDS, job_medians),
+        Measured("bare loop", SECONDS, bare_medians),
+        Measured("share of the time waiting for data", "", waits),
+    ]
+    figures = {"ratio": statistics.median(ratios), "ratios": ratios}
+    case = {"job": " ".join(options.job_options) or "its defaults", "steps": options.steps}
+    write_records(options, [Record("overhead", case, results, figures)], torch.device("cpu"))

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 import torch
-from benchmarks.output import describe_machine, write_json
+from benchmarks.output import Measured, Record, add_output_options, write_records
 from transformers import pipeline
 from transformers.utils import logging
 
@@ -50,7 +50,7 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_tokens", type=int, default=4096, help="tokens of a batch of the job")
     parser.add_argument("--kill", action="store_true", help="kill a second job halfway, resume it, compare the output")
     parser.add_argument("--folder", default="", help="where texts and predictions go; empty: a temporary folder")
-    parser.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/predict.json")
+    add_output_options(parser)
 
 
 def run_predict(options: argparse.Namespace) -> None:
@@ -205,9 +205,8 @@ def print_result(job: dict[str, Any], rivals: dict[int, float], options: argpars
     print(f"peak MB by quarter: job {job['memory_mb']['job']}, largest worker {job['memory_mb']['worker']}")
     if options.kill:
         print(f"killed halfway and resumed: the output is {'equal' if job['resumed_is_equal'] else 'another'}")
-    path = Path(options.output or "runs/benchmark/predict.json")
-    ratios = {size: job["rows_per_second"] / rate for size, rate in rivals.items()}
-    machine = describe_machine(torch.device("cpu"))
-    given = {name: getattr(options, name) for name in ("model", "rows", "rival_rows", "words", "workers")}
-    write_json(path, {**given, "job": job, "pipeline": rivals, "ratios": ratios, "machine": machine})
-    print(f"written to {path}")
+    results = [Measured("domext predict", "rows/s", [job["rows_per_second"]])]
+    results += [Measured(f"pipeline, batches of {size}", "rows/s", [rate]) for size, rate in rivals.items()]
+    figures = {"ratio": job["rows_per_second"] / max(rivals.values()), "job": job}
+    case = {name: getattr(options, name) for name in ("model", "rows", "words", "workers")}
+    write_records(options, [Record("predict", case, results, figures)], torch.device("cpu"))

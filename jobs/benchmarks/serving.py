@@ -31,7 +31,7 @@ import aiohttp
 import numpy as np
 import psutil
 import torch
-from benchmarks.output import describe_machine, write_json
+from benchmarks.output import Measured, Record, add_output_options, write_records
 from ray import serve
 from starlette.requests import Request
 
@@ -73,7 +73,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overload_seconds", type=float, default=10.0, help="0: leave it out")
     parser.add_argument("--kill_seconds", type=float, default=20.0, help="a replica of two is killed; 0: leave it out")
     parser.add_argument("--port", type=int, default=8123, help="on localhost")
-    parser.add_argument("--output", default="", help="JSON file; empty: runs/benchmark/serve.json")
+    add_output_options(parser)
 
 
 @dataclass
@@ -387,7 +387,9 @@ def _report(
         for own, other in zip(content["mixed"], content[RIVAL], strict=True)
     ]
     print(f"mixed batches against one adapter per batch: {np.median(ratios):.2f} times the requests per second")
-    path = Path(options.output or "runs/benchmark/serve.json")
-    shown = {name: value for name, value in vars(options).items() if name != "run"}
-    write_json(path, {"machine": describe_machine(torch.device("cpu")), "options": shown, "ratios": ratios, **content})
-    print(f"written to {path}")
+    results = [
+        Measured(name, "requests/s", [each["requests_per_second"] for each in turns]) for name, turns in content.items()
+    ]
+    figures = {"ratio": float(np.median(ratios)), "ratios": ratios, "traffic": content}
+    case = {name: getattr(options, name) for name in ("base", "adapters", "clients", "words", "threads")}
+    write_records(options, [Record("serve", case, results, figures)], torch.device("cpu"))

@@ -7,18 +7,17 @@ import copy
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from benchmarks.output import describe_machine, write_json
+from benchmarks.output import Measured, Record, write_records
 from benchmarks.rivals import AfRival, ExbertRival, Rival
 from benchmarks.rivals_adapters import AdaptersRival
 from benchmarks.rivals_modernbert import ModernBertRival
-from benchmarks.timing import Batch, Clock, Seconds, check_figures, compute_figures, make_batch, make_step
+from benchmarks.timing import Batch, Seconds, check_figures, compute_figures, make_batch, make_step
 from torch import Tensor
 from transformers import ModernBertConfig
 
@@ -33,14 +32,9 @@ from domext_ray.model.layouts.table import LAYOUTS
 
 VOCAB_SIZE = 30_522
 RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run
-METHODS = {
-    "full": "continued pre-training",
-    "af": "AF Adapter",
-    "exbert": "exBERT",
-    "bottleneck": "bottleneck adapters",
-    "lora": "LoRA",
-}
-FROZEN = "frozen base, forward only"
+SECONDS = "seconds per step"
+UPPER_AF = "af_upper"
+"""AF Adapter in the upper half of the layers alone."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +92,11 @@ def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
 
 
 def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
-    """Return the extensions of one of `METHODS`, or of "frozen", which has none.
+    """Return the extensions of one of the methods that are timed, or of "frozen", which has none.
 
     The start is the papers' own: with a zero start the extensions would not show in the loss that is compared.
     """
-    af, exbert = method == "af", method == "exbert"
+    af, exbert = method in ("af", UPPER_AF), method == "exbert"
     return MethodConfig(
         heads=options.heads if af else 0,
         ffn_units=options.ffn_units if af else 0,
@@ -111,6 +105,7 @@ def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
         bottleneck_size=options.bottleneck_size if method == "bottleneck" else 0,
         lora_rank=options.lora_rank if method == "lora" else 0,
         lora_targets=options.lora_targets,
+        layers=f"{options.layers // 2}-{options.layers - 1}" if method == UPPER_AF else "",
         init="paper",
         trains="all" if method in ("full", "frozen") else "extensions",
     )
@@ -131,7 +126,7 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
 
     Args:
         options: its sizes.
-        method: one of `METHODS`, whose extensions train ("full": everything); "frozen": nothing trains.
+        method: whose extensions train ("full": everything); "frozen": nothing trains.
     """
     shape = ShapeConfig(
         num_hidden_layers=options.layers,
@@ -290,56 +285,45 @@ def run_step(options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
     results = measure_step(options)
     print(format_table(results))
-    settings = {name: value for name, value in vars(options).items() if name not in ("run", "output", "rival_python")}
-    content = {
-        "settings": settings,
-        "machine": describe_machine(torch.device(options.device)),
-        "results": [{**asdict(each), "ratio": each.ratio, "cpu_ratio": each.cpu_ratio} for each in results],
+    write_records(options, [_record_step(options, each) for each in results], torch.device(options.device))
+
+
+def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
+    """Return what the file of one length holds."""
+    case = {**describe_case(options, times.length, times.rows), "method": options.method}
+    results = [
+        Measured("domext_ray", SECONDS, times.model_seconds),
+        Measured("rival", SECONDS, times.rival_seconds),
+        Measured("domext_ray, processor", SECONDS, times.model_cpu_seconds),
+        Measured("rival, processor", SECONDS, times.rival_cpu_seconds),
+    ]
+    figures = {
+        "ratio": times.ratio,
+        "cpu_ratio": times.cpu_ratio,
+        "tokens_per_second": times.length * times.rows / statistics.median(times.model_seconds),
+        "loss_difference": times.loss_difference,
     }
-    layout = "" if options.layout == "bert" else f"{options.layout}-"
-    name = f"step-{layout}{options.method}-{options.device}-{options.precision}.json"
-    path = Path(options.output or f"runs/benchmark/{name}")
-    write_json(path, content)
-    print(f"written to {path}")
+    return Record("step", {**case, "sizes": describe_sizes(options, options.method)}, results, figures)
 
 
-def run_methods(options: argparse.Namespace) -> None:
-    """Time a step of every method in turn; print and write the medians as shares of continued pre-training."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device, bf16 = torch.device(options.device), options.precision == "bf16"
-    content: list[dict[str, Any]] = []
-    models = {name: make_model(options, name) for name in METHODS}
-    frozen = make_model(options, "frozen")
-    print(f"{'length':>6} {'what':<28}{'s a step':>9} {'share':>6}")
-    for length in options.lengths:
-        batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, device)
-        steps = {
-            name: make_step(model, partial(compute_loss, model), batch, bf16=bf16) for name, model in models.items()
-        }
-        steps["frozen"] = make_forward(frozen, batch, bf16=bf16)
-        for _ in range(options.warmup):
-            for step in steps.values():
-                step()
-        times = [{name: step().wall for name, step in steps.items()} for _ in range(options.repeats)]
-        medians = {name: statistics.median(each[name] for each in times) for name in steps}
-        for name, seconds in medians.items():
-            print(f"{length:>6} {METHODS.get(name, FROZEN):<28}{seconds:>9.4f} {seconds / medians['full']:>6.2f}")
-        content.append({"length": length, "rows": batch.input_ids.shape[0], "seconds": times, "medians": medians})
-    path = Path(options.output or f"runs/benchmark/methods-{options.device}-{options.precision}.json")
-    write_json(path, {"machine": describe_machine(device), "results": content})
-    print(f"written to {path}")
+def describe_case(options: argparse.Namespace, length: int, rows: int) -> dict[str, str | int]:
+    """Return what distinguishes a training step from others, but for its method."""
+    return {
+        "layout": options.layout,
+        "layers": options.layers,
+        "precision": options.precision,
+        "length": length,
+        "rows": rows,
+    }
 
 
-def make_forward(model: DomextForMaskedLM, batch: Batch, *, bf16: bool) -> Callable[[], Seconds]:
-    """Return a function that times the forward pass alone."""
-    device = batch.input_ids.device
-
-    @torch.no_grad()
-    def forward() -> Seconds:
-        clock = Clock(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-            compute_loss(model, batch)
-        return clock.read()
-
-    return forward
+def describe_sizes(options: argparse.Namespace, method: str) -> str:
+    """Return the sizes of a method's extension in words; empty where it has none."""
+    heads = f"{options.heads} head{'s' if options.heads > 1 else ''}"
+    units = "gated units" if options.layout == "modernbert" else "units"
+    return {
+        "af": f"{heads} + {options.ffn_units:,} {units}",
+        "exbert": f"{options.module_hidden_size}/{options.module_ffn_size:,}, {options.new_words:,} new words",
+        "bottleneck": f"m = {options.bottleneck_size}",
+        "lora": f"rank {options.lora_rank} on {options.lora_targets.replace(',', ' and ')}",
+    }.get(method, "")

@@ -1,0 +1,137 @@
+"""jobs/benchmark.py: what its verbs write, and the tables that are made of it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import REPOSITORY
+
+from domext_ray.errors import RunError
+
+JOBS = REPOSITORY / "jobs"
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(JOBS)
+
+
+def write_step(folder: Path, *, seconds: tuple[float, ...] = (1.0, 3.0, 2.0), **case: Any) -> dict[str, Any]:
+    """Write the record of a step that took another side twice as long; return what the file holds."""
+    from benchmarks.output import Measured, Record, write_records
+
+    case = {"layout": "bert", "layers": 12, "precision": "fp32", "length": 128, "rows": 8, "method": "af"} | case
+    results = [Measured("domext_ray", "s", seconds), Measured("rival", "s", [2 * each for each in seconds])]
+    figures = {"ratio": 2.0, "tokens_per_second": 512.0}
+    options = Namespace(output=str(folder), publish=False, base="/home/somebody/bert", run=print, repeats=3)
+    known = {*folder.glob("*")}
+    write_records(options, [Record("step", {**case, "sizes": "1 head"}, results, figures)], torch.device("cpu"))
+    (path,) = {*folder.glob("*")} - known
+    return dict(json.loads(path.read_text()))
+
+
+def make_repository(folder: Path, **documents: str) -> Path:
+    from benchmarks.tables import DOCUMENTS
+
+    for name in DOCUMENTS:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(documents.get(Path(name).stem, "nothing is marked here\n"))
+    (folder / ".github" / "benchmarks").mkdir()
+    return folder
+
+
+def test_a_record_has_every_repetition_and_no_place(tmp_path: Path) -> None:
+    content = write_step(tmp_path / "records")
+    assert content["results"][0] == {
+        "name": "domext_ray",
+        "unit": "s",
+        "values": [1.0, 3.0, 2.0],
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+    }
+    assert content["versions"].keys() >= {"python", "torch", "transformers", "domext_ray"}
+    assert content["machine"]["threads"] == torch.get_num_threads()
+    assert content["settings"] == {"base": "bert", "repeats": 3}
+    (path,) = (tmp_path / "records").iterdir()
+    assert path.name.endswith("_step_bert_12_fp32_128_8_af_1-head.json")
+    assert str(tmp_path) not in path.read_text() and "/home" not in path.read_text()
+
+
+def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
+    from benchmarks.tables import update_documents
+
+    marked = (
+        "before\n<!-- benchmark: step layout=bert -->\n<!-- end -->\n<!-- figure: step ratio rows=4 --><!-- end --> x\n"
+    )
+    folder = make_repository(tmp_path, README=marked)
+    records = folder / ".github" / "benchmarks"
+    for rows, length in ((4, 512), (8, 128)):
+        write_step(records, rows=rows, length=length)
+    write_step(records, layout="modernbert")
+    assert update_documents(folder, is_check=True) == ["README.md", "jobs/README.md"]
+    assert (folder / "README.md").read_text() == marked
+    assert update_documents(folder) == ["README.md", "jobs/README.md"]
+    lines = (folder / "README.md").read_text().splitlines()
+    assert lines[2] == "| | precision | tokens per row | rows | ours, s | other, s | ratio | tokens/s |"
+    assert lines[4] == "| AF Adapter (1 head) | fp32 | 128 | 8 | 2.00 (1.00–3.00) | 4.00 (2.00–6.00) | 2.00 | 512 |"
+    assert lines[5].startswith("| AF Adapter (1 head) | fp32 | 512 | 4 |")
+    assert "torch" in lines[7] and lines[-1] == "<!-- figure: step ratio rows=4 -->2.00<!-- end --> x"
+    assert update_documents(folder) == update_documents(folder, is_check=True) == []
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ("benchmark: step layout=roberta", "does not have; measure it with --publish"),
+        ("benchmark: nothing", "does not have"),
+        ("figure: step speed rows=8", "names no figure; .* takes: ratio, tokens_per_second"),
+        ("figure: step ratio", "fits 2 records; add a condition"),
+    ],
+)
+def test_a_marker_that_nothing_fits_is_named(marker: str, says: str, tmp_path: Path) -> None:
+    from benchmarks.tables import update_documents
+
+    folder = make_repository(tmp_path, RESULTS=f"<!-- {marker} --><!-- end -->")
+    for rows in (4, 8):
+        write_step(folder / ".github" / "benchmarks", rows=rows)
+    with pytest.raises(RunError, match=says) as error:
+        update_documents(folder)
+    assert marker.split(": ")[1] in str(error.value)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    from benchmarks.tables import update_documents
+
+    folder = make_repository(tmp_path)
+    (folder / ".github" / "benchmarks" / "x.json").write_text('{"kind": "step"}')
+    with pytest.raises(RunError, match=r"x\.json .*--publish"):
+        update_documents(folder)
+
+
+def run_verb(*words: str) -> None:
+    options = runpy.run_path(str(JOBS / "benchmark.py"))["parse_options"](words)
+    options.run(options)
+
+
+SMALL = "--layers 2 --lengths 16 --tokens 32 --repeats 2 --warmup 0".split()
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("verb", ["step", "methods", "keep"])
+def test_the_table_of_a_verb_shows_what_it_wrote(verb: str, tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+    from benchmarks.tables import make_table
+
+    run_verb(verb, *SMALL, "--output", str(tmp_path))
+    (record,) = read_records(tmp_path)
+    assert record["kind"] == verb and all(len(each["values"]) == 2 for each in record["results"])
+    rows = [line for line in make_table([record]).splitlines() if line.startswith("|")][2:]
+    assert len(rows) == (len(record["results"]) if verb == "methods" else 1)
+    assert verb != "methods" or rows[2].startswith("| AF Adapter, layers 1–1 |")
