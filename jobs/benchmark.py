@@ -27,6 +27,9 @@ serving many models.
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
 
+`python jobs/benchmark.py e2e` measures the minutes that a job takes until held-out text costs a number of bits per
+character, start and tokenisation included, against transformers' Trainer training all weights on the same text.
+
 Every verb writes a JSON file per case, with every repetition. `--publish` writes it into .github/benchmarks, too, from
 which `python jobs/benchmark.py tables` makes the tables of the documents; `--check` says whether one is stale.
 """
@@ -37,6 +40,7 @@ import argparse
 from collections.abc import Sequence
 
 import torch
+from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
 from benchmarks.methods import run_methods
@@ -88,6 +92,9 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
+    end_to_end = verbs.add_parser("e2e", help="minutes to a number of bits per character against transformers' Trainer")
+    end_to_end.set_defaults(run=run_end_to_end, device="cpu")
+    add_end_to_end_options(end_to_end)
     tables = verbs.add_parser("tables", help="make the documents' tables from .github/benchmarks")
     tables.set_defaults(run=run_tables, device="cpu")
     tables.add_argument("--check", action="store_true", help="write nothing; exit with 2 where a table is stale")

@@ -365,7 +365,7 @@ def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes)
     for file in task.files:
         before = len(hashes)
         for document in read_documents(replace(task, files=(file,)), prepare, dropped):
-            hashes += hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
+            hashes += hash_document(document)
             num_chars, num_han = num_chars + len(document), num_han + count_han(document)
         counts.append((len(hashes) - before) // HASH_BYTES)
     return {
@@ -375,6 +375,11 @@ def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes)
         "num_chars": num_chars,
         "num_han": num_han,
     }
+
+
+def hash_document(document: str) -> bytes:
+    """Return the hash by which documents are told apart, 16 bytes; its first half is what `read_hashes` returns."""
+    return hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
 
 
 def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:

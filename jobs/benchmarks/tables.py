@@ -212,6 +212,18 @@ def _rows_of_overhead(record: Content) -> Iterator[Row]:
     }
 
 
+def _rows_of_e2e(record: Content) -> Iterator[Row]:
+    for each in record["figures"]["runs"]:
+        reached = each["seconds_to_target"]
+        yield {
+            "": f"{each['side']}, rate {each['rate']:g}",
+            "start, s": show(each["start_seconds"]),
+            "tokens/s": show(each["tokens_per_second"]),
+            "bits per character": f"{each['curve'][-1]['bits_per_character']:.3f}",
+            f"minutes to {record['figures']['target']:.3f}": "–" if reached is None else show(reached / 60),
+        }
+
+
 def _rows_of_predict(record: Content) -> Iterator[Row]:
     ours = record["results"][0]["median"]
     for each in record["results"]:
@@ -254,6 +266,7 @@ TABLES = {
     "keep": Table(_rows_of_keep, ("precision",)),
     "finetune": Table(_rows_of_finetune),
     "overhead": Table(_rows_of_overhead, ("job",)),
+    "e2e": Table(_rows_of_e2e),
     "predict": Table(_rows_of_predict),
     "serve": Table(_rows_of_serve),
 }
