@@ -8,6 +8,7 @@ says so when there is nothing left to do.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,8 +30,9 @@ from domext_ray.report.index import write_index
 from domext_ray.report.live import LiveReport
 from domext_ray.report.origin import count_trained, write_origin
 from domext_ray.report.report import write_report
-from domext_ray.report.results import format_summary
-from domext_ray.report.summary import describe_end, describe_plan, is_finished, write_summary
+from domext_ray.report.results import describe_times, format_summary
+from domext_ray.report.summary import add_times, describe_end, describe_plan, is_finished, write_summary
+from domext_ray.runs.events import EXPORT, PREPARING, REPORT, START_UP, WORKERS, enter_phase
 from domext_ray.runs.run_directory import (
     check_identity,
     check_made_with,
@@ -74,11 +76,12 @@ class PreparedRun:
     goes_on_from: CheckpointId | None
 
 
-def run_pretraining(config: PretrainConfig) -> Path:
+def run_pretraining(config: PretrainConfig, started: float | None = None) -> Path:
     """Carry a pre-training run from text to report.
 
     Args:
         config: the run; with `dry_run` everything is checked and printed and nothing is started or written.
+        started: when the job began, as `time.time()` has it; None: now.
 
     Returns:
         The run's directory.
@@ -86,6 +89,7 @@ def run_pretraining(config: PretrainConfig) -> Path:
     Raises:
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
+    started = time.time() if started is None else started
     plan = plan_run(config)
     run_dir = plan.paths.run
     if not config.dry_run and is_finished(run_dir, plan.config):
@@ -102,13 +106,18 @@ def run_pretraining(config: PretrainConfig) -> Path:
     print(f"run directory: {run_dir}", flush=True)
     with hold_run(run_dir):
         check_target(run_dir / "export", HUGGINGFACE)
+        enter_phase(run_dir, "starting the job", START_UP, started)
+        enter_phase(run_dir, "preparing the text", PREPARING)
         prepared = prepare_run(plan, goes_on_from)
         if is_finished(run_dir, prepared.plan.config):  # known only now, where the corpus says how many steps there are
             _say_finished(prepared.plan)
             return run_dir
         train_run(prepared)
         report_run(prepared)
+        enter_phase(run_dir, "exporting the model", EXPORT)
         export_run(run_dir, run_dir / "export")  # last: by its record a later start sees that all of this was done
+        enter_phase(run_dir, "done")
+        print(describe_times(add_times(run_dir)))
         print(f"export: {run_dir / 'export'}\nreport: {run_dir / 'report.html'}")
     return run_dir
 
@@ -175,6 +184,7 @@ def train_run(prepared: PreparedRun) -> None:
         goes_on_from=prepared.goes_on_from,
         starts_from=plan.starts_from,
     )
+    enter_phase(run_dir, "starting the workers", WORKERS)
     try:
         pretrain(task, report.note_evaluation)
     except BaseException:  # a signal, too
@@ -185,6 +195,7 @@ def train_run(prepared: PreparedRun) -> None:
 def report_run(prepared: PreparedRun) -> None:
     """Write a trained run's summary, report and line in the index, and print the table."""
     run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
+    enter_phase(run_dir, "writing the report", REPORT)
     summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)

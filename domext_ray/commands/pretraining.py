@@ -7,9 +7,11 @@ from domext_ray.config.pretrain import PretrainConfig
 
 
 def _pretrain(config: PretrainConfig) -> None:
+    import psutil
+
     from domext_ray.pipeline import run_pretraining
 
-    run_pretraining(config)
+    run_pretraining(config, started=psutil.Process().create_time())
 
 
 def _make_method(

@@ -18,6 +18,7 @@ from domext_ray.files import read_json
 from domext_ray.options.option_values import list_values, read_file
 from domext_ray.options.places import hide_places
 from domext_ray.progress import format_seconds
+from domext_ray.runs.events import STAGES, measure_times
 from domext_ray.training.router import describe_router
 
 
@@ -121,6 +122,11 @@ def list_cost(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time of steps", format_seconds(train["wall_seconds"])),
         ("share of it that waited for data", f"{train['data_wait_frac']:.1%}"),
     ]
+
+
+def list_times(run_dir: Path) -> list[tuple[str, str]]:
+    """Return what each stage of a run's newest job took; the page is written before the last one, the export."""
+    return [(STAGES[stage], f"{seconds:,.1f} s") for stage, seconds in measure_times(run_dir).items()]
 
 
 def list_words(tokenizer_dir: Path) -> tuple[int, list[tuple[str, int]]]:

@@ -18,7 +18,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.files import new_file
 from domext_ray.report.curves import list_curves, write_curves
-from domext_ray.report.details import list_changed, list_cost, list_facts, list_words, suggest_next
+from domext_ray.report.details import list_changed, list_cost, list_facts, list_times, list_words, suggest_next
 from domext_ray.report.examples import Example, format_examples
 from domext_ray.report.origin import read_origin
 from domext_ray.report.page import (
@@ -81,6 +81,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
                 "How it was made",
                 format_html(("", ""), list_facts(config, about, records, asdict(router) if router else None), "pairs"),
                 format_section("What it took", format_html(("", ""), list_cost(summary), "pairs")),
+                format_section("Where the time went", format_html(("", ""), list_times(run_dir), "pairs")),
             ),
             format_section("Options", _format_changed(config), format_settings(dump_yaml(config))),
             format_section("What to do next", format_code(suggest_next(run_dir, config))),

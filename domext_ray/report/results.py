@@ -10,10 +10,12 @@ different ones, is rather too wide than too narrow. Losses have none: their spre
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from domext_ray.config.losses import MLM, LossNames, find_losses
 from domext_ray.config.mixture import DOMAIN
+from domext_ray.runs.events import STAGES
 
 NO_BREAK = "\u00a0"
 """Between the ends of an interval, which stay on one line."""
@@ -252,6 +254,16 @@ def _describe_cost(summary: dict[str, Any]) -> str:
         f"{train['steps']:,} steps, {train['tokens']:,} tokens in {_duration(train['wall_seconds'])} "
         f"({train['tokens_per_second']:,.0f} tokens/s, {train['data_wait_frac']:.1%} of the time waiting for data)"
     )
+
+
+def describe_times(times: Mapping[str, float]) -> str:
+    """Return in one line what each stage of a job took.
+
+    Args:
+        times: seconds by `events.STAGES`.
+    """
+    stages = ", ".join(f"{STAGES[stage]} {_duration(seconds)}" for stage, seconds in times.items())
+    return f"the job took {_duration(sum(times.values()))}: {stages}"
 
 
 def _duration(seconds: float) -> str:

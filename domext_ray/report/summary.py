@@ -19,6 +19,7 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.parts import measure_parts
+from domext_ray.runs.events import measure_times
 from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
 from domext_ray.training.keeping import needs_teacher
@@ -176,6 +177,14 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
     }
     write_json(run_dir / "summary.json", summary)
     return summary
+
+
+def add_times(run_dir: Path) -> dict[str, float]:
+    """Put the seconds of each stage of a run's newest job into its summary.json, and return them by `events.STAGES`."""
+    path = run_dir / "summary.json"
+    times = measure_times(run_dir)
+    write_json(path, {**read_summary(path), "job_seconds": times})
+    return times
 
 
 def read_summary(path: Path) -> dict[str, Any]:

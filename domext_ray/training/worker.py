@@ -29,7 +29,16 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
-from domext_ray.runs.events import enter_phase, tell_driver
+from domext_ray.runs.events import (
+    CHECKPOINTS,
+    EVALUATION,
+    FIRST_STEP,
+    LOADING,
+    TRAINING,
+    WORKERS,
+    enter_phase,
+    tell_driver,
+)
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
@@ -122,7 +131,7 @@ class PretrainWorker:
         self.task, self.config = task, task.config
         self.losses = name_losses(task.config.objective.kind)
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
-        self._enter_phase("loading the model")
+        self._enter_phase("loading the model", LOADING)
         self.manifest = read_manifest(task.corpus_dirs[0])
         self.tokenizer = load_tokenizer(task.tokenizer_dir)
         self.checkpoint = self._find_checkpoint()
@@ -205,7 +214,7 @@ class PretrainWorker:
     def _distill_words(self, model: DomextForMaskedLM) -> None:
         """Fit the new words on every rank; the first one's result counts."""
         assert self.base is not None, "new words stand beside a base"
-        self._enter_phase("fitting the new words")
+        self._enter_phase("fitting the new words", LOADING)
         distill_new_words(
             model,
             self.manifest,
@@ -232,7 +241,7 @@ class PretrainWorker:
         if self.step == 0 and evaluate_start:
             self._record({"step": 0, **self._evaluate(), **self._evaluate_words()})
         done, first = self._is_done(last_step), self.step + 1
-        self._enter_phase("reading the first rows")
+        self._enter_phase("reading the first rows", FIRST_STEP)
         while not done and not self.is_stopping:
             record = self._train_step()
             done = self._is_done(last_step)
@@ -250,7 +259,8 @@ class PretrainWorker:
             if saves or evaluates:
                 self.report(record)
             if saves or evaluates or self.step == first:
-                self._enter_phase("training")
+                self._enter_phase("training", TRAINING)
+        self._enter_phase("ending the workers", WORKERS)
 
     def time_steps(self, num_steps: int) -> float:
         """Train some steps without a trace and return the seconds of one: the median of the later half."""
@@ -406,11 +416,11 @@ class PretrainWorker:
 
     def _enter_evaluation(self, what: str) -> None:
         """Each part of an evaluation is a phase: all of them together may take minutes, and something moves."""
-        self._enter_phase(f"evaluating {f'step {self.step:,}' if self.step else 'the start'}: {what}")
+        self._enter_phase(f"evaluating {f'step {self.step:,}' if self.step else 'the start'}: {what}", EVALUATION)
 
-    def _enter_phase(self, phase: str) -> None:
+    def _enter_phase(self, phase: str, stage: str) -> None:
         if self.rank == 0:
-            enter_phase(self.task.run_dir, phase)
+            enter_phase(self.task.run_dir, phase, stage)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.log is not None:
@@ -418,12 +428,12 @@ class PretrainWorker:
 
     def _save(self) -> None:
         self._save_waits = False
+        self._enter_phase(f"saving the checkpoint of step {self.step:,}", CHECKPOINTS)
         state = self.engine.gather_state()
         if self.rank != 0 or state is None:
             return
         _check_state(state, self.step)
         check_attempt(self.task.run_dir, self.task.attempt)
-        self._enter_phase(f"saving the checkpoint of step {self.step:,}")
         save_checkpoint(
             self.task.run_dir / "checkpoints",
             self.step,

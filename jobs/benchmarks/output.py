@@ -28,19 +28,8 @@ from domext_ray.runtime.ray_cluster import count_cpus
 REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = REPOSITORY / ".github" / "benchmarks"
 LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "peft", "domext_ray")
-_UNRECORDED = (
-    "run",
-    "runs",
-    "text",
-    "output",
-    "publish",
-    "rival_python",
-    "cache_dir",
-    "folder",
-    "data",
-    "port",
-    "job_options",
-)
+_UNRECORDED = {"run", "runs", "output", "publish", "rival_python", "cache_dir", "folder", "data", "text", "port"}
+_UNRECORDED |= {"job_options"}
 """Options that say where things are, which no record tells."""
 _EXPECTED: dict[str, Kind] = {
     "kind": str,

@@ -33,7 +33,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.inputs import provide_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.report.summary import is_finished
-from domext_ray.runs.events import EVENTS
+from domext_ray.runs.events import EVENTS, STAGES
 from domext_ray.runs.run_directory import resolve_paths
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.phases import FIRST_ORDER, describe_order
@@ -94,6 +94,15 @@ def test_a_run_leaves_everything_and_says_when_it_is_finished(
     start_again(undisturbed, tiny_base_folder, corpus_file)
     assert "nothing is left to do" in capsys.readouterr().out
     assert (undisturbed / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_says_where_its_time_went(undisturbed: Path) -> None:
+    times = json.loads((undisturbed / "summary.json").read_text())["job_seconds"]
+    assert list(times) == list(STAGES) and all(seconds > 0 for seconds in times.values())
+    page = (undisturbed / "report.html").read_text(encoding="utf-8")
+    page = page[page.index("Where the time went") :]
+    shown = [page.find(f">{title}<") for title in STAGES.values()]
+    assert shown[:-2] == sorted(shown[:-2]) and shown[0] > 0  # the page is written before the model is exported
 
 
 @pytest.fixture

@@ -9,7 +9,18 @@ import pytest
 
 from domext_ray import progress as status_line
 from domext_ray.config.pretrain import TrainConfig
-from domext_ray.runs.events import EVENTS, EventReader, enter_phase, tell_driver
+from domext_ray.runs.events import (
+    EVALUATION,
+    EVENTS,
+    PREPARING,
+    REPORT,
+    START_UP,
+    TRAINING,
+    EventReader,
+    enter_phase,
+    measure_times,
+    tell_driver,
+)
 from domext_ray.training.metrics import RunProgress
 
 
@@ -84,3 +95,18 @@ def test_a_watch_says_what_is_waited_for(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
     with status_line.Watch("preparing", lambda: "Ray has no room yet"):
         assert "preparing: nothing has moved for " in wait_for("nothing has moved", capsys)
+
+
+def test_times_are_of_the_newest_job(tmp_path: Path) -> None:
+    assert measure_times(tmp_path) == {}
+    enter_phase(tmp_path, "of a version without stages", seconds=1.0)
+    assert measure_times(tmp_path) == {}
+    phases = [(START_UP, 10.0), (TRAINING, 20.0)]  # this job was killed
+    phases += [(START_UP, 1000.0), (PREPARING, 1004.5), (TRAINING, 1005.0), (EVALUATION, 1006.0)]
+    phases += [(TRAINING, 1010.0), (EVALUATION, 1009.0)]  # by the clock of another node
+    phases += [(REPORT, 1020.0), ("", 1021.0)]
+    for stage, seconds in phases:
+        enter_phase(tmp_path, f"doing {stage}", stage, seconds)
+        tell_driver(tmp_path, "a sentence, which ends nothing")
+    times = {START_UP: 4.5, PREPARING: 0.5, TRAINING: 1.0, EVALUATION: 4.0 + 11.0, REPORT: 1.0}
+    assert measure_times(tmp_path) == times and list(times) == list(measure_times(tmp_path))
