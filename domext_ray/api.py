@@ -21,9 +21,9 @@ from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.commands.measuring import FINETUNE
 from domext_ray.commands.pretraining import PREPARE
 from domext_ray.config.identity import ConfigT
-from domext_ray.config.losses import MLM, find_losses
 from domext_ray.errors import BaseModelError, DomextError, RunError
 from domext_ray.options.option_values import read_arguments
+from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
 
 if TYPE_CHECKING:

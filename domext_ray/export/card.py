@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from domext_ray.config.losses import MLM, find_losses
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.anatomy import DomainPart, Extension
@@ -23,6 +22,7 @@ from domext_ray.model.base import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
+from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.training.router import describe_router
 
 _STANDING = "The terms of the base and of the text hold; the code is Apache-2.0."

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from domext_ray.config.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 from domext_ray.report.page import Picture
 from domext_ray.report.plots import BLUE, DASHED, GREEN, MUTED, ORANGE, VIOLET, new_picture, write_axis
+from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 
 MAX_POINTS = 2000  # of a raw curve; a longer run is thinned, the smoothed curve is not
 MIN_ACCURACY_SPAN = 0.06  # shown range of an accuracy at least: noise shall not look like a trend

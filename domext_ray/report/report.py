@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from domext_ray.config.identity import dump_yaml
-from domext_ray.config.losses import DOMAIN, find_losses
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.files import new_file
@@ -35,6 +34,7 @@ from domext_ray.report.page import (
 from domext_ray.report.parts import list_parts
 from domext_ray.report.results import ROUTED, describe_result, describe_sizes, list_intervals
 from domext_ray.report.summary import measure_run
+from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records

@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from domext_ray.config.losses import MLM, LossNames, find_losses
 from domext_ray.config.mixture import DOMAIN
 from domext_ray.runs.events import STAGES
+from domext_ray.runs.losses import MLM, LossNames, find_losses
 
 NO_BREAK = "\u00a0"
 """Between the ends of an interval, which stay on one line."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.identity import dump_yaml
-from domext_ray.config.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
@@ -20,6 +19,7 @@ from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.parts import measure_parts
 from domext_ray.runs.events import measure_times
+from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
 from domext_ray.training.keeping import needs_teacher

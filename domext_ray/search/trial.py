@@ -24,7 +24,6 @@ import torch
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.identity import hashed_options
-from domext_ray.config.losses import DOMAIN, find_losses
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
@@ -39,6 +38,7 @@ from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_boun
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.model.base import Base, load_base
 from domext_ray.plan import size_run
+from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import write_config
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.training.metrics import read_metrics, write_attempt

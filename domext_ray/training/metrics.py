@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from domext_ray.config.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError, name_file
 from domext_ray.files import write_json, write_text
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.runs.events import EventReader
+from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 
 REFRESH_SECONDS = 0.5
 ATTEMPT = "attempt.json"

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.losses import DOMAIN, TRAIN, LossNames, name_losses
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch
@@ -39,6 +38,7 @@ from domext_ray.runs.events import (
     enter_phase,
     tell_driver,
 )
+from domext_ray.runs.losses import DOMAIN, TRAIN, LossNames, name_losses
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
