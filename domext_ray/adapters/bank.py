@@ -59,11 +59,10 @@ from domext_ray.adapters.entry import (
     read_domain,
     read_labels,
 )
-from domext_ray.adapters.run_base import find_base
-from domext_ray.config.jobs import BankConfig
-from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
+from domext_ray.downstream.finetune.exported import load_exported
+from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.errors import DomextError, RunError
 from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, name_options
 from domext_ray.files import hash_file, new_folder, remove_folder, write_json
@@ -320,7 +319,7 @@ class AdapterBank:
                 f"{folder} trained no domain, and a bank holds domains; fine-tune with one of "
                 f"{name_options(DOMAIN_PARTS)} beside a frozen base (--method.trains extensions)."
             )
-        origin = {"run": _name_run(exported.folder), "set": exported.description.set_name}
+        origin = {"run": name_run(exported.folder), "set": exported.description.set_name}
         return self.add(name, fitted.model, active[-1], origin, exported.description)
 
     def remove(self, name: str) -> None:
@@ -451,81 +450,6 @@ class AdapterBank:
                 f"{entry.num_parameters:,} in {entry.num_bytes:,}; {ADD_AGAIN}."
             )
         return entry, tensors
-
-
-def format_bank(bank: AdapterBank) -> str:
-    """Return a table of a bank's adapters."""
-    lines = [f"{'name':<16} {'architecture':<24} {'sizes':<36} {'layers':>7} {'parameters':>12} {'bytes':>13}"]
-    for name in bank.names():
-        try:
-            entry = bank.describe(name)
-        except RunError:
-            lines.append(f"{name:<16} damaged: --verify true says where")
-            continue
-        values = {part.label: getattr(entry.domain, part.size) for part in DOMAIN_PARTS}
-        sizes = ", ".join(f"{label} {size:,}" for label, size in values.items() if size)
-        layers = f"{entry.domain.first_layer}-{entry.domain.last_layer}"
-        lines.append(
-            f"{name:<16} {entry.architecture:<24} {sizes:<36} {layers:>7} {entry.num_parameters:>12,} "
-            f"{entry.num_bytes:>13,}"
-        )
-    title = f"base {bank.base_id} (sha256 {bank.base_sha256[:12]}), adapters: {len(lines) - 1}"
-    return "\n".join([title, *lines]) if len(lines) > 1 else title
-
-
-def run_bank(config: BankConfig) -> None:
-    """Do what `domext bank` was asked for.
-
-    Raises:
-        DomextError: it cannot be done, or `--verify` found damage.
-    """
-    folder = Path(config.bank).expanduser()
-    if config.add:
-        entry = _add_run(folder, config)
-        print(f"added: {config.name}, {entry.num_parameters:,} parameters, {entry.num_bytes:,} bytes, to {folder}")
-        return
-    bank = AdapterBank.open(folder, config.base)
-    if config.remove:
-        bank.remove(config.remove)
-        print(f"removed: {config.remove} from {folder}")
-    elif config.verify:
-        problems = bank.verify()
-        print("\n".join(problems) or f"sound: the base, and every adapter ({len(bank.names())})")
-        if problems:
-            raise RunError(f"the bank {folder} is damaged: {len(problems)} of its parts, named above.")
-    else:
-        print(format_bank(bank))
-
-
-def _add_run(folder: Path, config: BankConfig) -> BankEntry:
-    """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
-    run_dir = Path(config.add).expanduser()
-    is_finetuned = is_finetuned_model(run_dir)
-    add = AdapterBank.add_finetuned if is_finetuned else AdapterBank.add_run
-    if (folder / BANK).is_file():
-        return add(AdapterBank.open(folder, config.base), config.name, run_dir)
-    base = config.base or (_find_base(config.add) if is_finetuned else read_run_config(run_dir).base)
-    bank = AdapterBank.create(folder, base)
-    try:
-        return add(bank, config.name, run_dir)
-    except DomextError:
-        if not bank.names():
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _find_base(add: str) -> str:
-    """Return the base of a new bank's first adapter, a fine-tuned one."""
-    try:
-        return find_base(add)
-    except RunError as error:
-        raise ConfigError(f"--base is empty; it must say what the new bank's base is: {error}") from error
-
-
-def _name_run(export: Path) -> str:
-    """Return the name of the run that an export belongs to, or its own."""
-    export = export.resolve()
-    return export.parent.name if export.name == "export" else export.name
 
 
 @contextlib.contextmanager

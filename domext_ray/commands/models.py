@@ -154,7 +154,7 @@ pushed as it is, and so is an export whose folder is given as --run.""",
 
 
 def _keep_adapters(config: BankConfig) -> None:
-    from domext_ray.adapters.bank import run_bank
+    from domext_ray.adapters.bank_job import run_bank
 
     run_bank(config)
 

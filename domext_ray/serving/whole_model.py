@@ -22,7 +22,7 @@ from domext_ray.adapters.entry import MASKED_LM, TASKS
 from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import find_export, hash_export, is_finetuned_model, load_exported
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
-from domext_ray.downstream.start.model import is_export
+from domext_ray.downstream.start.model import is_export, name_run
 from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
@@ -127,8 +127,7 @@ def _find_own_export(model: str) -> Path | None:
 
 def name_adapter(folder: Path) -> str:
     """Return what requests call the model of a run or an export."""
-    folder = folder.resolve()
-    name = folder.parent.name if folder.name == "export" else folder.name
+    name = name_run(folder)
     return name if name.isidentifier() and name not in (AUTO, NO_DOMAIN) else "model"
 
 

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
 
-from domext_ray.adapters.bank import AdapterBank, run_bank
+from domext_ray.adapters.bank import AdapterBank
+from domext_ray.adapters.bank_job import run_bank
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.adapters.run_base import find_base
 from domext_ray.adapters.serving import serve_adapters

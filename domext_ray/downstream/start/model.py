@@ -73,8 +73,7 @@ class StartModel:
         path = Path(self.id).expanduser()
         if not path.is_dir():
             return self.id
-        path = path.resolve()
-        return path.parent.name if path.name == "export" else path.name
+        return name_run(path)
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,12 @@ def read_model(model: str, option: str, step: int = 0) -> ModelSource:
 def is_run(folder: Path) -> bool:
     """Whether a folder is a pre-training run's."""
     return (folder / "config.yaml").is_file()
+
+
+def name_run(folder: Path) -> str:
+    """Return the name of the run that a folder is, or is the export of."""
+    folder = folder.resolve()
+    return folder.parent.name if folder.name == "export" else folder.name
 
 
 def is_export(folder: Path) -> bool:
