@@ -15,7 +15,6 @@ import yaml
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.extensions.anatomy import DomainPart, Extension
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
 from domext_ray.model.base import SHIPPED_BASE
@@ -394,13 +393,6 @@ _BERT_ENTRY = """@inproceedings{devlin2019bert,
 
 
 def _describe_sources(facts: CardFacts) -> str:
-    used = [each.citation for each in EXTENSIONS if _has(facts, each)] + [_BERT_ENTRY]
+    used = [each.citation for each in EXTENSIONS if each.describe(facts.shape, facts.config.method)] + [_BERT_ENTRY]
     entries = "\n\n".join(dict.fromkeys(filter(None, used)))  # two parts may be one paper's, and one may have none
     return f"## Terms\n\n{facts.terms.describe()}\n\n## Citation\n\n```bibtex\n{entries}\n```"
-
-
-def _has(facts: CardFacts, extension: Extension[Any]) -> bool:
-    """Whether a model has a kind of extension."""
-    if isinstance(extension, DomainPart):
-        return any(getattr(domain, extension.size) for domain in facts.shape.domains.values())
-    return bool(extension.describe(facts.shape, facts.config.method))

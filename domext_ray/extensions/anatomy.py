@@ -8,6 +8,7 @@ because exports carry them along.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -81,7 +82,7 @@ class Shape(Protocol):
 OptionsT = TypeVar("OptionsT", bound=TrainedPart)
 
 
-class Extension(Generic[OptionsT]):
+class Extension(ABC, Generic[OptionsT]):
     """One kind of extension; `OptionsT` are its options, which are a part of `MethodConfig`.
 
     Class attributes:
@@ -115,9 +116,9 @@ class Extension(Generic[OptionsT]):
             OptionError: one is.
         """
 
+    @abstractmethod
     def count(self, shape: Shape, method: OptionsT) -> int:
         """Count its parameters in the encoder of a model, those of an earlier run too, in closed form."""
-        raise NotImplementedError
 
     def count_in_head(self, shape: Shape) -> int:
         """Count its parameters in the masked-LM head."""
@@ -152,10 +153,11 @@ class Extension(Generic[OptionsT]):
     def merge(self, model: nn.Module) -> None:
         """Move what `attach` added into the base's matrices."""
 
+    @abstractmethod
     def describe(self, shape: Shape, method: OptionsT) -> str:
         """Say on a model's card what it has of it; empty: nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
         """Name what a model has of it, for a sentence that refuses the model; empty: nothing.
 
@@ -164,7 +166,6 @@ class Extension(Generic[OptionsT]):
             parameters: names of all its parameters.
             domain: whose parts are meant, where parts belong to a domain.
         """
-        raise NotImplementedError
 
 
 class DomainPart(Extension[OptionsT]):
@@ -188,13 +189,18 @@ class DomainPart(Extension[OptionsT]):
         """Return its values of the `Domain` that a method adds."""
         return {self.size: getattr(method, self.size)}
 
+    @abstractmethod
     def count_in_layer(self, shape: Shape, domain: Any) -> int:
         """Count its parameters in one layer of a domain; 0 where the domain does not have it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe_part(self, domain: Any) -> str:
         """Say what it adds to a layer, or to the model, without the paper's name; called where the domain has it."""
-        raise NotImplementedError
+
+    def describe(self, shape: Shape, method: OptionsT) -> str:
+        """See `Extension.describe`; a card names parts by domain (`describe_part`)."""
+        domains = (each for each in shape.domains.values() if getattr(each, self.size))
+        return "; ".join(map(self.describe_part, domains))
 
     def count_in_domain(self, shape: Shape, domain: DomainSizes) -> int:
         """Count a domain's parameters of it in the encoder: by default, in all its layers."""

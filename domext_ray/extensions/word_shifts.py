@@ -41,6 +41,10 @@ class WordShifts(DomainPart[WordShiftOptions]):
         """See `DomainPart.get_values`."""
         return {"word_rows": method.word_rows, "word_head": method.word_head}
 
+    def count_in_layer(self, shape: Shape, domain: Any) -> int:
+        """See `DomainPart.count_in_layer`: it is in none."""
+        return 0
+
     def count_in_domain(self, shape: Shape, domain: Any) -> int:
         """Count d parameters per row."""
         return domain.word_rows * shape.hidden_size
