@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
@@ -88,6 +89,11 @@ class BankEntry:
     num_bytes: int
     sha256: str
     task: dict[str, Any] | None = None
+
+    @property
+    def pooling(self) -> Pooling:
+        """How its run made a vector of a text; the mean if it made none."""
+        return "cls" if self.origin.get("pooling") == "cls" else "mean"
 
     @property
     def description(self) -> TaskDescription | None:

@@ -15,6 +15,7 @@ import yaml
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.extensions.anatomy import DomainPart
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
 from domext_ray.model.base import SHIPPED_BASE

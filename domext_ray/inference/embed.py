@@ -155,8 +155,7 @@ def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
     tensors = pick_encoder(take_tensors(model))
     tokenizer = load_tokenizer(bank.base.tokenizer_folder)
     start = StartModel(config.model, "adapter", model.config, tensors, tokenizer, hash_tensors(tensors))
-    learned: Pooling = "cls" if bank.describe(name).origin.get("pooling") == "cls" else "mean"
-    return start, learned if config.pooling == "auto" else config.pooling
+    return start, bank.describe(name).pooling if config.pooling == "auto" else config.pooling
 
 
 class EmbedWork:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from domext_ray.config.vectors import PoolingChoice
 from domext_ray.serving.gate import USED_ADAPTER, Gate
 from domext_ray.serving.kinds import Wishes
 from domext_ray.serving.service import RefusedError, Service
@@ -61,7 +62,9 @@ class FillMaskRequest(ClassifyRequest):
 class EmbedRequest(ClassifyRequest):
     """Texts to embed."""
 
-    pooling: Literal["mean", "cls"] = Field("mean", description="mean of all tokens, or the first one")
+    pooling: PoolingChoice = Field(
+        "auto", description="mean of all tokens, or the first one; auto: as the adapter learned it"
+    )
     normalize: bool = Field(False, description="vectors of length 1")
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TENSORS, TOKENS, BankEntry
+from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
 from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
@@ -42,7 +43,7 @@ class ServedAdapter:
         task: encodes and decodes; None: a masked LM.
         router: tells its text; None: it has none.
         threshold: the router's.
-        origin: of adapter.json.
+        pooling: how it learned to make a vector of a text, mean or cls; mean if it did not.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ServedAdapter:
     task: Task | None = None
     router: Router | None = None
     threshold: float = 0.0
-    origin: dict[str, Any] | None = None
+    pooling: Pooling = "mean"
 
     def describe(self) -> dict[str, Any]:
         """Return what GET /v1/adapters says of it."""
@@ -139,9 +140,7 @@ class Catalogue:
         entry = self.bank.describe(name)
         family, task = self._make_task(name, entry)
         router, threshold = self._read_router(name, entry)
-        return ServedAdapter(
-            name, entry.sha256, entry.architecture, family, task, router, threshold, dict(entry.origin)
-        )
+        return ServedAdapter(name, entry.sha256, entry.architecture, family, task, router, threshold, entry.pooling)
 
     def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
         if entry.architecture == MASKED_LM:

@@ -15,12 +15,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
+from domext_ray.config.vectors import PoolingChoice
 from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.inference.examples import make_example
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
-from domext_ray.serving.engine import ServedRow, Wants
+from domext_ray.serving.engine import ServedRow
 
 MASK = "[MASK]"
 """What a mask is called in every text, beside the model's own name for it."""
@@ -47,13 +48,13 @@ class Wishes:
     Args:
         top_k: words in the place of each mask.
         truncate: cut texts that are too long, and say so; else they are refused.
-        pooling: how the states of a text's tokens become its vector.
+        pooling: how the states of a text's tokens become its vector; auto: as the adapter learned it.
         normalize: vectors of length 1.
     """
 
     top_k: int = 5
     truncate: bool = False
-    pooling: Wants = "mean"
+    pooling: PoolingChoice = "auto"
     normalize: bool = False
 
 
@@ -87,6 +88,8 @@ class Kind(ABC):
     """The last part of its path."""
     architectures: ClassVar[tuple[str, ...]]
     """Of adapters that can answer."""
+    nothing: ClassVar[dict[str, Any]]
+    """The answer to a text that no router knows, where the base cannot answer."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -109,10 +112,6 @@ class Kind(ABC):
     @abstractmethod
     def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
         """Return what a text's rows say, without the adapter's name."""
-
-    def answer_none(self) -> dict[str, Any]:
-        """Return the answer to a text that no router knows, where the base cannot answer."""
-        raise NotImplementedError
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text, int64, without special tokens."""
@@ -139,6 +138,7 @@ class FillMask(Kind):
 
     name = "fill-mask"
     architectures = (MASKED_LM,)
+    nothing: ClassVar[dict[str, Any]] = {"masks": []}
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
@@ -193,14 +193,14 @@ class Embed(Kind):
 
     name = "embed"
     architectures = tuple(ARCHITECTURES)
+    nothing: ClassVar[dict[str, Any]] = {"embedding": None}
 
     def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
         """Make one row; see `Kind.ask`."""
         ids, truncated = self.cut(self.encode(text), wishes)
         joined, types = self.template.join(ids)
-        return Asked(
-            text, adapter, (ServedRow(adapter.name, adapter.sha256, joined, types, wishes.pooling),), truncated
-        )
+        pooling = adapter.pooling if wishes.pooling == "auto" else wishes.pooling
+        return Asked(text, adapter, (ServedRow(adapter.name, adapter.sha256, joined, types, pooling),), truncated)
 
     def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
         """Return "embedding", d numbers."""
@@ -241,10 +241,7 @@ class Entities(_TaskKind):
 
     name = "entities"
     architectures = (TOKENS,)
-
-    def answer_none(self) -> dict[str, Any]:
-        """No entities."""
-        return {"entities": []}
+    nothing: ClassVar[dict[str, Any]] = {"entities": []}
 
 
 class Classify(_TaskKind):
@@ -252,6 +249,7 @@ class Classify(_TaskKind):
 
     name = "classify"
     architectures = (SEQUENCES,)
+    nothing: ClassVar[dict[str, Any]] = {"label": None, "probabilities": {}}
 
     def check(self, text: str, task: Task, wishes: Wishes) -> bool:
         """Refuse a text that the task would cut, unless it may; see `_TaskKind.check`."""
@@ -261,10 +259,6 @@ class Classify(_TaskKind):
                 f"a text has {num_pieces:,} tokens, and the adapter takes {room:,}; shorten it, or set truncate.", 413
             )
         return num_pieces > room
-
-    def answer_none(self) -> dict[str, Any]:
-        """No label."""
-        return {"label": None, "probabilities": {}}
 
 
 KINDS: tuple[type[Kind], ...] = (FillMask, Classify, Entities, Embed)

@@ -128,7 +128,7 @@ class Service:
         answers, first = [], 0
         for each in asked:
             if each is None:
-                answers.append({"adapter": NO_DOMAIN, **kind.answer_none()})
+                answers.append({"adapter": NO_DOMAIN, **kind.nothing})
                 continue
             own, first = outcomes[first : first + len(each.rows)], first + len(each.rows)
             truncated = {"truncated": True} if each.truncated else {}

@@ -23,6 +23,7 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.exported import find_export, hash_export, is_finetuned_model, load_exported
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import is_export, name_run
+from domext_ray.downstream.start.text_embedding import choose_pooling
 from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
@@ -98,7 +99,7 @@ class WholeModel:
 
     def _load_masked_lm(self, device: torch.device) -> LoadedModel:
         model, tokenizer = load_masked_lm(str(self.folder), "--model")
-        adapter = ServedAdapter(self.name, self.sha256, MASKED_LM)
+        adapter = ServedAdapter(self.name, self.sha256, MASKED_LM, pooling=choose_pooling(str(self.folder), "auto"))
         return LoadedModel(cast(nn.Module, model).to(device), tokenizer, adapter)
 
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,22 @@ def test_routers_choose_per_text_among_adapters_that_can_answer(shared: Served) 
     assert known["adapter"] == "sorts1" and known["label"] in CLASSES
     assert unknown == {"adapter": "__base__", "label": None, "probabilities": {}}
     assert shared.ask("entities", texts[1], "auto") == [{"adapter": "__base__", "entities": []}]
+
+
+def test_a_base_without_words_fills_no_masks_of_text_that_no_router_knows(own: Served) -> None:
+    own.service.catalogue.has_words = False
+    assert own.ask("fill-mask", "the river [MASK]", "auto") == [{"adapter": "__base__", "masks": []}]
+    assert own.ask("fill-mask", "the gene [MASK]", "auto")[0]["masks"]
+
+
+def test_vectors_are_pooled_as_the_adapter_learned_it(own: Served) -> None:
+    (mean,) = own.ask("embed", TEXT, "fills1")
+    catalogue = own.service.catalogue
+    catalogue.put(replace(catalogue.read("fills1"), pooling="cls"))
+    (learned,), (first,), (asked,) = (
+        own.ask("embed", TEXT, "fills1", **wishes) for wishes in ({}, {"pooling": "cls"}, {"pooling": "mean"})
+    )
+    assert learned == first != mean == asked
 
 
 def test_texts_of_different_adapters_and_endpoints_share_a_pass(own: Served) -> None:
