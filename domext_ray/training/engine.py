@@ -183,13 +183,14 @@ class MaskedLoss(Objective):
         kinds: Tensor | None = None,
         parts: Tensor | None = None,
         document_ids: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return sums of losses (fp32): words', pairs', keeping; exact predictions, in eval mode; losses by part."""
         rows = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         rows |= {} if document_ids is None else {"document_ids": document_ids}
         asked = self._ask_base(rows, kept) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            outputs = self.model(**rows, masked_positions=masked_positions)
+            outputs = self.model(**rows, masked_positions=masked_positions, places=places)
         logits = outputs[0] if kinds is None else _keep_kinds(outputs[0], labels, kinds)
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         loss_sum = (losses * weights).sum()
@@ -374,7 +375,7 @@ class Engine:
     def _forward(self, batch: Any) -> tuple[Tensor, ...]:
         is_masked = isinstance(batch, MaskedBatch)
         if self._compiled and is_masked:
-            batch = _widen(batch)
+            batch = _widen(replace(batch, places=None))  # whose number would be one more changing size
         tensors = move_batch(batch, self.device)
         if self._compiled and is_masked:
             for name in ("masked_positions", "labels", "weights", "parts"):

@@ -25,6 +25,9 @@ from domext_ray.corpus.manifest import flatten_lists
 
 _SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
 PADDING_MULTIPLE = 8
+PLACES_MULTIPLE = 64
+MOST_PLACES = 0.95
+"""Share of a batch's places up to which its padding is left out; above it, moving the tokens costs what it saves."""
 _FLAT = ("inputs", "labels", "selected")  # fields of `MaskedRows` that have a value for every token
 NO_LABEL = -100
 """Next-sentence label of a row that does not count; cross entropy leaves it out."""
@@ -64,6 +67,8 @@ class MaskedBatch:
         kinds: uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all.
         parts: int64 [P], the part of a mixture that each predicted token is of, -1 for filler; None: there are none.
         document_ids: int64 [B, N], which of its row's documents each token is of; None: a row is one document.
+        places: int64 [T], ascending, the tokens' places in the flattened [B·N], and as many of padding as make T a
+            multiple of 64, so that few shapes occur; None: most of the batch is tokens.
     """
 
     input_ids: torch.Tensor
@@ -77,6 +82,7 @@ class MaskedBatch:
     kinds: torch.Tensor | None = None
     parts: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
+    places: torch.Tensor | None = None
 
     @property
     def num_masked(self) -> int:
@@ -335,7 +341,18 @@ def pad_batch(
         kept=kept,
         parts=None if own is None else torch.from_numpy(own),
         document_ids=None if first_id is None else torch.from_numpy((input_ids == first_id).cumsum(1)),
+        places=_find_places(lengths, length),
     )
+
+
+def _find_places(lengths: np.ndarray, length: int) -> torch.Tensor | None:
+    """Return `MaskedBatch.places` of rows padded to a length; None where leaving padding out saves too little."""
+    shown = (np.arange(length) < lengths[:, None]).reshape(-1)
+    num_places = -(-int(shown.sum()) // PLACES_MULTIPLE) * PLACES_MULTIPLE
+    if num_places > MOST_PLACES * len(shown):
+        return None
+    shown[np.flatnonzero(~shown)[: num_places - int(shown.sum())]] = True
+    return torch.from_numpy(np.flatnonzero(shown))
 
 
 def _find_kept(is_kept: np.ndarray, masked_positions: np.ndarray, weights: np.ndarray, length: int) -> KeptRows:

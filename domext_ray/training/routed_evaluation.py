@@ -116,6 +116,7 @@ def take_rows(batch: MaskedBatch, is_taken: Tensor) -> MaskedBatch | None:
         next_sentence_labels=choose(batch.next_sentence_labels, is_taken),
         parts=choose(batch.parts, asked),
         document_ids=choose(batch.document_ids, is_taken),
+        places=None,
     )
 
 

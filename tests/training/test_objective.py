@@ -128,6 +128,19 @@ def test_collate_cuts_and_pads(tokenizer: BertTokenizer) -> None:
     assert masker.collate(masked, 5, pad_to=64)[0].input_ids.shape == (5, 64)
 
 
+def test_places_are_those_of_all_tokens_and_few_of_padding(tokenizer: BertTokenizer) -> None:
+    masker, rows = Masker(tokenizer, ObjectiveConfig(), seed=1), pa.concat_tables([make_rows(6, 62), make_rows(6, 22)])
+    (batch,) = masker.collate(masker.mask(rows, epoch=0), micro_batch_size=12)
+    assert batch.attention_mask is not None and batch.places is not None
+    is_token = batch.attention_mask.flatten().bool()
+    assert len(batch.places) == 576  # 6 · 64 + 6 · 24 = 528 tokens
+    assert batch.places.diff().min() > 0 and torch.isin(is_token.nonzero().flatten(), batch.places).all()
+    assert torch.isin(batch.masked_positions, batch.places).all()
+    (full,) = masker.collate(masker.mask(make_rows(4, 62), epoch=0), micro_batch_size=4)
+    (nearly,) = masker.collate(masker.mask(pa.concat_tables([make_rows(31), make_rows(1, 22)]), epoch=0), 32)
+    assert full.places is None and nearly.places is None and nearly.attention_mask is not None
+
+
 def test_a_batch_without_a_masked_token_has_one_filler() -> None:
     row = np.array([2, 7, 3])
     batch = pad_batch([row], [row], [np.zeros(3, dtype=bool)], pad_id=0)

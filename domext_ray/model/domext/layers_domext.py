@@ -128,6 +128,35 @@ def take_rows(batch: Tensor | None, rows: Tensor | None) -> Tensor | None:
     return batch.index_select(0, rows)
 
 
+def take_tokens(states: Tensor, wanted: Tensor | None) -> Tensor:
+    """Return the states [P, ...] of some tokens of [B, N, ...], int64 [P] places in the flattened [B·N]; None: all."""
+    return states if wanted is None else states.flatten(0, 1).index_select(0, wanted)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows without their padding, [1, T, ...] end to end, and the [B, N] that attention needs.
+
+    Args:
+        places: int64 [T], ascending, where the tokens stand in the flattened [B·N].
+        num_rows: B.
+        length: N.
+    """
+
+    places: Tensor
+    num_rows: int
+    length: int
+
+    def spread(self, states: Tensor) -> Tensor:
+        """[1, T, width] -> [B, N, width], 0 elsewhere."""
+        flat = states.new_zeros(self.num_rows * self.length, states.shape[-1])
+        return flat.index_copy(0, self.places, states[0]).view(self.num_rows, self.length, -1)
+
+    def gather(self, states: Tensor) -> Tensor:
+        """[B, N, width] -> [1, T, width]."""
+        return states.flatten(0, 1).index_select(0, self.places)[None]
+
+
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
@@ -222,23 +251,25 @@ class HeadGroup(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         rotation: Rotation | None = None,
+        grid: Grid | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with this group's heads.
 
         Args:
-            hidden_states: [B, N, d].
+            hidden_states: [B, N, d], or [1, T, d] with `grid`.
             attention_mask: as the attention implementation wants it, or None when nothing is padded.
             rotation: of heads of this size, where positions are rotary.
+            grid: where the tokens stand; None: in their rows.
             **kwargs: for the attention implementation.
 
         Returns:
-            Context [B, N, heads · d_k], and attention weights where the implementation has them.
+            Context [B, N, heads · d_k], or [1, T, heads · d_k], and attention weights where the implementation has
+            them.
         """
-        shape = (*hidden_states.shape[:-1], -1, self.head_size)
-        query = self.query(hidden_states).view(shape).transpose(1, 2)
-        key = self.key(hidden_states).view(shape).transpose(1, 2)
-        value = self.value(hidden_states).view(shape).transpose(1, 2)
+        states = (project(hidden_states) for project in (self.query, self.key, self.value))
+        spread = (each if grid is None else grid.spread(each) for each in states)
+        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in spread)
         if rotation is not None:
             query, key = turn(query, rotation), turn(key, rotation)
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
@@ -252,7 +283,8 @@ class HeadGroup(nn.Module):
             scaling=self.head_size**-0.5,
             **kwargs,
         )
-        return context.reshape(*hidden_states.shape[:-1], -1), weights
+        context = context.flatten(2)
+        return context if grid is None else grid.gather(context), weights
 
 
 class SelfAttention(HeadGroup):
@@ -273,15 +305,17 @@ class ExtensionOutput(Linear):
 
 
 class DomainHeads(HeadGroup):
-    """Extra heads of one domain, with rows W'_O and a bias b'_O of their own; returns [B, N, d]."""
+    """Extra heads of one domain, with rows W'_O and a bias b'_O of their own; returns [B, N, d], or [P, d]."""
 
     def __init__(self, config: DomextConfig, num_heads: int) -> None:
         super().__init__(config, num_heads)
         self.output = ExtensionOutput(num_heads * self.head_size, config.hidden_size)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:
-        """Return this domain's term of the attention output."""
-        return self.output(self.attend(hidden_states, attention_mask, **kwargs)[0])
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, wanted: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Return this domain's term of the attention output, of the `wanted` tokens."""
+        return self.output(take_tokens(self.attend(hidden_states, attention_mask, **kwargs)[0], wanted))
 
 
 class DomainUnits(nn.Module):
@@ -460,17 +494,19 @@ class Attention(nn.Module):
         attention_mask: Tensor | None,
         domain_rows: dict[str, Tensor] | None = None,
         rotation: Rotation | None = None,
+        wanted: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the sublayer's output [B, N, d] and the base heads' attention weights, if any."""
+        """Return the sublayer's output [B, N, d], or [P, d], and the base heads' attention weights, if any."""
         read = self.output.normalize(hidden_states, domain_rows)
         context, weights = self.self(read, attention_mask, rotation=rotation, **kwargs)
         terms = []
         for each, rows in select_domains(self.config, self.domains, domain_rows):
             turned = take_rotation(rotation, rows)
-            term = each(take_rows(read, rows), take_rows(attention_mask, rows), rotation=turned, **kwargs)
+            term = each(take_rows(read, rows), take_rows(attention_mask, rows), wanted, rotation=turned, **kwargs)
             terms.append(Term(rows, term))
-        return self.output(context, hidden_states, terms, domain_rows, read), weights
+        context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, read))
+        return self.output(context, residual, terms, domain_rows, read), weights
 
 
 class Intermediate(nn.Module):
@@ -526,6 +562,7 @@ class ExtensionModule(nn.Module):
         attention_mask: Tensor | None,
         base_output: Tensor,
         rotation: Rotation | None = None,
+        wanted: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Mix the base's branch and this one.
@@ -533,16 +570,18 @@ class ExtensionModule(nn.Module):
         Args:
             hidden_states: [B, N, d], the layer's input.
             attention_mask: as in `HeadGroup.attend`.
-            base_output: [B, N, d], what the base's layer made of `hidden_states`.
+            base_output: [B, N, d], or [P, d], what the base's layer made of `hidden_states`.
             rotation: of the module's heads, where positions are rotary.
+            wanted: see `take_tokens`.
             **kwargs: for the attention implementation.
 
         Returns:
-            [B, N, d].
+            [B, N, d], or [P, d].
         """
         read = self.attention_output.normalize(hidden_states)
         context, _ = self.heads.attend(read, attention_mask, rotation, **kwargs)
-        attended = self.attention_output(context, hidden_states, [])
+        context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, read))
+        attended = self.attention_output(context, residual, [])
         inputs = self.output.normalize(attended)
         units = self.activation(self.intermediate(inputs))
         if self.intermediate_gate is not None:
@@ -604,12 +643,17 @@ class Layer(GradientCheckpointingLayer):
         domain_rows: dict[str, Tensor] | None = None,
         rotation: Rotation | None = None,
         module_rotation: Rotation | None = None,
+        wanted: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return hidden states [B, N, d] and the base heads' attention weights, if any."""
+        """Return hidden states [B, N, d] and the base heads' attention weights, if any.
+
+        With `wanted` only these tokens' states come out, [P, d], and all that follows attention is computed for them
+        alone; see `take_tokens`.
+        """
         if self.is_local:  # flash attention takes no mask, and does not count a window's last place
             kwargs["sliding_window"] = self.config.local_window + 1
-        attended, weights = self.attention(hidden_states, attention_mask, domain_rows, rotation, **kwargs)
+        attended, weights = self.attention(hidden_states, attention_mask, domain_rows, rotation, wanted, **kwargs)
         read = self.output.normalize(attended, domain_rows)
         terms = [
             Term(rows, each(take_rows(read, rows)))
@@ -617,7 +661,7 @@ class Layer(GradientCheckpointingLayer):
         ]
         output = self.output(self.intermediate(read), attended, terms, domain_rows, read)
         if self.extension is not None:
-            output = self.extension(hidden_states, attention_mask, output, module_rotation, **kwargs)
+            output = self.extension(hidden_states, attention_mask, output, module_rotation, wanted, **kwargs)
         return output, weights
 
 
@@ -653,6 +697,7 @@ class Encoder(nn.Module):
         num_layers: int | None = None,
         keep_states: bool = False,
         keep_weights: bool = False,
+        wanted: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Run the layers.
@@ -664,16 +709,20 @@ class Encoder(nn.Module):
             num_layers: run the first ones only; None: all.
             keep_states: also return all hidden states, L + 1.
             keep_weights: also return all attention weights, L.
+            wanted: the tokens whose last hidden states are asked for: the last layer leaves the others out. See
+                `take_tokens`.
             **kwargs: for the layers.
 
         Returns:
-            The last hidden states [B, N, d], and what was kept.
+            The last hidden states [B, N, d], or [P, d], and what was kept.
         """
         states, weights = [hidden_states], []
-        for layer in self.layer[:num_layers]:
+        layers = self.layer[:num_layers]
+        for number, layer in enumerate(layers, 1):
             view = local_view if cast(Layer, layer).is_local else global_view
             rotations = {"rotation": view.rotation, "module_rotation": view.module_rotation}
-            hidden_states, attended = layer(hidden_states, view.mask, **rotations, **kwargs)
+            own = wanted if number == len(layers) else None
+            hidden_states, attended = layer(hidden_states, view.mask, wanted=own, **rotations, **kwargs)
             if keep_states:
                 states.append(hidden_states)
             if keep_weights:

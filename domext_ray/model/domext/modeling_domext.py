@@ -34,11 +34,13 @@ from .layers_domext import (
     Encoder,
     ExtensionOutput,
     Gate,
+    Grid,
     Layer,
     NormShift,
     Pooler,
     View,
     compute_rotation,
+    take_tokens,
 )
 from .routers_domext import ROUTER_PAIRS, Router, Routers, choose_domains
 from .words_domext import Embeddings, HeadShift, PredictionHead, PreTrainingHeads, WordShift
@@ -47,6 +49,8 @@ NO_DOMAIN = "__base__"
 """The name in `adapter_names` of a row that uses no domain of its own."""
 AUTO = "auto"
 """`adapter_names` of a batch whose rows the domains' routers send."""
+MOST_WANTED = 0.5
+"""Share of a batch's tokens up to which the last layer leaves the others out; above it, picking them saves little."""
 _NO_ROUTER = "a run with general text (--replay.corpus) fits one."
 
 
@@ -302,6 +306,8 @@ class DomextModel(DomextPreTrainedModel):
         position_ids: Tensor | None = None,
         num_layers: int | None = None,
         document_ids: Tensor | None = None,
+        wanted: Tensor | None = None,
+        places: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Run layers over embedded rows.
@@ -312,6 +318,8 @@ class DomextModel(DomextPreTrainedModel):
             position_ids: int64 [B, N]; None: counted from 0. Read where positions are rotary.
             num_layers: run the first ones only; None: all.
             document_ids: int64 [B, N], as in `forward`; None: a row is one document.
+            wanted: int64 [P], as in `forward`; None: all tokens.
+            places: int64 [T], as in `forward`; None: all places.
             **kwargs: for `Encoder.forward`.
 
         Returns:
@@ -329,7 +337,15 @@ class DomextModel(DomextPreTrainedModel):
                 View(mask, *(compute_rotation(position_ids, size, theta) if size else None for size in sizes))
                 for mask, theta in zip(masks, thetas, strict=True)
             ]
-        return self.encoder(embedded, *views, num_layers=num_layers, **kwargs)
+        if places is None:
+            return self.encoder(embedded, *views, num_layers=num_layers, wanted=wanted, **kwargs)
+        grid = Grid(places, *embedded.shape[:2])
+        if wanted is not None:
+            wanted = torch.searchsorted(places, wanted)
+        last, states, weights = self.encoder(
+            grid.gather(embedded), *views, num_layers=num_layers, wanted=wanted, grid=grid, **kwargs
+        )
+        return grid.spread(last) if wanted is None else last, states, weights
 
     def _build_masks(
         self, embedded: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
@@ -378,6 +394,8 @@ class DomextModel(DomextPreTrainedModel):
         pool: bool = True,
         adapter_names: Sequence[str] | None = None,
         document_ids: Tensor | None = None,
+        wanted: Tensor | None = None,
+        places: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode rows.
@@ -396,10 +414,16 @@ class DomextModel(DomextPreTrainedModel):
                 choose (`route`). None: all rows use the active domains.
             document_ids: int64 [B, N], which of its row's documents each token is of, neighbours together. A document
                 does not see another, and its positions are its own. None: a row is one document.
+            wanted: int64 [P], places in the flattened [B·N]: the last layer computes the states of these tokens only.
+                It goes without `pool`, `output_hidden_states` and `adapter_names`. None: all tokens.
+            places: int64 [T], ascending, places in the flattened [B·N] of all tokens that `attention_mask` shows: the
+                layers leave out other places, whose states are then 0. It goes without `output_hidden_states` and
+                `adapter_names`. None: padding is computed, too.
             **kwargs: for the attention implementation.
 
         Returns:
-            Last hidden states [B, N, d]; pooled first token [B, d] if the model has a pooler; what was asked for.
+            Last hidden states [B, N, d], or [P, d] with `wanted`; pooled first token [B, d] if the model has a pooler;
+            what was asked for.
 
         Raises:
             ValueError: a row is longer than the position table, or the arguments contradict each other.
@@ -414,6 +438,9 @@ class DomextModel(DomextPreTrainedModel):
         if document_ids is not None and position_ids is None:
             position_ids = self._count_positions(document_ids)
         adapter_names = self.name_rows(adapter_names, input_ids)
+        chosen = wanted is not None or places is not None
+        if chosen and (keep_states or adapter_names is not None or (pool and wanted is not None)):
+            raise ValueError("wanted and places go without output_hidden_states, adapter_names and (wanted) pool.")
         domain_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
         last, states, weights = self.run_layers(
@@ -423,6 +450,8 @@ class DomextModel(DomextPreTrainedModel):
             document_ids=document_ids,
             keep_states=bool(keep_states),
             keep_weights=bool(keep_weights),
+            wanted=wanted,
+            places=places,
             domain_rows=domain_rows,
             **kwargs,
         )
@@ -478,14 +507,24 @@ class DomextForMaskedLM(DomextPreTrainedModel):
     def _score_words(
         self, states: Tensor, masked_positions: Tensor | None, adapter_names: Sequence[str] | None
     ) -> Tensor:
-        """Score the vocabulary at all positions of [B, N, d], or at some; see `forward`."""
+        """Score the vocabulary at all positions of [B, N, d], or at some; see `forward`.
+
+        States [P, d] are those of the masked positions already.
+        """
         domain_rows = self.bert.find_rows(adapter_names, states.shape[0])
-        if masked_positions is not None:
+        if masked_positions is not None and states.dim() == 3:
             rows = masked_positions // states.shape[1]
             if domain_rows is not None:  # from rows of the batch to those of the positions
                 domain_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in domain_rows.items()}
-            states = states.flatten(0, 1).index_select(0, masked_positions)
+            states = take_tokens(states, masked_positions)
         return self.cls(states, self.bert.embeddings.domains, domain_rows)
+
+    def _leave_out(self, given: Tensor | None, masked_positions: Tensor | None, keeps: bool | None) -> Tensor | None:
+        """Return the masked positions if the last layer may leave the other tokens out, and saves time by it."""
+        if given is None or masked_positions is None or (self.config.output_hidden_states if keeps is None else keeps):
+            return None
+        num_tokens = given.shape[0] * given.shape[1]
+        return masked_positions if len(masked_positions) <= MOST_WANTED * num_tokens else None
 
     @can_return_tuple
     def forward(
@@ -517,6 +556,10 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             Logits [B, N, V + E] or [P, V + E], the loss with `labels`, and what was asked of the encoder.
         """
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
+        wanted = None
+        if adapter_names is None:
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            wanted = self._leave_out(given, masked_positions, kwargs.get("output_hidden_states"))
         encoded = self.bert(
             input_ids,
             attention_mask=attention_mask,
@@ -525,6 +568,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             inputs_embeds=inputs_embeds,
             pool=False,
             adapter_names=adapter_names,
+            wanted=wanted,
             **kwargs,
         )
         logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
+from domext_ray.model.domext import modeling_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
@@ -287,6 +288,62 @@ def test_a_packed_row_is_its_documents_alone(attention: str, causal: bool, layou
     for row, own in enumerate((alone[:2], alone[2:])):
         torch.testing.assert_close(packed[row, :10], torch.cat(own), rtol=0, atol=2e-5)
     assert (mixed[0, 7:10] - alone[1]).abs().max() > 1e-2, "a row that is one text reads all of it"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"position_rule": "roberta"}, {"causal": True}, MODERN],
+    ids=["absolute positions", "roberta's", "left to right", "rotary, local layers"],
+)
+def test_tokens_that_nobody_asks_for_are_left_out(
+    attention: str, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every extension: the same logits and gradients, whatever is left out."""
+    extended = {"domains": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
+    model = make_model(**layout, domain_init="paper", **extended)
+    model.set_attn_implementation(attention)
+    lengths = torch.tensor([12, 5, 9])
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    rows = torch.randint(1, VOCAB, mask.shape, generator=torch.Generator().manual_seed(3)) * mask
+    positions, labels = torch.tensor([1, 7, 13, 15, 24, 32]), torch.arange(6)
+    places = torch.tensor([*range(12), *range(12, 18), *range(24, 33)])  # one of them is padding
+    num_scored = []
+    dense = model.bert.encoder.layer[-1].output.dense
+    dense.register_forward_hook(lambda module, inputs, output: num_scored.append(output.shape[-2]))
+
+    def compute(most_wanted: float, places: Tensor | None) -> list[Tensor]:
+        monkeypatch.setattr(modeling_domext, "MOST_WANTED", most_wanted)
+        output = model(rows, attention_mask=mask, masked_positions=positions, labels=labels, places=places)
+        model.zero_grad()
+        output.loss.backward()
+        return [output.logits.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
+
+    expected = compute(0.0, None)
+    for most_wanted, own in ((0.0, places), (0.5, None), (0.5, places)):
+        found = compute(most_wanted, own)
+        assert len(found) == len(expected) and num_scored.pop() == (6 if most_wanted else 27)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6)
+    states = model.bert(rows, attention_mask=mask, places=places, pool=False).last_hidden_state
+    whole = model.bert(rows, attention_mask=mask, pool=False).last_hidden_state
+    torch.testing.assert_close(states[mask.bool()], whole[mask.bool()], rtol=1e-4, atol=2e-6)
+    assert not states[1, 6:].any()
+
+
+def test_tokens_are_left_out_of_plain_rows_only(ids: Tensor) -> None:
+    model = make_model()
+    wanted = torch.tensor([1])
+    for others in ({"output_hidden_states": True}, {"adapter_names": ["__base__"] * len(ids)}):
+        for chosen in ({"wanted": wanted}, {"places": wanted}):
+            with pytest.raises(ValueError, match="wanted and places go without"):
+                model.bert(ids, pool=False, **others, **chosen)
+    with pytest.raises(ValueError, match="wanted and places go without"):
+        model.bert(ids, wanted=wanted)
+    positions = {"masked_positions": torch.tensor([1])}
+    every = model(ids, output_hidden_states=True, **positions)
+    assert every.hidden_states[-1].shape[:2] == ids.shape
+    torch.testing.assert_close(every.logits, model(ids, **positions).logits)
 
 
 def test_packed_rows_need_an_attention_that_knows_documents(ids: Tensor) -> None:
