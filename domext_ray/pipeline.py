@@ -48,7 +48,7 @@ from domext_ray.training.checkpoint import CheckpointId, choose_checkpoint, iden
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import FIRST_ORDER, describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
-from domext_ray.training.rate import measure_rate
+from domext_ray.training.rate import Rate, measure_rate
 from domext_ray.training.router import provide_routers
 from domext_ray.training.start import check_start
 from domext_ray.training.worker import PretrainTask
@@ -235,7 +235,7 @@ def _forecast(plan: RunPlan) -> Forecast:
     config = plan.config
     sources = resolve_sources(config.corpus, config.prepare)
 
-    def measure() -> float:
+    def measure() -> Rate:
         return measure_rate(config, plan.base, config.vocab.size, plan.num_new_words, plan.earlier)
 
     beside = [resolve_sources(part.corpus, config.prepare) for part in config.parts]

@@ -261,6 +261,7 @@ class TrainConfig:
     eval_rows: int = free(400)  # held-out rows of an evaluation, at most
     max_failures: int = free(3)  # worker failures after which the job gives up
     tokens_per_second: float = free(0.0)  # rate that a dry run assumes; 0: it times a few steps on this machine
+    teraflops: float = free(0.0)  # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
     general_probe: str = free("")  # sentences of the forgetting meter, one per line; empty: those that ship
 
     def __post_init__(self) -> None:
@@ -272,8 +273,10 @@ class TrainConfig:
         require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
         require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
         require_at_most(self, "train.", global_batch_size=MANY, seq_length=MANY, long_seq_length=MANY)
-        for name in ("epochs", "max_tokens", "max_seconds", "long_micro_batch_size", "tokens_per_second"):
+        for name in ("epochs", "max_tokens", "max_seconds", "long_micro_batch_size", "tokens_per_second", "teraflops"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        both = self.tokens_per_second > 0 and self.teraflops > 0
+        require(not both, "train.teraflops", self.teraflops, "0 with --train.tokens_per_second, which says as much")
         require(
             self.long_seq_length == 0 or self.long_seq_length > self.seq_length,
             "train.long_seq_length",

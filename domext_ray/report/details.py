@@ -121,7 +121,19 @@ def list_cost(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tokens per second", f"{train['tokens_per_second']:,.0f}"),
         ("time of steps", format_seconds(train["wall_seconds"])),
         ("share of it that waited for data", f"{train['data_wait_frac']:.1%}"),
+        *_list_speed(train),
     ]
+
+
+def _list_speed(train: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How near the steps came to what the machine can do; nothing of a run of an earlier version."""
+    forms = {
+        "gigaflops_per_second": ("operations per second", "{:,.0f} GFLOP/s"),
+        "product_share": ("share of the step that its matrix products alone would take", "{:.0%}"),
+        "mfu": ("share of the card's published peak", "{:.0%}"),
+        "peak_memory_mb": ("most memory of a worker", "{:,.0f} MB"),
+    }
+    return [(title, form.format(train[name])) for name, (title, form) in forms.items() if name in train]
 
 
 def list_times(run_dir: Path) -> list[tuple[str, str]]:

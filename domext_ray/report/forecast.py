@@ -19,6 +19,7 @@ from domext_ray.model.base import SHIPPED_BASE, Base, load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.progress import format_seconds
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
+from domext_ray.training.rate import Rate
 
 BYTES_PER_VALUE = 4  # checkpoints and exports are fp32
 TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments
@@ -57,6 +58,7 @@ class Forecast:
         seconds: training time; 0: not known.
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
         parts: of a mixture, what is read of each text; empty: there is one text, or nothing is known.
+        flops_per_token: floating-point operations per token, forward and backward; 0: not known.
     """
 
     estimates: tuple[RowEstimate | None, ...]
@@ -69,6 +71,7 @@ class Forecast:
     checkpoint_bytes: int
     export_bytes: int
     parts: tuple[PartForecast, ...] = ()
+    flops_per_token: float = 0.0
 
     @property
     def corpus_bytes(self) -> int:
@@ -82,7 +85,7 @@ def make_forecast(
     base: Base | None,
     sources: Sources,
     counts: ParameterCounts,
-    measure: Callable[[], float],
+    measure: Callable[[], Rate],
     beside: Sequence[Sources] = (),
 ) -> Forecast:
     """Estimate what a run will take.
@@ -93,7 +96,7 @@ def make_forecast(
             ship.
         sources: its corpus.
         counts: its parameters.
-        measure: returns tokens per second of one worker, or 0; called if `train.tokens_per_second` is not given.
+        measure: measures one worker; called unless `train.tokens_per_second` is given.
         beside: the texts of `config.parts`.
 
     Raises:
@@ -109,10 +112,14 @@ def make_forecast(
         )
         for each in (sources, *beside)
     )
-    rate = config.train.tokens_per_second
-    is_measured = not rate
-    if is_measured:
-        rate = measure() * (config.scale.num_workers if config.scale.use_gpu is True else 1)
+    rate, flops_per_token, is_measured = config.train.tokens_per_second, 0.0, False
+    if not rate:
+        measured, num_workers = measure(), config.scale.num_workers
+        flops_per_token = measured.flops_per_token
+        is_measured = not (config.train.teraflops and flops_per_token)
+        rate = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
+        if not is_measured:
+            rate = config.train.teraflops * 1e12 * num_workers / flops_per_token
     known = [each for each in estimates if each is not None]
     num_steps, num_epochs, num_tokens, parts = 0, 0.0, 0, list[PartForecast]()
     if len(known) == len(lengths):
@@ -137,6 +144,7 @@ def make_forecast(
         trained * TENSORS_PER_PARAMETER * config.run.keep_checkpoints,
         counts.total * BYTES_PER_VALUE,
         tuple(parts) if config.parts else (),
+        flops_per_token,
     )
 
 
@@ -181,11 +189,7 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
         for part in forecast.parts:
             read = f"{part.num_rows:,} rows, {part.num_tokens:,} tokens, {part.num_epochs:.2f} epochs"
             lines.append((part.title, read))
-        hours = "not known: no GPU is here to measure on; give --train.tokens_per_second"
-        if forecast.tokens_per_second:
-            origin = "measured here" if forecast.is_measured else "--train.tokens_per_second"
-            hours = f"{format_seconds(forecast.seconds)} at {forecast.tokens_per_second:,.0f} tokens/s ({origin})"
-        lines.append(("training time", hours))
+        lines += _describe_time(forecast)
     sizes = {
         "prepared corpus": forecast.corpus_bytes,
         "checkpoints": forecast.checkpoint_bytes,
@@ -193,3 +197,18 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
     }
     lines.append(("disk", ", ".join(f"{size / 1e6:,.0f} MB {name}" for name, size in sizes.items() if size)))
     return "\n".join(["expected:", *(f"  {name:<22}{text}" for name, text in lines)])
+
+
+def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
+    """The operations of a token, and what they take."""
+    rate, per_token = forecast.tokens_per_second, forecast.flops_per_token
+    lines, origin = [], "--train.tokens_per_second"
+    if per_token:
+        origin = "measured here" if forecast.is_measured else "--train.teraflops"
+        done = f", {rate * per_token / 1e9:,.0f} GFLOP/s ({origin})" if rate else ""
+        lines.append(("operations", f"{per_token / 1e6:,.1f} MFLOP per token, forward and backward{done}"))
+    time = "not known: no GPU is here to measure on; give --train.tokens_per_second or --train.teraflops"
+    if rate:
+        daily = f"{rate * 86_400 / 1e6:,.0f} million tokens per day"
+        time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({origin}), {daily}"
+    return [*lines, ("training time", time)]

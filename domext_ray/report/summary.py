@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -147,8 +148,24 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "tokens_per_second": last["train/tokens"] / seconds,
             "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
             "wall_seconds": seconds,
+            **_measure_speed(steps),
         }
     return measured
+
+
+_SPEED = {
+    "gigaflops_per_second": "throughput/gigaflops_per_second",
+    "product_share": "throughput/product_share",
+    "mfu": "throughput/mfu",
+}
+
+
+def _measure_speed(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the steps that say how fast they computed, and the most memory; nothing of an earlier version's."""
+    found = {name: [each[key] for each in steps if key in each] for name, key in _SPEED.items()}
+    speed = {name: statistics.median(values) for name, values in found.items() if values}
+    peaks = [each["memory/peak_mb"] for each in steps if "memory/peak_mb" in each]
+    return speed | ({"peak_memory_mb": max(peaks)} if peaks else {})
 
 
 def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:

@@ -50,12 +50,14 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.distillation import distill_new_words
-from domext_ray.training.engine import Engine, StepFigures, TrainState
+from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
+from domext_ray.training.flops import Ceiling, measure_ceiling, measure_peak_memory
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
+from domext_ray.training.rate import COUNTED_TOKENS, make_full_batch
 from domext_ray.training.routed_evaluation import find_routed_model
 from domext_ray.training.start import (
     NEW_WORD_TENSORS,
@@ -198,6 +200,7 @@ class PretrainWorker:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
         self.model = network = cast(nn.Module, model).to(self.device)
+        self._measure_ceilings(network)
         return Engine(
             network,
             engine=config.engine,
@@ -210,6 +213,27 @@ class PretrainWorker:
             objective=make_loss(config, self.base, network, self.fixed, self.device),
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
+
+    def _measure_ceilings(self, network: nn.Module) -> None:
+        """Measure what steps are held against by length phase: on rank 0, before ZeRO takes the model apart."""
+        config = self.config
+        self.ceilings: dict[int, Ceiling] = {}
+        if self.rank != 0 or config.objective.makes_vectors:  # whose two views of a row differ in length
+            return
+        module = MaskedLoss(network, self.device, bf16=config.engine.precision == "bf16")
+        vocab_size = cast(DomextConfig, network.config).vocab_size
+        for phase, length in zip(self.phases, (config.train.seq_length, config.train.long_seq_length), strict=False):
+            num_rows = max(1, COUNTED_TOKENS // length)
+            batch = make_full_batch(config, vocab_size, num_rows, length)
+            self.ceilings[phase.first_step] = measure_ceiling(module, batch, num_rows * length)
+
+    def _describe_speed(self, num_tokens: int, seconds: float) -> dict[str, float]:
+        """Figures of rank 0's newest step."""
+        if not self.ceilings:
+            return {}
+        ceiling = self.ceilings[max(first for first in self.ceilings if first < self.step)]
+        speed = ceiling.describe(num_tokens, seconds, self.world_size)
+        return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
 
     def _distill_words(self, model: DomextForMaskedLM) -> None:
         """Fit the new words on every rank; the first one's result counts."""
@@ -319,6 +343,7 @@ class PretrainWorker:
         record = _describe_step(
             self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens, self.losses
         )
+        record |= self._describe_speed(num_tokens, seconds)
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
         record |= self.parts.describe(self.step, of_parts, figures.part_losses)
         return record | self._describe_replay(figures, num_kept)

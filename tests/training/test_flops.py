@@ -1,0 +1,93 @@
+"""Operations of a step: against closed forms, and what is held against them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from tiny_layouts import TINY_LAYOUTS
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
+from domext_ray.model.base import load_base
+from domext_ray.model.graft import build_model, choose_attention
+from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.flops import Ceiling, StepWork, count_work, measure_ceiling, time_products
+from domext_ray.training.rate import make_full_batch
+
+CPU = torch.device("cpu")
+ROWS, LENGTH, VOCAB = 4, 32, 500
+TOKENS, MASKED = ROWS * LENGTH, round(0.15 * ROWS * LENGTH)
+D, F, L = 64, 160, 3
+SHAPE = ShapeConfig(num_hidden_layers=L, hidden_size=D, num_attention_heads=4, intermediate_size=F)
+PLAIN = MethodConfig(name="none", heads=0, ffn_units=0)
+
+
+def count(method: MethodConfig) -> StepWork:
+    """Count a step of a model without a base, of which the extensions train, or all."""
+    model = build_model(None, SHAPE, method, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    choose_attention(model, CPU, bf16=False)
+    for name, param in model.named_parameters():
+        param.requires_grad_(method.trains == "all" or ".domains." in name)
+    config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
+    return count_work(MaskedLoss(model, CPU, bf16=False), make_full_batch(config, VOCAB, ROWS, LENGTH), TOKENS)
+
+
+def test_all_weights_cost_their_closed_form() -> None:
+    """2 per multiply-add; backward twice the forward; the last layer's tokenwise part at the predicted tokens alone."""
+    work = count(replace(PLAIN, trains="all"))
+    attention, tokenwise = 3 * D * D + 2 * LENGTH * D, D * D + 2 * D * F
+    layers = TOKENS * (L * attention + (L - 1) * tokenwise) + MASKED * tokenwise
+    head = MASKED * (D * D + D * VOCAB)
+    assert work.forward == 2 * (layers + head)
+    assert work.backward == 2 * work.forward
+    assert work.per_token == 3 * work.forward / TOKENS
+
+
+def test_what_is_frozen_has_no_gradient_of_its_weights() -> None:
+    """Extra FFN units in the upper two layers: below them nothing is computed backwards."""
+    units = 48
+    work = count(replace(PLAIN, ffn_units=units, layers="1-2"))
+    plain = count(replace(PLAIN, trains="all"))
+    extension = (TOKENS + MASKED) * 2 * D * units
+    assert work.forward == plain.forward + 2 * extension
+    tokenwise, attention = D * D + 2 * D * F, 3 * D * D + 4 * LENGTH * D
+    passed = MASKED * (D * D + D * VOCAB + tokenwise) + TOKENS * (attention + D * D + 2 * D * F)
+    assert work.backward < 2 * (passed + 2 * extension) < plain.backward
+
+
+@pytest.mark.parametrize("kind", ["masked", "left_to_right"])
+def test_every_layout_is_counted(kind: Literal["masked", "left_to_right"], tmp_path: Path) -> None:
+    objective = ObjectiveConfig(kind=kind, whole_word=kind == "masked", next_sentence=False)
+    for name, layout in TINY_LAYOUTS.items():
+        base = load_base(str(layout.save(tmp_path / name)))
+        config = PretrainConfig(objective=objective, train=TrainConfig(seq_length=LENGTH))
+        model = build_model(
+            base, SHAPE, MethodConfig(), causal=kind != "masked", vocab_size=0, new_words=[], dropout=0.0, seed=0
+        )
+        choose_attention(model, CPU, bf16=False)
+        batch = make_full_batch(config, base.config.vocab_size, ROWS, LENGTH)
+        assert count_work(MaskedLoss(model, CPU, bf16=False), batch, TOKENS).backward > 0, name
+
+
+def test_products_are_timed_where_they_run() -> None:
+    work = count(replace(PLAIN, trains="all"))
+    assert sum(work.products.values()) > 3 * L * 6
+    for bf16 in (False, True):
+        assert 0 < time_products(work, CPU, bf16=bf16) < 60
+
+
+def test_a_step_is_held_against_its_ceiling() -> None:
+    figures = Ceiling(2e6, 1e-5, 1e12).describe(num_tokens=1000, seconds=0.02, world_size=2)
+    assert figures["throughput/gigaflops_per_second"] == pytest.approx(100.0)
+    assert figures["throughput/product_share"] == pytest.approx(1e-5 * 500 / 0.02)
+    assert figures["throughput/mfu"] == pytest.approx(0.05)
+    model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
+    batch = make_full_batch(config, VOCAB, ROWS, LENGTH)
+    ceiling = measure_ceiling(MaskedLoss(model, CPU, bf16=False), batch, TOKENS)
+    assert ceiling.per_token > 0 and ceiling.product_seconds > 0 and ceiling.peak == 0.0
+    assert "throughput/mfu" not in ceiling.describe(1, 1.0, 1)
