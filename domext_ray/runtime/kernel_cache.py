@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-CACHED_KERNELS = 64
+PREDICTION, TRAINING = 64, 256
+"""Kernels that are worth keeping: a training step has some 40 that come again, and 30 that its number of words makes."""
 
 
-def bound_kernel_cache() -> None:
-    """Let oneDNN keep the kernels of a few shapes; for processes that predict, before their first product.
+def bound_kernel_cache(num_kernels: int) -> None:
+    """Let oneDNN keep the kernels of a few shapes; before a process's first product.
 
     By default it keeps 1,024, nearly a megabyte each. Batches of texts of all lengths have some ten new shapes each, so
     that a process grows for hours, and no kernel is ever used again.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CACHED_KERNELS))
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_kernels))

@@ -27,6 +27,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
 from domext_ray.runs.events import tell_driver
+from domext_ray.runtime.kernel_cache import TRAINING, bound_kernel_cache
 from domext_ray.runtime.ray_cluster import (
     count_cpus,
     describe_nodes,
@@ -230,6 +231,7 @@ def train_worker(settings: dict[str, Any]) -> None:
     `ray.train.report`, which knows no limit.
     """
     task: PretrainTask = settings["task"]
+    bound_kernel_cache(TRAINING)
     context = ray.train.get_context()
     if not task.config.scale.uses_gpu:
         fair = count_cpus() // context.get_local_world_size()

@@ -29,6 +29,9 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, detach
 from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.flops import StepWork, count_work, time_products
+from domext_ray.training.objective import MaskedBatch
 
 VOCAB_SIZE = 30_522
 RUN_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of the mean loss of a run
@@ -42,11 +45,13 @@ class Pair:
     """This library's side and the rival's, on one batch; each call makes a step, or a run of which it returns a step.
 
     Args:
+        model: this library's.
         time_model: this library.
         time_rival: the other one.
         loss_difference: between the two before the first step, in fp32.
     """
 
+    model: DomextForMaskedLM
     time_model: Callable[[], Seconds]
     time_rival: Callable[[], Seconds]
     loss_difference: float
@@ -64,6 +69,9 @@ class StepTimes:
         model_cpu_seconds: processor time of the same, over all threads; other programs disturb it less.
         rival_cpu_seconds: likewise.
         loss_difference: between the two before the first step, in fp32.
+        flops_per_token: floating-point operations of the model per token, forward and backward.
+        product_seconds: what its matrix products alone take for the batch, each timed on its own in this process; the
+            faster of two times, before the steps and after them.
     """
 
     length: int
@@ -73,6 +81,8 @@ class StepTimes:
     model_cpu_seconds: tuple[float, ...]
     rival_cpu_seconds: tuple[float, ...]
     loss_difference: float
+    flops_per_token: float
+    product_seconds: float
 
     @property
     def ratio(self) -> float:
@@ -83,6 +93,16 @@ class StepTimes:
     def cpu_ratio(self) -> float:
         """How many times less processor time the model takes, by medians."""
         return statistics.median(self.rival_cpu_seconds) / statistics.median(self.model_cpu_seconds)
+
+    @property
+    def gigaflops_per_second(self) -> float:
+        """What the model computes per second, by the median."""
+        return self.flops_per_token * self.length * self.rows / statistics.median(self.model_seconds) / 1e9
+
+    @property
+    def product_share(self) -> float:
+        """Share of the model's median step that its matrix products alone would take: achieved / attainable."""
+        return self.product_seconds / statistics.median(self.model_seconds)
 
 
 def compute_loss(model: DomextForMaskedLM, batch: Batch) -> Tensor:
@@ -161,7 +181,7 @@ def pair_with_equations(options: argparse.Namespace) -> Iterator[Callable[[Batch
             compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
         )
         time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
-        return Pair(time_model, make_step(rival, rival, batch, bf16=bf16), difference)
+        return Pair(model, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
 
     yield prepare
 
@@ -177,7 +197,7 @@ def pair_with_class(options: argparse.Namespace) -> Iterator[Callable[[Batch], P
             compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
         )
         time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
-        return Pair(time_model, make_step(rival, rival, batch, bf16=bf16), difference)
+        return Pair(model, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
 
     yield prepare
 
@@ -192,7 +212,7 @@ def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch]
             theirs = rival.prepare(batch)
             difference = check_figures(compute_figures(model, lambda: compute_loss(model, batch)), theirs)
             time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
-            return Pair(time_model, rival.time_step, difference)
+            return Pair(model, time_model, rival.time_step, difference)
 
         yield prepare
 
@@ -219,7 +239,7 @@ def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch],
         if not options.dropout:
             apart = abs(losses[0] - losses[1])
             assert apart < RUN_TOLERANCE[options.precision], f"the runs' losses are {losses[0]} and {losses[1]}"
-        return Pair(lambda: ours.run(rows).seconds, lambda: rival.run(rows).seconds, difference)
+        return Pair(model, lambda: ours.run(rows).seconds, lambda: rival.run(rows).seconds, difference)
 
     with one_process_group(device):
         yield prepare
@@ -248,7 +268,9 @@ def measure_step(options: argparse.Namespace) -> list[StepTimes]:
                 for _ in range(options.warmup):
                     pair.time_model()
                     pair.time_rival()
+            work, seconds = _measure_products(pair.model, batch, options)
             times = [(pair.time_model(), pair.time_rival()) for _ in range(options.repeats)]
+            seconds = min(seconds, _measure_products(pair.model, batch, options)[1])
             model, rival = zip(*times, strict=True)
             results.append(
                 StepTimes(
@@ -259,22 +281,35 @@ def measure_step(options: argparse.Namespace) -> list[StepTimes]:
                     tuple(each.cpu for each in model),
                     tuple(each.cpu for each in rival),
                     pair.loss_difference,
+                    work.per_token,
+                    seconds,
                 )
             )
     return results
+
+
+def _measure_products(model: DomextForMaskedLM, batch: Batch, options: argparse.Namespace) -> tuple[StepWork, float]:
+    """Return what a step computes, and the seconds of its products alone."""
+    device, bf16 = torch.device(options.device), options.precision == "bf16"
+    rows = MaskedBatch(
+        batch.input_ids, None, None, batch.masked_positions, batch.labels, torch.ones(len(batch.labels), device=device)
+    )
+    work = count_work(MaskedLoss(model, device, bf16=bf16), rows, batch.input_ids.numel())
+    return work, time_products(work, device, bf16=bf16)
 
 
 def format_table(results: Sequence[StepTimes]) -> str:
     """Return the medians and their ratios as a table."""
     lines = [
         f"{'length':>6} {'rows':>5} {'model s':>9} {'rival s':>9} {'ratio':>6} {'CPU ratio':>10} {'model tokens/s':>15}"
+        f"{'GFLOP/s':>9} {'of products':>12}"
     ]
     for each in results:
         model, rival = statistics.median(each.model_seconds), statistics.median(each.rival_seconds)
         tokens = each.length * each.rows / model
         lines.append(
             f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>10.2f} "
-            f"{tokens:>15,.0f}"
+            f"{tokens:>15,.0f} {each.gigaflops_per_second:>8,.0f} {each.product_share:>12.2f}"
         )
     return "\n".join(lines)
 
@@ -302,6 +337,8 @@ def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
         "cpu_ratio": times.cpu_ratio,
         "tokens_per_second": times.length * times.rows / statistics.median(times.model_seconds),
         "loss_difference": times.loss_difference,
+        "gigaflops_per_second": times.gigaflops_per_second,
+        "product_share": times.product_share,
     }
     return Record("step", {**case, "sizes": describe_sizes(options, options.method)}, results, figures)
 
