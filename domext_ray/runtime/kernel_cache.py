@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 PREDICTION, TRAINING = 64, 256
-"""Kernels that are worth keeping: a training step has some 40 that come again, and 30 that its number of words makes."""
+"""Kernels worth keeping: a training step has some 40 that come again, and 30 that its number of words makes."""
 
 
 def bound_kernel_cache(num_kernels: int) -> None:
