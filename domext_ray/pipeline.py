@@ -48,7 +48,7 @@ from domext_ray.training.checkpoint import CheckpointId, choose_checkpoint, iden
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import FIRST_ORDER, describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
-from domext_ray.training.rate import Rate, measure_rate
+from domext_ray.training.rate import Trial, estimate_memory, make_trial, measure_rate
 from domext_ray.training.router import provide_routers
 from domext_ray.training.start import check_start
 from domext_ray.training.worker import PretrainTask
@@ -98,7 +98,9 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pat
     check_texts(config)
     goes_on_from = _look_back(run_dir)
     if config.dry_run:
-        print(describe_plan(plan.config, plan.paths, plan.counts, _forecast(plan)))
+        trial = make_trial(plan.config, plan.base, plan.config.vocab.size, plan.num_new_words, plan.earlier)
+        memory = estimate_memory(trial)
+        print(describe_plan(plan.config, plan.paths, plan.counts, memory, _forecast(plan, trial)))
         return run_dir
     start_ray()
     plan = replace(plan, config=settle_workers(plan.config))
@@ -230,16 +232,12 @@ def _write_origin(prepared: PreparedRun) -> None:
     )
 
 
-def _forecast(plan: RunPlan) -> Forecast:
+def _forecast(plan: RunPlan, trial: Trial) -> Forecast:
     """What the run will take; its corpus is read in part, and its model is timed for a moment."""
     config = plan.config
     sources = resolve_sources(config.corpus, config.prepare)
-
-    def measure() -> Rate:
-        return measure_rate(config, plan.base, config.vocab.size, plan.num_new_words, plan.earlier)
-
     beside = [resolve_sources(part.corpus, config.prepare) for part in config.parts]
-    return make_forecast(config, plan.base, sources, plan.counts, measure, beside)
+    return make_forecast(config, plan.base, sources, plan.counts, lambda: measure_rate(trial), beside)
 
 
 def _say_finished(plan: RunPlan) -> None:

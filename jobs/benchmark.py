@@ -17,6 +17,12 @@ pre-training, in which all weights train.
 `python jobs/benchmark.py keep` times a step in which a quarter of the rows ask the base what it predicts
 (--objective.keep kl) against the same step without.
 
+`python jobs/benchmark.py memory` measures the peak memory of training a method against that of full training, at the
+same batch.
+
+`python jobs/benchmark.py plan` compares what a dry run says of a rank's memory with what training takes, for four
+methods at ZeRO 0, 2 and 3.
+
 `python jobs/benchmark.py finetune` times fine-tuning against transformers' Trainer on the same rows.
 
 `python jobs/benchmark.py predict` times prediction of many texts against transformers.pipeline.
@@ -43,6 +49,7 @@ import torch
 from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
+from benchmarks.memory import add_memory_options, add_plan_options, run_memory, run_plan
 from benchmarks.methods import run_methods
 from benchmarks.output import add_output_options
 from benchmarks.overhead import run_overhead
@@ -57,7 +64,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 POSITIVE = (
     "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "
     "batch_size rows rival_rows workers batch_sizes batch_tokens "
-    "adapters clients answers words texts overload port"
+    "adapters clients answers words texts overload port ranks accumulation_steps"
 ).split()
 
 
@@ -74,7 +81,13 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     methods.set_defaults(run=run_methods)
     keep = verbs.add_parser("keep", help="a training step that keeps to the base's predictions against one without")
     keep.set_defaults(run=run_keeping)
-    for each in (step, methods, keep):
+    memory = verbs.add_parser("memory", help="peak memory of training a method, against full training")
+    memory.set_defaults(run=run_memory)
+    add_memory_options(memory)
+    plan = verbs.add_parser("plan", help="what a dry run says of memory, against what training takes")
+    plan.set_defaults(run=run_plan)
+    add_plan_options(plan)
+    for each in (step, methods, keep, memory, plan):
         add_sizes(each)
     finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
     finetune.set_defaults(run=run_finetune)

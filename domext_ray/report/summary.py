@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from domext_ray.config.identity import dump_yaml
-from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.errors import RunError
@@ -23,7 +23,6 @@ from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
-from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
 
@@ -63,46 +62,31 @@ def describe_manifest(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
-def describe_plan(config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, forecast: Forecast) -> str:
-    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast."""
-    memory = estimate_memory(config, counts)
+def describe_plan(
+    config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, memory: Mapping[str, int], forecast: Forecast
+) -> str:
+    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast.
+
+    Args:
+        config: the run.
+        paths: its places.
+        counts: its parameters.
+        memory: bytes of a rank by part.
+        forecast: what it will take.
+    """
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
-    parts = "\n".join(f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items())
+    parts = "\n".join(
+        f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items() if value
+    )
     return (
         f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
-        f"memory per rank, estimated:\n{parts}\n  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
+        f"memory per rank when a step needs most, without Python and its libraries:\n{parts}\n"
+        f"  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
         f"{describe_forecast(forecast, config)}\n"
         "dry run: nothing was started"
     )
-
-
-def estimate_memory(config: PretrainConfig, counts: ParameterCounts) -> dict[str, int]:
-    """Estimate bytes of one rank: weights, gradients and moments by ZeRO stage, activations of a micro batch.
-
-    Activations count the tensors that the backward pass of a BERT layer keeps: about 34 hidden-size vectors a token
-    and layer at two bytes (Korthikanti et al. 2022, without attention scores, which fused attention never keeps).
-    """
-    stage, world = config.engine.zero_stage, config.scale.num_workers
-    wide = config.engine.base_dtype == "fp32" or (
-        config.engine.base_dtype == "auto" and config.scale.use_gpu is not True
-    )
-    frozen = (counts.total - counts.trainable) * (4 if wide else 2)
-    weights = (counts.trainable + counts.decoder) * 4
-    tokens = resolve_micro_batch_size(config) * config.train.seq_length
-    bytes_per_value = 2 if config.engine.precision == "bf16" else 4
-    layers = 1 if config.engine.activation_checkpointing else counts.num_hidden_layers
-    moments = weights * 2 // (world if stage >= 1 else 1)
-    copy = counts.total * (4 if wide else 2) if needs_teacher(config) and not config.method.keeps_base else 0
-    return {
-        "frozen_weights": frozen // (world if stage == 3 else 1),
-        **({"copy_of_the_base": copy // (world if stage == 3 else 1)} if copy else {}),
-        "trainable_weights": weights // (world if stage == 3 else 1),
-        "gradients": weights // (world if stage >= 2 else 1),
-        "optimizer_moments": 0 if config.engine.offload else moments,
-        "activations": tokens * counts.hidden_size * layers * 17 * bytes_per_value,
-    }
 
 
 def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

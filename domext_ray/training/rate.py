@@ -1,20 +1,24 @@
-"""What a step of a run's model computes, and how fast this machine does it: what a dry run reckons hours with."""
+"""A run's model before there is a run: what a step of it computes, how fast this machine is at it, and its memory."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from domext_ray.config.pretrain import PretrainConfig, resolve_micro_batch_size
+from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_size, resolve_micro_batch_size
+from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model, choose_attention
-from domext_ray.training.engine import MaskedLoss, move_batch
+from domext_ray.training.engine import MaskedLoss, Objective, move_batch
 from domext_ray.training.flops import count_work
+from domext_ray.training.keeping import needs_teacher
+from domext_ray.training.memory import Sharding, plan_memory
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.optimizer import build_optimizer
 from domext_ray.training.vectors import attach_decoder, make_vector_loss
@@ -41,27 +45,46 @@ class Rate:
     tokens_per_second: float
 
 
-def measure_rate(
-    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None = None
-) -> Rate:
-    """Time forward, backward and update of some micro batches of random tokens on this machine; no Ray, no text.
+@dataclass(frozen=True)
+class Trial:
+    """A run's model and loss, and micro batches that have what the run's own have, but for their text.
 
     Args:
-        config: the run, its sizes solved.
+        config: the run.
+        objective: model and loss.
+        batches: one per length phase, on the CPU.
+        device: where the model is.
+        num_words: of the base.
+    """
+
+    config: PretrainConfig
+    objective: Objective
+    batches: Sequence[MaskedBatch | ViewBatch]
+    device: torch.device
+    num_words: int
+
+
+def make_trial(
+    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None = None
+) -> Trial:
+    """Make a run's model and micro batches of random tokens; no Ray, no text.
+
+    Args:
+        config: the run, its sizes solved. On a machine without a GPU, what a GPU would train is made on the CPU.
         base: its base; None for random weights.
         vocab_size: rows of the word embedding table when there is no base.
         num_new_words: words beside the base's.
         earlier: extensions that the model has beside the method's own.
     """
-    is_here = config.scale.use_gpu is not True or torch.cuda.is_available()
-    device = torch.device("cuda" if config.scale.use_gpu is True and is_here else "cpu")
+    is_for_gpu = config.scale.use_gpu is True
+    device = torch.device("cuda" if is_for_gpu and torch.cuda.is_available() else "cpu")
     model = build_model(
         base,
         config.shape,
         config.method,
         vocab_size=vocab_size,
         new_words=[[0]] * num_new_words,
-        next_sentence=False,
+        next_sentence=config.objective.next_sentence,
         causal=config.objective.is_left_to_right,
         reads_words=config.objective.reads_words,
         pad_token_id=0,
@@ -69,34 +92,75 @@ def measure_rate(
         dropout=config.train.dropout,
         seed=config.seed,
     )
-    attach_decoder(model, config.objective, config.train.seq_length, config.seed)
-    choose_attention(model, device, bf16=config.engine.precision == "bf16")
+    longest = max(config.train.seq_length, config.train.long_seq_length)
+    attach_decoder(model, config.objective, longest, config.seed)
+    choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.precision == "bf16")
     network = cast(nn.Module, model).to(device).train()
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
-    module = loss(network, device, bf16=config.engine.precision == "bf16")
-    words = vocab_size if base is None else base.config.vocab_size
-    length = config.train.seq_length
-    flops_per_token = 0.0
+    objective = loss(network, device, bf16=config.engine.precision == "bf16")
+    num_words = vocab_size if base is None else base.config.vocab_size
+    lengths = (config.train.seq_length, config.train.long_seq_length)
+    sizes = zip(_list_rows(config), lengths, strict=False)
+    return Trial(config, objective, [make_full_batch(config, num_words, *each) for each in sizes], device, num_words)
+
+
+def measure_rate(trial: Trial) -> Rate:
+    """Count the operations of full rows; time forward, backward and update of some micro batches on this machine."""
+    config, device, objective = trial.config, trial.device, trial.objective
+    length, flops_per_token = config.train.seq_length, 0.0
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         num_rows = max(1, COUNTED_TOKENS // length)
-        batch = make_full_batch(config, words, num_rows, length)
-        flops_per_token = count_work(module, batch, num_rows * length).per_token
-    if not is_here:
+        batch = make_full_batch(config, trial.num_words, num_rows, length)
+        flops_per_token = count_work(objective, batch, num_rows * length).per_token
+    if config.scale.use_gpu is True and device.type != "cuda":
         return Rate(flops_per_token, 0.0)
-    trainables = {name: each for name, each in network.named_parameters() if each.requires_grad}
+    trainables = {name: each for name, each in objective.named_parameters() if each.requires_grad}
     optimizer = build_optimizer(trainables, config.optim, {})
-    num_rows = resolve_micro_batch_size(config)
-    tensors = move_batch(make_full_batch(config, words, num_rows, length), device)
+    tensors = move_batch(trial.batches[0], device)
     seconds: list[float] = []
     while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
         start = time.perf_counter()
-        module(**tensors)[0].backward()
+        objective(**tensors)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return Rate(flops_per_token, num_rows * length / statistics.median(seconds[1:]))
+    return Rate(flops_per_token, resolve_micro_batch_size(config) * length / statistics.median(seconds[1:]))
+
+
+def estimate_memory(trial: Trial) -> dict[str, int]:
+    """Return the bytes of one rank by part, at the moment of a step that needs most; see `training.memory`.
+
+    A run that keeps to its base without having it in its own model has a copy of it, whose passes are not counted.
+    """
+    config, engine = trial.config, trial.config.engine
+    is_on_gpu = config.scale.use_gpu is True
+    num_workers, is_offloaded = config.scale.num_workers, engine.offload and is_on_gpu
+    narrow = engine.base_dtype == "bf16" or (engine.base_dtype == "auto" and is_on_gpu and engine.precision == "bf16")
+    model_config = cast(Any, trial.objective.model).config
+    dropout = model_config.attention_probs_dropout_prob
+    if is_on_gpu and trial.device.type == "cpu":
+        # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
+        model_config.attention_probs_dropout_prob = 0.0
+    plans = []
+    for batch, rows in zip(trial.batches, _list_rows(config), strict=True):
+        accumulates = config.train.global_batch_size // num_workers > rows
+        sharding = Sharding(engine.zero_stage, num_workers, accumulates, is_offloaded, is_on_gpu)
+        recomputes = engine.activation_checkpointing
+        plans.append(plan_memory(trial.objective, batch, sharding, narrow_base=narrow, recomputes=recomputes))
+    model_config.attention_probs_dropout_prob = dropout
+    parts = max(plans, key=lambda each: sum(each.values()))
+    if needs_teacher(config) and not config.method.keeps_base:
+        size = sum(each.numel() for name, each in trial.objective.named_parameters() if not is_extension(name))
+        parts["copy_of_the_base"] = size * (2 if narrow else 4)
+    return parts
+
+
+def _list_rows(config: PretrainConfig) -> list[int]:
+    """Return the rows of a micro batch, of each length phase."""
+    first = [resolve_micro_batch_size(config)]
+    return [*first, resolve_long_micro_batch_size(config)] if config.train.long_seq_length else first
 
 
 def make_full_batch(config: PretrainConfig, vocab_size: int, num_rows: int, length: int) -> MaskedBatch | ViewBatch:

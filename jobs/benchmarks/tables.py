@@ -251,6 +251,33 @@ def _rows_of_serve(record: Content) -> Iterator[Row]:
         }
 
 
+def _rows_of_memory(record: Content) -> Iterator[Row]:
+    case = record["case"]
+    yield {
+        "": f"{METHODS[case['method']]} ({case['sizes']}), {case['layers']} layers",
+        "precision": case["precision"],
+        "tokens per row": f"{case['length']:,}",
+        "rows": f"{case['rows']:,}",
+        "peak, GiB": f"{_result(record, case['method'])['median'] / 2**30:.2f}",
+        "full training, GiB": f"{_result(record, 'full')['median'] / 2**30:.2f}",
+        "ratio": f"{record['figures']['ratio']:.2f}",
+    }
+
+
+def _rows_of_plan(record: Content) -> Iterator[Row]:
+    case = record["case"]
+    for each, planned in zip(record["results"], record["figures"]["cases"], strict=True):
+        yield {
+            "": METHODS[planned["method"]],
+            "tokens per row": f"{case['length']:,}",
+            "rows": f"{case['rows']:,}",
+            "ZeRO": str(planned["stage"]),
+            "planned, GiB": f"{planned['planned'] / 2**30:.2f}",
+            "measured, GiB": f"{each['median'] / 2**30:.2f}",
+            "off by": f"{planned['off_frac']:+.0%}",
+        }
+
+
 SERVED = {
     "mixed": "rows of all adapters in one pass",
     "rival": "one adapter per batch",
@@ -269,6 +296,8 @@ TABLES = {
     "e2e": Table(_rows_of_e2e),
     "predict": Table(_rows_of_predict),
     "serve": Table(_rows_of_serve),
+    "memory": Table(_rows_of_memory, ("", "precision")),
+    "plan": Table(_rows_of_plan),
 }
 """By verb."""
 

@@ -135,3 +135,25 @@ def test_the_table_of_a_verb_shows_what_it_wrote(verb: str, tmp_path: Path) -> N
     rows = [line for line in make_table([record]).splitlines() if line.startswith("|")][2:]
     assert len(rows) == (len(record["results"]) if verb == "methods" else 1)
     assert verb != "methods" or rows[2].startswith("| AF Adapter, layers 1–1 |")
+
+
+@pytest.mark.jobs
+def test_memory_is_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+    from benchmarks.tables import make_table
+
+    run_verb("memory", *SMALL, "--layers", "1", "--repeats", "1", "--output", str(tmp_path))
+    (record,) = read_records(tmp_path)
+    assert 0 < record["figures"]["ratio"] < 1, "full training has moments and gradients of all weights"
+    assert len(make_table([record]).splitlines()) == 5
+
+
+@pytest.mark.jobs
+def test_a_plan_is_what_two_ranks_take(tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+
+    chosen = "--methods full --stages 0 2 --repeats 1".split()
+    run_verb("plan", *SMALL, *chosen, "--output", str(tmp_path))
+    (record,) = read_records(tmp_path)
+    assert [each["stage"] for each in record["figures"]["cases"]] == [0, 2]
+    assert record["figures"]["worst_frac"] < 0.3  # weights of 150 MiB, beside which an allocator's rest is large

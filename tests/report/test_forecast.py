@@ -26,7 +26,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
-from domext_ray.training.rate import Rate, measure_rate
+from domext_ray.training.rate import Rate, make_trial, measure_rate
 
 COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900, num_hidden_layers=2, hidden_size=32)
 
@@ -121,7 +121,7 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
-    rate = measure_rate(config, load_base(config.base), 0, num_new_words=3)
+    rate = measure_rate(make_trial(config, load_base(config.base), 0, num_new_words=3))
     assert rate.tokens_per_second > 0 and rate.flops_per_token > 0
 
 

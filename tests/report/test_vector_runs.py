@@ -14,13 +14,15 @@ from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.errors import RunError
+from domext_ray.model.base import load_base
 from domext_ray.plan import plan_run
 from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.index import write_index
 from domext_ray.report.report import write_report
 from domext_ray.report.results import describe_result, describe_sizes, format_summary, list_intervals
-from domext_ray.report.summary import describe_plan, estimate_memory, measure_run, read_summary
+from domext_ray.report.summary import describe_plan, measure_run, read_summary
 from domext_ray.training.metrics import RunProgress
+from domext_ray.training.rate import estimate_memory, make_trial
 
 TITLES = {"contrast": ("contrast loss", "rows matched"), "denoise": ("denoising loss", "tokens written")}
 each_kind = pytest.mark.parametrize("kind", TITLES)
@@ -118,7 +120,8 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
     assert counts.decoder == 32 * 32 + 2 * 32 + 2 * (4 * 32 + 13 * 32**2 + 10 * 32)
     masked = plan_run(replace(config, objective=ObjectiveConfig())).counts
     assert replace(counts, decoder=0) == masked, "the model's own counts, hence sizes for a budget, stay"
-    assert estimate_memory(config, counts)["trainable_weights"] == 4 * (masked.trainable + counts.decoder)
+    memory = estimate_memory(make_trial(config, load_base(config.base), 0, 0))
+    assert memory["trainable_weights"] == 4 * (masked.trainable + counts.decoder)
     forecast = Forecast((), 0, 0.0, 0, 0.0, False, 0.0, 0, 0)
-    said = describe_plan(config, plan_run(config).paths, counts, forecast)
+    said = describe_plan(config, plan_run(config).paths, counts, memory, forecast)
     assert f", and {counts.decoder:,} of a decoder, which no export has\n" in said

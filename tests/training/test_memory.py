@@ -1,0 +1,116 @@
+"""Memory of a step as it is planned: what fake tensors hold is what real ones do, and how ZeRO shares it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from test_engine import CPU, build_model, join, split
+from torch import nn
+
+from domext_ray.config.method import MethodConfig
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ScaleConfig, TrainConfig
+from domext_ray.model.base import load_base
+from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, MaskedLoss
+from domext_ray.training.memory import Sharding, StepMemory, list_moments, make_fake, measure_step, plan_memory
+from domext_ray.training.rate import estimate_memory, make_trial
+
+ALONE = Sharding(stage=0, world_size=1, accumulates=False)
+
+
+def build_objective(method: str = "af", *, bf16: bool = False) -> MaskedLoss:
+    return MaskedLoss(build_model(dropout=0.1, method=method), CPU, bf16=bf16).train()
+
+
+def make_batch() -> Any:
+    return join(split(0, 0, 1, 1)[0])
+
+
+@pytest.mark.parametrize("method", ["af", "full"])
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_step_without_values_holds_what_a_real_one_holds(method: str, keeps: bool, bf16: bool) -> None:
+    objective = build_objective(method, bf16=bf16)
+    batch = make_batch()
+    real = measure_step(copy.deepcopy(objective), batch, keeps_gradients=keeps)
+    fake, mode = make_fake(objective)
+    with mode:
+        planned = measure_step(fake, batch, keeps_gradients=keeps)
+    assert asdict(planned) == pytest.approx(asdict(real), rel=1e-3)  # kernels make a few bytes of their own
+    assert real.before > real.after // 2 > 0
+    assert (real.gradients > 0) <= keeps
+
+
+def test_planning_leaves_the_model_as_it_is() -> None:
+    objective = build_objective()
+    before = copy.deepcopy(objective.state_dict())
+    plan_memory(objective, make_batch(), ALONE, narrow_base=True, recomputes=True)
+    assert all(each.grad is None and each.dtype == torch.float32 for each in objective.parameters())
+    assert all(torch.equal(each, before[name]) for name, each in objective.state_dict().items())
+    assert not cast(Any, objective.model).is_gradient_checkpointing
+
+
+def test_a_narrow_base_and_recomputed_activations_take_less() -> None:
+    objective = build_objective()
+    plain, narrow, recomputed = (
+        plan_memory(objective, make_batch(), ALONE, narrow_base=narrow, recomputes=recomputes)
+        for narrow, recomputes in ((False, False), (True, False), (False, True))
+    )
+    assert 0.5 <= narrow["frozen_weights"] / plain["frozen_weights"] < 0.55, "matrices, but no vectors"
+    assert recomputed["activations"] < 0.9 * plain["activations"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_shares_what_it_says(stage: int) -> None:
+    objective = build_objective("full")
+    trained = sum(4 * each.numel() for each in objective.parameters())
+    parts = plan_memory(objective, make_batch(), Sharding(stage, world_size=4, accumulates=True))
+    assert parts["trainable_weights"] == trained
+    assert parts["optimizer_moments"] == 2 * (trained // 4 if stage else trained)
+    assert parts.get("optimizer_masters", 0) == (trained // 4 if stage else 0)
+    assert parts.get("shards_of_weights", 0) == (trained // 4 if stage == 3 else 0)
+    assert parts["gradients"] >= (trained if stage < 2 else trained // 4)
+    offloaded = plan_memory(objective, make_batch(), Sharding(stage, 4, accumulates=True, offload=True))
+    assert not offloaded.keys() & {"optimizer_masters", "optimizer_moments"}
+
+
+def test_a_large_model_is_reduced_bucket_by_bucket() -> None:
+    bucket = 4 * MAX_BUCKET_ELEMENTS
+    step = StepMemory(before=10, after=5, gradients=3, reducing=4)
+    moments = list(list_moments(10 * bucket, 0, step, Sharding(2, 10, accumulates=False)))
+    assert {"gradients": bucket, "buffers": 2 * bucket, "activations": 4} in moments
+    assert max(each["buffers"] for each in moments) == 2 * bucket
+
+
+def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder: Path) -> None:
+    config = PretrainConfig(
+        base=str(tiny_base_folder),
+        method=MethodConfig(heads=1, ffn_units=16),
+        train=TrainConfig(seq_length=16, long_seq_length=64, global_batch_size=8, long_micro_batch_size=4),
+        engine=EngineConfig(precision="fp32"),
+    )
+    base = load_base(config.base)
+
+    def plan(config: PretrainConfig) -> dict[str, int]:
+        return estimate_memory(make_trial(config, base, 0, 0))
+
+    short = plan(replace(config, train=replace(config.train, long_seq_length=0)))
+    assert plan(config)["activations"] > 1.5 * short["activations"]
+    on_gpu = plan(replace(config, scale=ScaleConfig(use_gpu=True)))
+    assert on_gpu["activations"] < plan(config)["activations"], "fused attention keeps no weights"
+    plain = replace(config, train=TrainConfig(seq_length=16, global_batch_size=8))
+    contrast = plan(replace(plain, objective=ObjectiveConfig(kind="contrast", contrast_rows=8)))
+    assert contrast["activations"] > 0 and "buffers" in contrast
+
+
+def test_a_copy_of_the_base_is_counted(tiny_base_folder: Path) -> None:
+    config = PretrainConfig(base=str(tiny_base_folder), method=MethodConfig(trains="all", heads=0, ffn_units=0))
+    config = replace(config, replay=replace(config.replay, corpus="general.txt"), train=TrainConfig(seq_length=16))
+    trial = make_trial(config, load_base(config.base), 0, 0)
+    parts = estimate_memory(trial)
+    assert parts["copy_of_the_base"] == parts["trainable_weights"]
+    assert isinstance(trial.objective, nn.Module)
