@@ -65,6 +65,7 @@ RESTRICTED = {
     "ray": (
         "runtime.ray_cluster",
         "corpus.",
+        "training.entry",
         "training.pretrain",
         "downstream.finetune.finetune",
         "inference.blocks",

@@ -8,7 +8,7 @@ by its user; both go on from the newest checkpoint that verifies.
 from __future__ import annotations
 
 import os
-import platform
+import pickle
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,19 +17,15 @@ from typing import Any, cast
 
 import ray
 import ray.train
-import torch
 from ray.exceptions import RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback, WorkerGroupError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
-from domext_ray.runs.events import tell_driver
-from domext_ray.runtime.kernel_cache import TRAINING, bound_kernel_cache
 from domext_ray.runtime.ray_cluster import (
-    count_cpus,
     describe_nodes,
     describe_waiting,
     find_shortage,
@@ -39,8 +35,9 @@ from domext_ray.runtime.ray_cluster import (
 )
 from domext_ray.runtime.stopping import Save, Stopped, save_first, signal_name
 from domext_ray.training.checkpoint import list_steps
+from domext_ray.training.entry import RunFailures, train_worker, unwrap_death
 from domext_ray.training.metrics import RunProgress, find_last_step, write_attempt
-from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.training.worker import PretrainTask
 
 COLLECTIVE_TIMEOUT_SECONDS = 300
 CROWDED_CPUS = 0.5
@@ -82,7 +79,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     write_attempt(task.run_dir, task.attempt)
     trainer = _Trainer(
         train_worker,
-        train_loop_config={"task": task},
+        train_loop_config={"task": pickle.dumps(task)},  # unpickled by those who train
         scaling_config=ScalingConfig(
             num_workers=config.scale.num_workers, use_gpu=config.scale.uses_gpu, resources_per_worker=resources
         ),
@@ -111,7 +108,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
 def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingError | None:
     """What a user can know of workers that died too often (memory, a lost node); None for errors of the code."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
-    failures = {rank: _unwrap_death(each) for rank, each in failures.items()}
+    failures = {rank: unwrap_death(each) for rank, each in failures.items()}
     if not failures or not all(isinstance(each, RayError) for each in failures.values()):
         return None
     rank, death = min(failures.items(), key=lambda each: each[0])
@@ -119,11 +116,6 @@ def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingErr
         f"workers died more than --train.max_failures ({config.train.max_failures}) times, the last time worker "
         f"{rank} ({' '.join(str(death).split())}); the same command goes on from the newest checkpoint."
     )
-
-
-def _unwrap_death(error: Exception) -> Exception:
-    """What Ray says of a worker that does not answer any more, or the worker's own error."""
-    return getattr(error, "health_check_failure", None) or error
 
 
 def _ask_to_save(task: PretrainTask) -> bool:
@@ -189,64 +181,3 @@ def check_shared_storage(run_dir: Path) -> None:
                 )
     finally:
         marker.unlink()
-
-
-class RunFailures(UserCallback):
-    """Runs where Ray Train decides on restarts: a user's mistake ends the run, and a restart is said on the terminal.
-
-    Args:
-        run_dir: the run's directory.
-        max_failures: restarts before Ray Train gives up.
-    """
-
-    def __init__(self, run_dir: Path, max_failures: int) -> None:
-        self.run_dir, self.max_failures, self.num_failures = run_dir, max_failures, 0
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Decide what a failed worker means.
-
-        Raises:
-            DomextError: the user's mistake; Ray Train never tries again after an error of this callback.
-        """
-        for error in worker_exceptions.values():
-            user_error = find_user_error(error)
-            if user_error is not None:
-                raise user_error
-        self.num_failures += 1
-        rank, error = min(worker_exceptions.items(), key=lambda each: each[0])
-        error = _unwrap_death(error)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        ends = self.num_failures > self.max_failures
-        tell_driver(
-            self.run_dir,
-            f"worker {rank} failed ({reason}): failure {self.num_failures} of at most {self.max_failures}"
-            + ("; the job gives up." if ends else " (--train.max_failures); all workers start again."),
-        )
-
-
-def train_worker(settings: dict[str, Any]) -> None:
-    """One rank of a run, as Ray Train starts it.
-
-    It raises whatever is wrong, user's mistakes too: a rank that returned would leave the others waiting in
-    `ray.train.report`, which knows no limit.
-    """
-    task: PretrainTask = settings["task"]
-    bound_kernel_cache(TRAINING)
-    context = ray.train.get_context()
-    if not task.config.scale.uses_gpu:
-        fair = count_cpus() // context.get_local_world_size()
-        torch.set_num_threads(max(1, int(task.config.scale.cpus_per_worker or fair)))
-    elif not torch.cuda.is_available():
-        raise ConfigError(
-            f"--scale.use_gpu is true, and torch {torch.__version__} finds no GPU on {platform.node()}, where Ray has "
-            "one; install a build of torch with CUDA there, or give --scale.use_gpu false."
-        )
-    worker = PretrainWorker(
-        task,
-        rank=context.get_world_rank(),
-        world_size=context.get_world_size(),
-        device=ray.train.torch.get_device() if task.config.scale.uses_gpu else torch.device("cpu"),
-        report=ray.train.report,
-    )
-    worker.run()
-    worker.close()

@@ -17,14 +17,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from scipy.sparse import csr_matrix
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -37,6 +35,9 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
+
+if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
+    from scipy.sparse import csr_matrix
 
 ROUTER, TABLES, DESCRIPTION = "router", "tables.safetensors", "routers.json"
 KEPT_FRAC = 0.97
@@ -149,11 +150,16 @@ def _count_words(rows: Rows, counts: np.ndarray) -> csr_matrix:
     sizes = [len(each) for each in columns]
     values = np.repeat(_SCALE / np.array(numbers), sizes)
     ends = np.concatenate([[0], np.cumsum(sizes)])
+    from scipy.sparse import csr_matrix
+
     return csr_matrix((values, np.concatenate(columns), ends), shape=(len(rows), len(counts) + ROUTER_PAIRS))
 
 
 def _fit_table(domain: Rows, general: Rows, counts: np.ndarray) -> Tensor:
     """Fit the log-odds; each word has the constant in it, for they are averaged."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     labels = np.repeat([1, 0], [len(domain), len(general)])
     model = LogisticRegression(class_weight="balanced", max_iter=_MAX_ITERATIONS)
     with warnings.catch_warnings():

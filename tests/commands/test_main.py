@@ -6,6 +6,7 @@ import resource
 import runpy
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 
@@ -147,3 +148,11 @@ def test_a_reader_who_stops_reading_is_no_error(tmp_path: Path) -> None:
     command = f'{sys.executable} -c "{code}" | head -1'
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("AF Adapter")
+
+
+def test_a_job_begins_with_its_process(tmp_path: Path) -> None:
+    code = "import time\nfrom domext_ray.commands.pretraining import _find_process_start\nprint(_find_process_start())"
+    before = time.time()
+    done, _ = run_alone(f"import time\ntime.sleep(1)\n{code}", tmp_path)
+    started = float(done.stdout)
+    assert before - 0.05 < started < time.time() - 1, "the clock of processes has ticks of a hundredth of a second"

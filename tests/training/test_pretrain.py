@@ -15,7 +15,8 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, 
 from domext_ray.errors import RunError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.events import EVENTS, EventReader
-from domext_ray.training.pretrain import RunFailures, describe_deaths
+from domext_ray.training.entry import RunFailures
+from domext_ray.training.pretrain import describe_deaths
 
 
 @pytest.mark.jobs  # jobs/test_pipeline.py has one of a single worker

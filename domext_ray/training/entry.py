@@ -1,0 +1,90 @@
+"""What Ray Train's processes begin with: its controller, which decides on restarts, and each rank of a run.
+
+The controller reads this file when it starts, and the ranks start after it. So torch, transformers and the model are
+imported by a rank alone, within `train_worker`: in both processes, one after the other, they would take seconds twice.
+"""
+
+from __future__ import annotations
+
+import pickle
+import platform
+from pathlib import Path
+from typing import Any
+
+from ray.train import UserCallback
+
+from domext_ray.errors import ConfigError, find_user_error
+from domext_ray.runs.events import tell_driver
+
+
+def unwrap_death(error: Exception) -> Exception:
+    """What Ray says of a worker that does not answer any more, or the worker's own error."""
+    return getattr(error, "health_check_failure", None) or error
+
+
+class RunFailures(UserCallback):
+    """Runs where Ray Train decides on restarts: a user's mistake ends the run, and a restart is said on the terminal.
+
+    Args:
+        run_dir: the run's directory.
+        max_failures: restarts before Ray Train gives up.
+    """
+
+    def __init__(self, run_dir: Path, max_failures: int) -> None:
+        self.run_dir, self.max_failures, self.num_failures = run_dir, max_failures, 0
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Decide what a failed worker means.
+
+        Raises:
+            DomextError: the user's mistake; Ray Train never tries again after an error of this callback.
+        """
+        for error in worker_exceptions.values():
+            user_error = find_user_error(error)
+            if user_error is not None:
+                raise user_error
+        self.num_failures += 1
+        rank, error = min(worker_exceptions.items(), key=lambda each: each[0])
+        error = unwrap_death(error)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        ends = self.num_failures > self.max_failures
+        tell_driver(
+            self.run_dir,
+            f"worker {rank} failed ({reason}): failure {self.num_failures} of at most {self.max_failures}"
+            + ("; the job gives up." if ends else " (--train.max_failures); all workers start again."),
+        )
+
+
+def train_worker(settings: dict[str, Any]) -> None:
+    """One rank of a run, as Ray Train starts it.
+
+    It raises whatever is wrong, user's mistakes too: a rank that returned would leave the others waiting in
+    `ray.train.report`, which knows no limit.
+    """
+    import ray.train.torch
+    import torch
+
+    from domext_ray.runtime.kernel_cache import TRAINING, bound_kernel_cache
+    from domext_ray.runtime.ray_cluster import count_cpus
+    from domext_ray.training.worker import PretrainTask, PretrainWorker
+
+    task: PretrainTask = pickle.loads(settings["task"])
+    bound_kernel_cache(TRAINING)
+    context = ray.train.get_context()
+    if not task.config.scale.uses_gpu:
+        fair = count_cpus() // context.get_local_world_size()
+        torch.set_num_threads(max(1, int(task.config.scale.cpus_per_worker or fair)))
+    elif not torch.cuda.is_available():
+        raise ConfigError(
+            f"--scale.use_gpu is true, and torch {torch.__version__} finds no GPU on {platform.node()}, where Ray has "
+            "one; install a build of torch with CUDA there, or give --scale.use_gpu false."
+        )
+    worker = PretrainWorker(
+        task,
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=ray.train.torch.get_device() if task.config.scale.uses_gpu else torch.device("cpu"),
+        report=ray.train.report,
+    )
+    worker.run()
+    worker.close()
