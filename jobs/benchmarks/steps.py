@@ -100,7 +100,7 @@ class StepTimes:
         return self.flops_per_token * self.length * self.rows / statistics.median(self.model_seconds) / 1e9
 
     @property
-    def product_share(self) -> float:
+    def attained_frac(self) -> float:
         """Share of the model's median step that its matrix products alone would take: achieved / attainable."""
         return self.product_seconds / statistics.median(self.model_seconds)
 
@@ -309,7 +309,7 @@ def format_table(results: Sequence[StepTimes]) -> str:
         tokens = each.length * each.rows / model
         lines.append(
             f"{each.length:>6} {each.rows:>5} {model:>9.4f} {rival:>9.4f} {each.ratio:>6.2f} {each.cpu_ratio:>10.2f} "
-            f"{tokens:>15,.0f} {each.gigaflops_per_second:>8,.0f} {each.product_share:>12.2f}"
+            f"{tokens:>15,.0f} {each.gigaflops_per_second:>8,.0f} {each.attained_frac:>12.2f}"
         )
     return "\n".join(lines)
 
@@ -338,7 +338,7 @@ def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
         "tokens_per_second": times.length * times.rows / statistics.median(times.model_seconds),
         "loss_difference": times.loss_difference,
         "gigaflops_per_second": times.gigaflops_per_second,
-        "product_share": times.product_share,
+        "attained_frac": times.attained_frac,
     }
     return Record("step", {**case, "sizes": describe_sizes(options, options.method)}, results, figures)
 
