@@ -78,11 +78,12 @@ def make_trial(
     """
     is_for_gpu = config.scale.use_gpu is True
     device = torch.device("cuda" if is_for_gpu and torch.cuda.is_available() else "cpu")
+    num_words = vocab_size if base is None else base.config.vocab_size
     model = build_model(
         base,
         config.shape,
         config.method,
-        vocab_size=vocab_size,
+        vocab_size=num_words,
         new_words=[[0]] * num_new_words,
         next_sentence=config.objective.next_sentence,
         causal=config.objective.is_left_to_right,
@@ -98,7 +99,6 @@ def make_trial(
     network = cast(nn.Module, model).to(device).train()
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
     objective = loss(network, device, bf16=config.engine.precision == "bf16")
-    num_words = vocab_size if base is None else base.config.vocab_size
     lengths = (config.train.seq_length, config.train.long_seq_length)
     sizes = zip(_list_rows(config), lengths, strict=False)
     return Trial(config, objective, [make_full_batch(config, num_words, *each) for each in sizes], device, num_words)
