@@ -16,11 +16,14 @@ def _pretrain(config: PretrainConfig) -> None:
     run_pretraining(config, started=_find_process_start())
 
 
-def _find_process_start() -> float:
-    """When this process was started, as `time.time()` has it; psutil's figure is up to a second off."""
-    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age
+def _find_process_start() -> float | None:
+    """When this process was started, as `time.time()` has it; None where the system has no /proc."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+    # psutil's figure is up to a second off.
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _make_method(

@@ -34,17 +34,17 @@ PEAKS = {
     "B200": 2250e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "GH200": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
     "A10G": 70e12,
     "A10": 125e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
 }
-"""Dense bf16 operations per second that the makers' data sheets publish, by a part of the card's name; first fit."""
+"""Dense bf16 operations per second that the makers' data sheets publish, by words of the card's name; first fit."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Ceiling:
     Args:
         per_token: operations per token, forward and backward, of full rows.
         product_seconds: per token, what this rank takes for these products alone.
-        peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or no card.
+        peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or another precision.
     """
 
     per_token: float
@@ -187,7 +187,8 @@ def measure_ceiling(objective: Objective, batch: Any, num_tokens: int) -> Ceilin
     """Count the operations of a batch of full rows, and time its products where the objective's model is."""
     work, device = count_work(objective, batch, num_tokens), torch.device(objective.device_type)
     seconds = time_products(work, device, bf16=objective.bf16)
-    return Ceiling(work.per_token, seconds / num_tokens, find_peak(device))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" and objective.bf16 else ""
+    return Ceiling(work.per_token, seconds / num_tokens, find_peak(name))
 
 
 def measure_peak_memory(device: torch.device) -> float:
@@ -197,9 +198,11 @@ def measure_peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
-def find_peak(device: torch.device) -> float:
-    """Return a card's published bf16 operations per second; 0.0 for a CPU, and for a card that `PEAKS` has not."""
-    if device.type != "cuda":
-        return 0.0
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), 0.0)
+def find_peak(name: str) -> float:
+    """Return the bf16 operations per second that are published for a card; 0.0 for one that `PEAKS` has not.
+
+    Args:
+        name: as torch has it, such as "NVIDIA H100 80GB HBM3".
+    """
+    words = name.replace("-", " ").split()
+    return next((peak for part, peak in PEAKS.items() if set(part.split()) <= set(words)), 0.0)

@@ -15,7 +15,7 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeCon
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model, choose_attention
 from domext_ray.training.engine import MaskedLoss
-from domext_ray.training.flops import Ceiling, StepWork, count_work, measure_ceiling, time_products
+from domext_ray.training.flops import Ceiling, StepWork, count_work, find_peak, measure_ceiling, time_products
 from domext_ray.training.rate import make_full_batch
 
 CPU = torch.device("cpu")
@@ -91,3 +91,22 @@ def test_a_step_is_held_against_its_ceiling() -> None:
     ceiling = measure_ceiling(MaskedLoss(model, CPU, bf16=False), batch, TOKENS)
     assert ceiling.per_token > 0 and ceiling.product_seconds > 0 and ceiling.peak == 0.0
     assert "throughput/mfu" not in ceiling.describe(1, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L40S", 362),
+        ("Tesla V100-SXM2-16GB", 0),
+        ("", 0),
+    ],
+)
+def test_a_card_is_found_by_whole_words_of_its_name(name: str, teraflops: int) -> None:
+    assert find_peak(name) == pytest.approx(teraflops * 1e12)
