@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import threading
 import time
 from pathlib import Path
 
 from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.runs.run_directory import resolve_paths
 
 
 def _pretrain(config: PretrainConfig) -> None:
+    started = _find_process_start()
+    if not config.dry_run and not (resolve_paths(config).run / "summary.json").exists():  # there is something to do
+        _start_ray_beside_imports()
     from domext_ray.pipeline import run_pretraining
 
-    run_pretraining(config, started=_find_process_start())
+    run_pretraining(config, started=started)
+
+
+def _start_ray_beside_imports() -> None:
+    """Start Ray while a thread imports what a run needs: the one waits for processes, the other computes."""
+    from domext_ray.runtime.ray_cluster import start_ray
+
+    threading.Thread(target=importlib.import_module, args=("domext_ray.pipeline",), daemon=True).start()
+    start_ray()  # in the main thread, which has the signals
 
 
 def _find_process_start() -> float | None:
