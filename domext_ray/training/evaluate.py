@@ -107,7 +107,13 @@ def build_domain_batches(
 
 
 def build_probe_batches(
-    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, batch_size: int, max_length: int, pad_to: int = 0
+    sentences: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
+    max_length: int,
+    pad_to: int = 0,
+    full_length: int = 0,
 ) -> list[MaskedBatch]:
     """Mask every word of the sentences once, over seven passes; one-token words count.
 
@@ -117,6 +123,7 @@ def build_probe_batches(
         batch_size: rows of a forward pass.
         max_length: longer sentences are cut to this many tokens.
         pad_to: length of every batch; 0: its longest row.
+        full_length: see `pad_rows`.
 
     Returns:
         Batches over all passes; empty when no word of the sentences is one token of the base.
@@ -133,7 +140,7 @@ def build_probe_batches(
                 is_counted[span] = len(span) == 1 and labels[span[0]] != tokenizer.unk_token_id
             if is_counted.any():
                 rows.append((masked, labels, is_counted))
-    return pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to)
+    return pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to, full_length)
 
 
 def _find_words(sentence: str, encoding: Encoding) -> list[list[int]]:
@@ -232,8 +239,8 @@ def build_evaluations(
     beside: Sequence[tuple[Manifest, PreTrainedTokenizerBase]] = (),
 ) -> Evaluations:
     """Build what `Evaluations` holds, for a corpus and the texts beside it, each with its tokenizer."""
-    batch_size = resolve_micro_batch_size(config)
-    pad_to = config.train.seq_length if config.engine.compile else 0
+    batch_size, length = resolve_micro_batch_size(config), config.train.seq_length
+    pad_to = length if config.engine.compile else 0
     domain, *parts = (
         build_domain_batches(
             *each,
@@ -248,16 +255,9 @@ def build_evaluations(
     if config.objective.kind != "masked":
         nothing = CharacterSet([], num_chars=0, num_words=0), WordSet([], 0.0, num_chars=0)
         return Evaluations(domain, [], *nothing, parts)
-    probe = build_probe_batches(
-        read_probe(config.train.general_probe),
-        tokenizer,
-        batch_size=batch_size,
-        max_length=config.train.seq_length,
-        pad_to=pad_to,
-    )
-    passages = read_passages(
-        manifest, tokenizer, num_passages=config.train.eval_rows, max_length=config.train.seq_length
-    )
-    characters = build_character_batches(passages, tokenizer, batch_size=batch_size, pad_to=pad_to)
-    words = build_word_batches(passages, tokenizer, batch_size=batch_size, pad_to=pad_to)
+    sizes = {"batch_size": batch_size, "pad_to": pad_to, "full_length": length}
+    probe = build_probe_batches(read_probe(config.train.general_probe), tokenizer, max_length=length, **sizes)
+    passages = read_passages(manifest, tokenizer, num_passages=config.train.eval_rows, max_length=length)
+    characters = build_character_batches(passages, tokenizer, **sizes)
+    words = build_word_batches(passages, tokenizer, **sizes)
     return Evaluations(domain, probe, characters, words, parts)

@@ -128,7 +128,12 @@ def read_passages(
 
 
 def build_character_batches(
-    passages: Sequence[Passage], tokenizer: PreTrainedTokenizerBase, *, batch_size: int, pad_to: int = 0
+    passages: Sequence[Passage],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
+    pad_to: int = 0,
+    full_length: int = 0,
 ) -> CharacterSet:
     """Mask the chosen words of every passage together; those that are not scored are masked, too.
 
@@ -137,6 +142,7 @@ def build_character_batches(
         tokenizer: the run's tokenizer.
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
+        full_length: see `pad_rows`.
     """
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     scored = [word for each in passages for word in each.scored]
@@ -148,12 +154,17 @@ def build_character_batches(
             is_scored[places] = True
         if is_scored.any():
             rows.append((masked, passage.ids, is_scored))
-    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to)
+    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to, full_length)
     return CharacterSet(batches, sum(chars for chars, _ in scored), len(scored))
 
 
 def build_word_batches(
-    passages: Sequence[Passage], tokenizer: PreTrainedTokenizerBase, *, batch_size: int, pad_to: int = 0
+    passages: Sequence[Passage],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    batch_size: int,
+    pad_to: int = 0,
+    full_length: int = 0,
 ) -> WordSet:
     """Mask every scored word alone, once for each of its pieces: the piece and those after it are masked.
 
@@ -162,6 +173,7 @@ def build_word_batches(
         tokenizer: the run's tokenizer.
         batch_size: rows of a forward pass.
         pad_to: length of every batch; 0: its longest row.
+        full_length: see `pad_rows`.
     """
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     prices = _price_sizes(Counter(size for each in passages for size in each.other_sizes))
@@ -174,7 +186,7 @@ def build_word_batches(
                 masked[places[i:]], is_asked[place] = tokenizer.mask_token_id, True
                 rows.append((masked, passage.ids, is_asked))
     kinds = find_kinds(tokenizer)
-    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to)
+    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to, full_length)
     return WordSet([replace(each, kinds=kinds) for each in batches], price_bits, num_chars)
 
 
@@ -203,14 +215,35 @@ def find_kinds(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
 
 
 def pad_rows(
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], pad_id: int, batch_size: int, pad_to: int
+    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    pad_id: int,
+    batch_size: int,
+    pad_to: int,
+    full_length: int = 0,
 ) -> list[MaskedBatch]:
-    """Batch rows of inputs, labels and what counts, those of a length side by side."""
+    """Batch rows of inputs, labels and what counts, those of a length side by side.
+
+    Args:
+        rows: what is batched; they are sorted.
+        pad_id: the padding token.
+        batch_size: rows of a batch.
+        pad_to: length of every batch; 0: its longest row.
+        full_length: of rows of which so many make a batch; a batch of shorter ones has more, up to as many tokens. 0:
+            rows of any length.
+    """
     rows.sort(key=lambda row: len(row[0]))
-    batches = []
-    for first in range(0, len(rows), batch_size):
-        inputs, labels, is_counted = zip(*rows[first : first + batch_size], strict=True)
+    batches, first = [], 0
+    while first < len(rows):
+        end = first + batch_size
+        while (
+            full_length
+            and end < len(rows)
+            and (end + 1 - first) * (pad_to or len(rows[end][0])) <= (batch_size * full_length)
+        ):
+            end += 1
+        inputs, labels, is_counted = zip(*rows[first:end], strict=True)
         batches.append(pad_batch(inputs, labels, is_counted, pad_id, pad_to))
+        first = end
     return batches
 
 

@@ -19,6 +19,7 @@ from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import evaluate, evaluate_characters, evaluate_words
+from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.passages import (
     Passage,
     WordSet,
@@ -156,6 +157,29 @@ def test_a_word_is_masked_alone_and_read_from_left_to_right(manifest: Manifest) 
             found.append((masked, int(label)))
     assert sorted(found) == sorted((masked, ids[masked[0]]) for ids, masked in wanted)
     assert words.num_chars == sum(chars for each in passages for chars, _ in each.scored)
+
+
+def test_short_rows_share_a_batch_up_to_its_tokens(manifest: Manifest) -> None:
+    """The same rows in fewer batches, each with at most the tokens of `batch_size` full rows."""
+    tokenizer = make_tokenizer(MIXED)
+    passages = read_passages(manifest, tokenizer, num_passages=40, max_length=128)
+    apart, together = (
+        build_word_batches(passages, tokenizer, batch_size=4, full_length=length).batches for length in (0, 128)
+    )
+    assert max(len(each.input_ids) for each in together) > 4 and len(together) < len(apart)
+    assert all(each.input_ids.numel() <= 4 * 128 or len(each.input_ids) == 4 for each in together)
+    assert list_rows(together) == list_rows(apart)
+    padded = build_word_batches(passages, tokenizer, batch_size=4, pad_to=128, full_length=128).batches
+    assert {len(each.input_ids) for each in padded[:-1]} == {4}, "rows of one length, as a compiler wants them"
+
+
+def list_rows(batches: Sequence[MaskedBatch]) -> list[tuple[list[int], int]]:
+    """Tokens of each row without padding, and its label, in order."""
+    return [
+        (row[row != 0].tolist(), int(label))
+        for batch in batches
+        for row, label in zip(batch.input_ids, batch.labels, strict=True)
+    ]
 
 
 def test_the_price_of_a_number_of_pieces_is_how_often_other_words_have_it() -> None:
