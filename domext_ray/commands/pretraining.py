@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
@@ -26,8 +27,17 @@ def _start_ray_beside_imports() -> None:
     """Start Ray while a thread imports what a run needs: the one waits for processes, the other computes."""
     from domext_ray.runtime.ray_cluster import start_ray
 
-    threading.Thread(target=importlib.import_module, args=("domext_ray.pipeline",), daemon=True).start()
-    start_ray()  # in the main thread, which has the signals
+    imports = threading.Thread(target=_import_pipeline)
+    imports.start()
+    try:
+        start_ray()  # in the main thread, which has the signals
+    finally:
+        imports.join()
+
+
+def _import_pipeline() -> None:
+    with contextlib.suppress(Exception):  # whoever needs it imports it again, and tells
+        importlib.import_module("domext_ray.pipeline")
 
 
 def _find_process_start() -> float | None:

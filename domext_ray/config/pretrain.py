@@ -473,6 +473,8 @@ class PretrainConfig:
         require(not self.mixture.parts, "mixture.parts", self.mixture.parts, f"empty with {kind}, which reads one text")
         require(not self.prepare.packed, "prepare.packed", True, f"false with {kind}: a row has one vector")
         require(not self.engine.compile, "engine.compile", True, f"false with {kind}")
+        rule = f"0 with {kind}, whose operations are not counted; give --train.tokens_per_second"
+        require(not self.train.teraflops, "train.teraflops", self.train.teraflops, rule)
         if objective.kind == "contrast":
             self._check_groups()
 

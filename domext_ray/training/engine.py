@@ -190,7 +190,8 @@ class MaskedLoss(Objective):
         rows |= {} if document_ids is None else {"document_ids": document_ids}
         asked = self._ask_base(rows, kept) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            outputs = self.model(**rows, masked_positions=masked_positions, places=places)
+            # A base's configuration may ask for all hidden states, which nobody reads here.
+            outputs = self.model(**rows, masked_positions=masked_positions, places=places, output_hidden_states=False)
         logits = outputs[0] if kinds is None else _keep_kinds(outputs[0], labels, kinds)
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         loss_sum = (losses * weights).sum()

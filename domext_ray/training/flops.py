@@ -30,8 +30,11 @@ from domext_ray.training.engine import Objective, move_batch
 META = torch.device("meta")
 NUM_TIMED = 3
 """Times that a product is timed; the fastest counts, for the machine can do that."""
+TIMED_SECONDS = 0.2
+"""After so long a product is not timed again."""
 PEAKS = {
     "B200": 2250e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
@@ -113,7 +116,11 @@ def count_work(objective: Objective, batch: Any, num_tokens: int) -> StepWork:
         num_tokens: tokens in it, padding left out.
     """
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
-    shapes = {name: torch.empty_like(each, device=META) for name, each in tensors.items()}
+    # All of one precision, for no autocast is at work there: a frozen base may be stored in another one.
+    shapes = {
+        name: torch.empty_like(each, device=META, dtype=torch.float32 if each.is_floating_point() else each.dtype)
+        for name, each in tensors.items()
+    }
     for name, each in objective.named_parameters():
         shapes[name].requires_grad_(each.requires_grad)
     with _Recorder() as recorder:
@@ -129,7 +136,7 @@ def time_products(work: StepWork, device: torch.device, *, bf16: bool) -> float:
 
     Args:
         work: the products.
-        device: where.
+        device: where; small products of a GPU are mostly their launch.
         bf16: in bf16, which is what autocast makes of all of them.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -140,14 +147,14 @@ def _time_product(product: Product, device: torch.device, dtype: torch.dtype) ->
     tensors = [
         torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(0.01) for size, stride in product.inputs
     ]
-    seconds = []
-    for _ in range(1 + NUM_TIMED):  # the first one warms up
+    seconds = list[float]()
+    while len(seconds) < 1 + NUM_TIMED and sum(seconds) < TIMED_SECONDS:  # the first one warms up
         _wait(device)
         start = time.perf_counter()
         product.call(*tensors)
         _wait(device)
         seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    return min(seconds[1:] or seconds)
 
 
 def _wait(device: torch.device) -> None:
@@ -161,7 +168,7 @@ class Ceiling:
 
     Args:
         per_token: operations per token, forward and backward, of full rows.
-        product_seconds: per token, what this rank takes for these products alone.
+        product_seconds: per token, what this rank takes for these products alone; 0.0: not timed, on a GPU.
         peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or another precision.
     """
 
@@ -178,17 +185,18 @@ class Ceiling:
             world_size: ranks, which share the batch evenly.
         """
         rate = self.per_token * num_tokens / seconds
-        shares = {"throughput/product_share": self.product_seconds * num_tokens / world_size / seconds}
+        alone = self.product_seconds * num_tokens / world_size
+        shares = {"throughput/product_share": alone / seconds} if alone else {}
         shares |= {"throughput/mfu": rate / world_size / self.peak} if self.peak else {}
         return {"throughput/gigaflops_per_second": rate / 1e9, **shares}
 
 
 def measure_ceiling(objective: Objective, batch: Any, num_tokens: int) -> Ceiling:
-    """Count the operations of a batch of full rows, and time its products where the objective's model is."""
+    """Count the operations of a batch of full rows, and time its products on a CPU, or find a GPU's peak."""
     work, device = count_work(objective, batch, num_tokens), torch.device(objective.device_type)
-    seconds = time_products(work, device, bf16=objective.bf16)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" and objective.bf16 else ""
-    return Ceiling(work.per_token, seconds / num_tokens, find_peak(name))
+    if device.type == "cuda":
+        return Ceiling(work.per_token, 0.0, find_peak(torch.cuda.get_device_name(device)) if objective.bf16 else 0.0)
+    return Ceiling(work.per_token, time_products(work, device, bf16=objective.bf16) / num_tokens, 0.0)
 
 
 def measure_peak_memory(device: torch.device) -> float:

@@ -38,7 +38,7 @@ class Rate:
     Args:
         flops_per_token: floating-point operations per token of a full row, forward and backward; 0.0: not counted, for
             the objective makes vectors.
-        tokens_per_second: of one worker that has the machine to itself; 0.0: it needs a GPU, and none is here.
+        tokens_per_second: of one worker that has the machine to itself; 0.0: not timed.
     """
 
     flops_per_token: float
@@ -105,14 +105,17 @@ def make_trial(
 
 
 def measure_rate(trial: Trial) -> Rate:
-    """Count the operations of full rows; time forward, backward and update of some micro batches on this machine."""
+    """Count the operations of full rows; time forward, backward and update of some micro batches on this machine.
+
+    Nothing is timed where a GPU is wanted and none is here, or where `train.teraflops` says how fast a machine is.
+    """
     config, device, objective = trial.config, trial.device, trial.objective
     length, flops_per_token = config.train.seq_length, 0.0
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
         num_rows = max(1, COUNTED_TOKENS // length)
         batch = make_full_batch(config, trial.num_words, num_rows, length)
         flops_per_token = count_work(objective, batch, num_rows * length).per_token
-    if config.scale.use_gpu is True and device.type != "cuda":
+    if config.train.teraflops or (config.scale.use_gpu is True and device.type != "cuda"):
         return Rate(flops_per_token, 0.0)
     trainables = {name: each for name, each in objective.named_parameters() if each.requires_grad}
     optimizer = build_optimizer(trainables, config.optim, {})
@@ -152,7 +155,7 @@ def estimate_memory(trial: Trial) -> dict[str, int]:
     model_config.attention_probs_dropout_prob = dropout
     parts = max(plans, key=lambda each: sum(each.values()))
     if needs_teacher(config) and not config.method.keeps_base:
-        size = sum(each.numel() for name, each in trial.objective.named_parameters() if not is_extension(name))
+        size = sum(each.numel() for name, each in trial.objective.model.named_parameters() if not is_extension(name))
         parts["copy_of_the_base"] = size * (2 if narrow else 4)
     return parts
 

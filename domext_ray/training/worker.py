@@ -225,7 +225,12 @@ class PretrainWorker:
         for phase, length in zip(self.phases, (config.train.seq_length, config.train.long_seq_length), strict=False):
             num_rows = max(1, COUNTED_TOKENS // length)
             batch = make_full_batch(config, vocab_size, num_rows, length)
-            self.ceilings[phase.first_step] = measure_ceiling(module, batch, num_rows * length)
+            try:
+                self.ceilings[phase.first_step] = measure_ceiling(module, batch, num_rows * length)
+            except Exception as error:  # a kernel that cannot be counted, say: the run is worth more
+                self.ceilings = {}
+                tell_driver(self.task.run_dir, f"note: a step's operations could not be counted ({error}).")
+                return
 
     def _describe_speed(self, num_tokens: int, seconds: float) -> dict[str, float]:
         """Figures of rank 0's newest step."""

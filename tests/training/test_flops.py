@@ -13,8 +13,8 @@ from tiny_layouts import TINY_LAYOUTS
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model, choose_attention
-from domext_ray.training.engine import MaskedLoss
+from domext_ray.model.graft import build_model, choose_attention, store_base
+from domext_ray.training.engine import MaskedLoss, move_batch
 from domext_ray.training.flops import Ceiling, StepWork, count_work, find_peak, measure_ceiling, time_products
 from domext_ray.training.rate import make_full_batch
 
@@ -78,6 +78,27 @@ def test_products_are_timed_where_they_run() -> None:
     assert sum(work.products.values()) > 3 * L * 6
     for bf16 in (False, True):
         assert 0 < time_products(work, CPU, bf16=bf16) < 60
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_base_that_is_stored_in_bf16_counts_as_one_in_fp32(bf16: bool, tiny_base_folder: Path) -> None:
+    base = load_base(str(tiny_base_folder))
+    config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
+    batch, found = make_full_batch(config, base.config.vocab_size, ROWS, LENGTH), list[StepWork]()
+    for narrow in (False, True):
+        model = build_model(base, SHAPE, MethodConfig(), vocab_size=0, new_words=[], dropout=0.0, seed=0)
+        if narrow:
+            store_base(model, torch.bfloat16)
+        found.append(count_work(MaskedLoss(model, CPU, bf16=bf16), batch, TOKENS))
+    assert found[0] == found[1]
+
+
+def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
+    model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
+    model.config.output_hidden_states = True
+    config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
+    batch = replace(make_full_batch(config, VOCAB, ROWS, LENGTH), places=torch.arange(TOKENS))
+    assert MaskedLoss(model, CPU, bf16=False)(**move_batch(batch, CPU))[0].isfinite()
 
 
 def test_a_step_is_held_against_its_ceiling() -> None:
