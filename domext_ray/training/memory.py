@@ -145,9 +145,9 @@ def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding
     else:
         # Buffers of gradients are there from the start. Parameters are gathered into one tensor and copied from it;
         # gloo gathers into a tensor of its own before that (ProcessGroupGloo.cpp, `allgather`).
-        gathered = min(trained + frozen, 4 * GATHERED_ELEMENTS) * (1 if sharding.on_gpu else 2)
-        yield _moment(gradients=share, buffers=bucket + gathered)
-        yield _moment(activations=step.before, gradients=share, buffers=bucket)
+        gathered = min(trained + frozen, 4 * GATHERED_ELEMENTS)
+        yield _moment(gradients=share, buffers=bucket + gathered * (1 if sharding.on_gpu else 2))
+        yield _moment(activations=step.before, gradients=share, buffers=bucket + gathered)  # ahead of the backward pass
         yield _moment(activations=step.after, gradients=share, buffers=bucket)
         yield _moment(activations=step.reducing, gradients=share, buffers=2 * bucket)
 

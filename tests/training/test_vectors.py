@@ -289,6 +289,7 @@ VALID = PretrainConfig(
         ({"vocab": VocabConfig(size=10)}, r"--vocab.size is 10; .*left out with --objective.kind contrast"),
         ({"replay": ReplayConfig(corpus="x.txt")}, "--replay.corpus is 'x.txt'; .*which keeps nothing"),
         ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
+        ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400; .*0 with --objective.kind contrast"),
         ({"engine": EngineConfig(compile=True)}, "--engine.compile is True; .*false with --objective.kind contrast"),
         ({"base": "none"}, "--objective.kind is 'contrast'; .*masked or left_to_right when --base is none"),
         ({"scale": ScaleConfig(num_workers=8)}, "--objective.contrast_rows is 4; .*a divisor of 2, the rows of a work"),
