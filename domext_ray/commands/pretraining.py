@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
-import threading
 import time
 from pathlib import Path
 
 from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.runs.run_directory import resolve_paths
 
 
 def _pretrain(config: PretrainConfig) -> None:
-    started = _find_process_start()
-    if not config.dry_run and not (resolve_paths(config).run / "summary.json").exists():  # there is something to do
-        _start_ray_beside_imports()
     from domext_ray.pipeline import run_pretraining
 
-    run_pretraining(config, started=started)
-
-
-def _start_ray_beside_imports() -> None:
-    """Start Ray while a thread imports what a run needs: the one waits for processes, the other computes."""
-    from domext_ray.runtime.ray_cluster import start_ray
-
-    imports = threading.Thread(target=_import_pipeline)
-    imports.start()
-    try:
-        start_ray()  # in the main thread, which has the signals
-    finally:
-        imports.join()
-
-
-def _import_pipeline() -> None:
-    with contextlib.suppress(Exception):  # whoever needs it imports it again, and tells
-        importlib.import_module("domext_ray.pipeline")
+    run_pretraining(config, started=_find_process_start())
 
 
 def _find_process_start() -> float | None:
