@@ -228,18 +228,14 @@ def pad_rows(
         pad_id: the padding token.
         batch_size: rows of a batch.
         pad_to: length of every batch; 0: its longest row.
-        full_length: of rows of which so many make a batch; a batch of shorter ones has more, up to as many tokens. 0:
-            rows of any length.
+        full_length: tokens of a full row: a batch of shorter ones has more of them, up to the tokens of `batch_size`
+            full ones. 0: no batch has more.
     """
     rows.sort(key=lambda row: len(row[0]))
-    batches, first = [], 0
+    batches, first, num_tokens = [], 0, batch_size * full_length
     while first < len(rows):
         end = first + batch_size
-        while (
-            full_length
-            and end < len(rows)
-            and (end + 1 - first) * (pad_to or len(rows[end][0])) <= (batch_size * full_length)
-        ):
+        while end < len(rows) and (end + 1 - first) * (pad_to or len(rows[end][0])) <= num_tokens:
             end += 1
         inputs, labels, is_counted = zip(*rows[first:end], strict=True)
         batches.append(pad_batch(inputs, labels, is_counted, pad_id, pad_to))
