@@ -15,6 +15,7 @@ import torch
 from conftest import FEW_SENTENCES, write_corpus
 from file_limits import limit_files
 from safetensors.torch import load_file
+from torch.utils.flop_counter import flop_registry
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import (
@@ -32,6 +33,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.plan import count_run
 from domext_ray.report.summary import measure_run
+from domext_ray.runs.events import EventReader
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
@@ -92,6 +94,20 @@ def read_steps(run: Path) -> list[int]:
 def read_progress(run: Path) -> list[tuple[float | None, int | None]]:
     """Loss and tokens so far of every step."""
     return [(each.get("train/mlm_loss"), each.get("train/tokens")) for each in read_metrics(run / "metrics.jsonl")]
+
+
+def test_a_run_trains_on_without_figures_that_cannot_be_counted(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> int:
+        raise NotImplementedError("no rule for these shapes")
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.addmm, refuse)
+    start().run(2)
+    assert read_steps(tmp_path) == [0, 1, 2]
+    assert not any("throughput/gigaflops_per_second" in each for each in read_metrics(tmp_path / "metrics.jsonl"))
+    said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+    assert "note: a step's operations could not be counted (no rule for these shapes)." in said
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path) -> None:
