@@ -101,7 +101,7 @@ def _find_address() -> str:
 
 
 def is_cluster() -> bool:
-    """Whether a job uses a cluster that others use, too, and not a local Ray of its own."""
+    """Whether RAY_ADDRESS or the job server names a cluster; else a job's Ray is its own, on this machine."""
     return bool(_find_address())
 
 
@@ -223,7 +223,7 @@ def count_gpus() -> int | None:
     """
     if ray.is_initialized():
         return int(ray.cluster_resources().get("GPU", 0.0))
-    return None if _find_address() else _count_own_gpus()
+    return None if is_cluster() else _count_own_gpus()
 
 
 def _count_own_gpus() -> int:
@@ -250,7 +250,7 @@ def settle_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     use_gpu, num_gpus = config.scale.use_gpu, count_gpus()
     if use_gpu is False or num_gpus is None:
         return config
-    place, more = ("the cluster", ", or add nodes") if _find_address() else ("this machine", "")
+    place, more = ("the cluster", ", or add nodes") if is_cluster() else ("this machine", "")
     lower = f"lower {option}" if option and num_gpus else "leave --scale.use_gpu at auto"
     if use_gpu is True and num_gpus < wanted:
         needed = f"{wanted} GPU{'s' if wanted > 1 else ''}"

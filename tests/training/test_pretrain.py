@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
 from ray.exceptions import RayActorError
-from ray.train import WorkerGroupError
+from ray.train import ScalingConfig, WorkerGroupError
+from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
@@ -16,7 +17,24 @@ from domext_ray.errors import RunError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.events import EVENTS, EventReader
 from domext_ray.training.entry import RunFailures
-from domext_ray.training.pretrain import describe_deaths
+from domext_ray.training.pretrain import _Trainer, describe_deaths
+
+
+@pytest.mark.parametrize(
+    ("address", "spared"),
+    [("", {"DatasetsCallback", "PlacementGroupCleanerCallback"}), ("10.0.0.1:6379", {"DatasetsCallback"})],
+)
+def test_processes_that_a_job_does_not_need_are_spared(
+    address: str, spared: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there by these names in Ray Train's own; a cluster keeps the one that cleans up."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    own, theirs = (
+        [type(each).__name__ for each in made(lambda: None, scaling_config=ScalingConfig())._create_default_callbacks()]
+        for made in (_Trainer, TorchTrainer)
+    )
+    assert set(theirs) - set(own) == spared
+    assert own == [each for each in theirs if each not in spared]
 
 
 @pytest.mark.jobs  # jobs/test_pipeline.py has one of a single worker
