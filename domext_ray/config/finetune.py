@@ -265,7 +265,7 @@ class FinetuneConfig:
                 value, rule = getattr(self.method, name), "0 in fine-tuning; the task's own extension is a bottleneck"
                 require(value == 0, f"method.{name}", value, rule)
         require(not self.method.trainable_budget, "method.trainable_budget", self.method.trainable_budget, "0 here")
-        require(not self.engine.compile, "engine.compile", True, "false here: batches differ in length")
+        require(not self.engine.compile, "engine.compile", True, "false in fine-tuning")
         if self.features.layers:
             self._check_features()
 

@@ -56,7 +56,7 @@ class BatchMaker:
             for each in _read(phase, step - phase.first_step, rank, world_size):
                 masked = self._mask(each)
                 tokens = masked.count_tokens(len(self.maskers))
-                yield self.maskers[0].collate(masked, phase.micro_batch_size, phase.pad_to), tokens
+                yield self.maskers[0].collate(masked, phase.micro_batch_size), tokens
                 step += 1
                 if step >= phase.end_step:
                     break

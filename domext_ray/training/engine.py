@@ -28,14 +28,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.graft import bypass_extensions
-from domext_ray.training.objective import NO_LABEL, KeptRows, MaskedBatch, pad_batch
+from domext_ray.training.objective import NO_LABEL, KeptRows, pad_batch
 from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_learning_rate, create_moments
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
+MOST_COMPILED = 64
+"""Variants of a layer that are compiled: with padding and without, of all tokens and of some, the base's alone."""
 _COMPILED_OP = "deepspeed_shm_comm"
 
 
@@ -278,8 +281,6 @@ class Engine:
         state: TrainState | None = None,
     ) -> None:
         self.device = torch.device(device)
-        if engine.compile:
-            _check_compile(self.device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._stage, self._optim, self._seed = engine.zero_stage, optim, seed
         self._warmup_steps = warmup_steps
@@ -291,10 +292,10 @@ class Engine:
         if engine.activation_checkpointing:
             checkpoint_activations(model)
         self._compiled = engine.compile
+        if engine.compile:
+            compile_layers(model, self.device)
         module = objective(model, self.device, bf16=engine.precision == "bf16")
         self._loss_weights, self._num_watched = module.loss_weights, module.num_watched
-        if engine.compile:
-            module.compile()
         self._optimizer = build_optimizer(self._trainables, optim)
         self._num_updates = 0
         num_elements = sum(each.numel() for each in self._trainables.values())
@@ -358,10 +359,14 @@ class Engine:
         """Return what the objective's forward gives for one batch of this rank, without dropout and gradients."""
         self._deepspeed.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._as_written():
                 return self._forward(batch)
         finally:
             self._deepspeed.train()
+
+    def _as_written(self) -> contextlib.AbstractContextManager[None]:
+        """Run layers without their compiled code: few evaluations would wait for more of it than they save."""
+        return torch.compiler.set_stance("force_eager") if self._compiled else contextlib.nullcontext()
 
     def gather_state(self) -> TrainState | None:
         """Collect the training state on the CPU of rank 0, one tensor at a time; other ranks get None."""
@@ -374,15 +379,7 @@ class Engine:
         return TrainState(tensors, self._num_updates) if self.rank == 0 else None
 
     def _forward(self, batch: Any) -> tuple[Tensor, ...]:
-        is_masked = isinstance(batch, MaskedBatch)
-        if self._compiled and is_masked:
-            batch = _widen(replace(batch, places=None))  # whose number would be one more changing size
-        tensors = move_batch(batch, self.device)
-        if self._compiled and is_masked:
-            for name in ("masked_positions", "labels", "weights", "parts"):
-                if tensors[name] is not None:
-                    torch._dynamo.maybe_mark_dynamic(tensors[name], 0)
-        return self._deepspeed(**tensors)
+        return self._deepspeed(**move_batch(batch, self.device))
 
     def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
         """Run forward and backward over this rank's share; return the sums of its losses, and of what is watched.
@@ -476,12 +473,27 @@ class Engine:
             safe_set_local_optimizer_state(param, padded.narrow(0, self.rank * size, size), moment)
 
 
-def _check_compile(device: torch.device) -> None:
+def compile_layers(model: nn.Module, device: torch.device) -> None:
+    """Have torch.compile fuse what each layer computes in training, for batches of every size.
+
+    Layers of a kind share their compiled code, so 12 of them take no longer than one. What is around them is small.
+
+    Args:
+        model: its layers are those that transformers can checkpoint, in any architecture.
+        device: where it will be.
+
+    Raises:
+        ConfigError: the device is a CPU, and there is no C++ compiler.
+    """
     compilers = [os.environ.get("CXX", "g++"), "clang++"]
     if device.type == "cpu" and not any(map(shutil.which, compilers)):
         raise ConfigError(
             "--engine.compile true needs a C++ compiler on a CPU and finds none; install g++ or set it false."
         )
+    torch._dynamo.config.recompile_limit = MOST_COMPILED  # above it layers would run as written, without a word
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.compile(dynamic=True)
 
 
 def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> None:
@@ -569,16 +581,3 @@ def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {name: _move(each, device) for name, each in value.items()}
     return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-
-
-def _widen(batch: MaskedBatch) -> MaskedBatch:
-    """Add a filler to a single predicted position: the compiler makes sizes of 1 a program of their own."""
-    if len(batch.labels) > 1:
-        return batch
-    return replace(
-        batch,
-        masked_positions=batch.masked_positions.repeat(2),
-        labels=batch.labels.repeat(2),
-        weights=torch.cat([batch.weights, torch.zeros(1)]),
-        parts=None if batch.parts is None else torch.cat([batch.parts, torch.full((1,), -1)]),
-    )

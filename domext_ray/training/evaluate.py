@@ -80,7 +80,6 @@ def build_domain_batches(
     *,
     num_rows: int,
     batch_size: int,
-    pad_to: int = 0,
     split: Split = "held_out",
     packed: bool = False,
 ) -> list[Any]:
@@ -92,7 +91,6 @@ def build_domain_batches(
         objective: the run's masking; the seed of the draws is the evaluation's own.
         num_rows: rows at most; which ones depends on the corpus only.
         batch_size: rows of a forward pass.
-        pad_to: length of every batch; 0: its longest row.
         split: where the rows are from.
         packed: rows have several documents.
     """
@@ -103,7 +101,7 @@ def build_domain_batches(
     if manifest.pairs:
         table = make_pair_drawer(manifest, split, EVALUATION_SEED).draw(table, epoch=0)
     masker = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
-    return masker.collate(masker.mask(table, epoch=0), batch_size, pad_to)
+    return masker.collate(masker.mask(table, epoch=0), batch_size)
 
 
 def build_probe_batches(
@@ -112,7 +110,6 @@ def build_probe_batches(
     *,
     batch_size: int,
     max_length: int,
-    pad_to: int = 0,
     full_length: int = 0,
 ) -> list[MaskedBatch]:
     """Mask every word of the sentences once, over seven passes; one-token words count.
@@ -122,7 +119,6 @@ def build_probe_batches(
         tokenizer: the base's tokenizer.
         batch_size: rows of a forward pass.
         max_length: longer sentences are cut to this many tokens.
-        pad_to: length of every batch; 0: its longest row.
         full_length: see `pad_rows`.
 
     Returns:
@@ -140,7 +136,7 @@ def build_probe_batches(
                 is_counted[span] = len(span) == 1 and labels[span[0]] != tokenizer.unk_token_id
             if is_counted.any():
                 rows.append((masked, labels, is_counted))
-    return pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to, full_length)
+    return pad_rows(rows, tokenizer.pad_token_id, batch_size, full_length)
 
 
 def _find_words(sentence: str, encoding: Encoding) -> list[list[int]]:
@@ -240,14 +236,12 @@ def build_evaluations(
 ) -> Evaluations:
     """Build what `Evaluations` holds, for a corpus and the texts beside it, each with its tokenizer."""
     batch_size, length = resolve_micro_batch_size(config), config.train.seq_length
-    pad_to = length if config.engine.compile else 0
     domain, *parts = (
         build_domain_batches(
             *each,
             config.objective,
             num_rows=config.train.eval_rows,
             batch_size=batch_size,
-            pad_to=pad_to,
             packed=config.prepare.packed,
         )
         for each in ((manifest, tokenizer), *beside)
@@ -255,7 +249,7 @@ def build_evaluations(
     if config.objective.kind != "masked":
         nothing = CharacterSet([], num_chars=0, num_words=0), WordSet([], 0.0, num_chars=0)
         return Evaluations(domain, [], *nothing, parts)
-    sizes = {"batch_size": batch_size, "pad_to": pad_to, "full_length": length}
+    sizes = {"batch_size": batch_size, "full_length": length}
     probe = build_probe_batches(read_probe(config.train.general_probe), tokenizer, max_length=length, **sizes)
     passages = read_passages(manifest, tokenizer, num_passages=config.train.eval_rows, max_length=length)
     characters = build_character_batches(passages, tokenizer, **sizes)

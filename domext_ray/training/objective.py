@@ -246,13 +246,12 @@ class Masker:
     def _uniform(self, purpose: int, epoch: int, row_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return to_uniform(hash_counters(self.seed, purpose, epoch, row_ids, positions))
 
-    def collate(self, rows: MaskedRows, micro_batch_size: int, pad_to: int = 0) -> list[MaskedBatch]:
-        """Cut masked rows into padded micro batches.
+    def collate(self, rows: MaskedRows, micro_batch_size: int) -> list[MaskedBatch]:
+        """Cut masked rows into micro batches, each as long as its longest row, rounded up to a multiple of 8.
 
         Args:
             rows: the rows of this rank's share of a global batch.
             micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
-            pad_to: length of every micro batch; 0: its longest row, rounded up to a multiple of 8.
         """
         ends = np.cumsum(rows.lengths)
         batches = []
@@ -266,7 +265,6 @@ class Masker:
                     np.split(rows.labels[span], np.cumsum(lengths)[:-1]),
                     np.split(rows.selected[span], np.cumsum(lengths)[:-1]),
                     self.pad_id,
-                    pad_to,
                     second_starts=None if rows.second_starts is None else rows.second_starts[own],
                     next_sentence=None if rows.next_sentence is None else rows.next_sentence[own],
                     is_kept=None if rows.is_kept is None else rows.is_kept[own],

@@ -132,7 +132,6 @@ def build_character_batches(
     tokenizer: PreTrainedTokenizerBase,
     *,
     batch_size: int,
-    pad_to: int = 0,
     full_length: int = 0,
 ) -> CharacterSet:
     """Mask the chosen words of every passage together; those that are not scored are masked, too.
@@ -141,7 +140,6 @@ def build_character_batches(
         passages: see `read_passages`.
         tokenizer: the run's tokenizer.
         batch_size: rows of a forward pass.
-        pad_to: length of every batch; 0: its longest row.
         full_length: see `pad_rows`.
     """
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -154,7 +152,7 @@ def build_character_batches(
             is_scored[places] = True
         if is_scored.any():
             rows.append((masked, passage.ids, is_scored))
-    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to, full_length)
+    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, full_length)
     return CharacterSet(batches, sum(chars for chars, _ in scored), len(scored))
 
 
@@ -163,7 +161,6 @@ def build_word_batches(
     tokenizer: PreTrainedTokenizerBase,
     *,
     batch_size: int,
-    pad_to: int = 0,
     full_length: int = 0,
 ) -> WordSet:
     """Mask every scored word alone, once for each of its pieces: the piece and those after it are masked.
@@ -172,7 +169,6 @@ def build_word_batches(
         passages: see `read_passages`.
         tokenizer: the run's tokenizer.
         batch_size: rows of a forward pass.
-        pad_to: length of every batch; 0: its longest row.
         full_length: see `pad_rows`.
     """
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -186,7 +182,7 @@ def build_word_batches(
                 masked[places[i:]], is_asked[place] = tokenizer.mask_token_id, True
                 rows.append((masked, passage.ids, is_asked))
     kinds = find_kinds(tokenizer)
-    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, pad_to, full_length)
+    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, full_length)
     return WordSet([replace(each, kinds=kinds) for each in batches], price_bits, num_chars)
 
 
@@ -218,7 +214,6 @@ def pad_rows(
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     pad_id: int,
     batch_size: int,
-    pad_to: int,
     full_length: int = 0,
 ) -> list[MaskedBatch]:
     """Batch rows of inputs, labels and what counts, those of a length side by side.
@@ -227,7 +222,6 @@ def pad_rows(
         rows: what is batched; they are sorted.
         pad_id: the padding token.
         batch_size: rows of a batch.
-        pad_to: length of every batch; 0: its longest row.
         full_length: tokens of a full row: a batch of shorter ones has more of them, up to the tokens of `batch_size`
             full ones. 0: no batch has more.
     """
@@ -235,10 +229,10 @@ def pad_rows(
     batches, first, num_tokens = [], 0, batch_size * full_length
     while first < len(rows):
         end = first + batch_size
-        while end < len(rows) and (end + 1 - first) * (pad_to or len(rows[end][0])) <= num_tokens:
+        while end < len(rows) and (end + 1 - first) * len(rows[end][0]) <= num_tokens:
             end += 1
         inputs, labels, is_counted = zip(*rows[first:end], strict=True)
-        batches.append(pad_batch(inputs, labels, is_counted, pad_id, pad_to))
+        batches.append(pad_batch(inputs, labels, is_counted, pad_id))
         first = end
     return batches
 

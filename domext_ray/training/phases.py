@@ -53,7 +53,6 @@ class Phase:
         plan: the canonical order of its rows; in a mixture, of those of a run without.
         first_step, end_step: 0-based, the end not included.
         micro_batch_size: rows of a forward pass.
-        pad_to: length of every micro batch; 0: its longest row.
         beside: the texts of `config.parts`, prepared for that length; empty: there are none.
         mixture: the canonical order of all together; None likewise.
     """
@@ -63,7 +62,6 @@ class Phase:
     first_step: int
     end_step: int
     micro_batch_size: int
-    pad_to: int
     beside: tuple[Manifest, ...] = ()
     mixture: MixturePlan | None = None
 
@@ -93,12 +91,11 @@ def make_phases(
         beside: each of the texts of `config.parts`, prepared likewise.
     """
     sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
-    lengths = [config.train.seq_length, config.train.long_seq_length]
     starts = [0, resolve_first_long_step(config)] if len(manifests) > 1 else [0]
     ends: list[int] = [*starts[1:], sys.maxsize]
     phases = [
-        Phase(manifest, make_plan(config, manifest), start, end, size, length if config.engine.compile else 0)
-        for manifest, start, end, size, length in zip(manifests, starts, ends, sizes, lengths, strict=False)
+        Phase(manifest, make_plan(config, manifest), start, end, size)
+        for manifest, start, end, size in zip(manifests, starts, ends, sizes, strict=False)
     ]
     if not beside:
         return phases

@@ -136,17 +136,16 @@ class Viewer:
         end = firsts[first + num_words] if first + num_words < len(firsts) else len(ids) - 1
         return np.concatenate([ids[:1], ids[firsts[first] : end], ids[-1:]])
 
-    def collate(self, rows: ViewedRows, micro_batch_size: int, pad_to: int = 0) -> list[ViewBatch]:
-        """Cut viewed rows into padded micro batches.
+    def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[ViewBatch]:
+        """Cut viewed rows into micro batches, each as long as its longest row, rounded up to a multiple of 8.
 
         Args:
             rows: the rows of this rank's share of a global batch.
             micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
-            pad_to: length of every micro batch; 0: its longest row, rounded up to a multiple of 8.
         """
         pad = pad_denoised if self.objective.kind == "denoise" else pad_contrasted
         spans = [slice(first, first + micro_batch_size) for first in range(0, len(rows.first), micro_batch_size)]
-        return [pad(rows.first[each], rows.second[each], self.pad_id, pad_to) for each in spans]
+        return [pad(rows.first[each], rows.second[each], self.pad_id) for each in spans]
 
 
 def make_masker(
@@ -170,16 +169,14 @@ def _find_words(word_starts: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(word_starts, np.arange(len(word_starts)), 0))
 
 
-def pad_contrasted(
-    first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int, pad_to: int = 0
-) -> ViewBatch:
+def pad_contrasted(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> ViewBatch:
     """Pad B rows' views into one batch of 2B."""
-    return ViewBatch(*_pad([*first, *second], pad_id, pad_to), torch.ones(len(first)))
+    return ViewBatch(*_pad([*first, *second], pad_id), torch.ones(len(first)))
 
 
-def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int, pad_to: int = 0) -> ViewBatch:
+def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> ViewBatch:
     """Pad B rows' views into one batch whose second views are written; without a token to write, one has weight 0."""
-    decoder_ids, _ = _pad(second, pad_id, pad_to)
+    decoder_ids, _ = _pad(second, pad_id)
     follows = np.zeros(decoder_ids.shape, dtype=bool)
     for row, each in enumerate(second):
         follows[row, : len(each) - 1] = True
@@ -188,7 +185,7 @@ def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_
     if not len(positions):
         positions, weights = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
     labels = decoder_ids.flatten()[positions + 1]
-    return ViewBatch(*_pad(first, pad_id, pad_to), weights, decoder_ids, positions, labels)
+    return ViewBatch(*_pad(first, pad_id), weights, decoder_ids, positions, labels)
 
 
 def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> ViewBatch:
@@ -198,10 +195,10 @@ def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> ViewBatch:
     return pad_contrasted([*rows], [*rows], 0)
 
 
-def _pad(rows: Sequence[np.ndarray], pad_id: int, pad_to: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _pad(rows: Sequence[np.ndarray], pad_id: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Token ids [R, N] and their mask; no mask where nothing is padded."""
     lengths = np.array([len(each) for each in rows])
-    size = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
+    size = -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.full((len(rows), size), pad_id, dtype=np.int64)
     for row, each in enumerate(rows):
         padded[row, : len(each)] = each

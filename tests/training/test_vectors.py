@@ -290,7 +290,6 @@ VALID = PretrainConfig(
         ({"replay": ReplayConfig(corpus="x.txt")}, "--replay.corpus is 'x.txt'; .*which keeps nothing"),
         ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
         ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400; .*0 with --objective.kind contrast"),
-        ({"engine": EngineConfig(compile=True)}, "--engine.compile is True; .*false with --objective.kind contrast"),
         ({"base": "none"}, "--objective.kind is 'contrast'; .*masked or left_to_right when --base is none"),
         ({"scale": ScaleConfig(num_workers=8)}, "--objective.contrast_rows is 4; .*a divisor of 2, the rows of a work"),
         ({"train": TrainConfig(global_batch_size=16, micro_batch_size=2)}, "--train.micro_batch_size is 2; .*multiple"),
