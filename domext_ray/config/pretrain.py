@@ -331,10 +331,12 @@ class EngineConfig:
 
     zero_stage: int = free(0)  # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
     precision: Literal["bf16", "fp32"] = free("bf16")  # bf16: autocast over fp32 trainables
-    base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # how the frozen base is stored; auto: bf16 on a GPU
+    base_dtype: Literal["auto", "fp32", "bf16"] = free(
+        "auto"
+    )  # how the frozen base is stored; auto: as engine.precision
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
-    compile: bool = free(False)  # torch.compile the model (needs a C++ compiler on CPU)
+    compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
 
     def __post_init__(self) -> None:
         require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
@@ -349,6 +351,11 @@ class EngineConfig:
         # ZeRO-3's hooks, which gather parameters, would break the compiled graph at every module.
         require(not (self.compile and self.zero_stage == 3), "engine.compile", True, "false at --engine.zero_stage 3")
         require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
+
+    @property
+    def has_narrow_base(self) -> bool:
+        """Whether the frozen matrices are stored in bf16, to which autocast rounds nearly all of them anyway."""
+        return (self.precision if self.base_dtype == "auto" else self.base_dtype) == "bf16"
 
 
 @dataclass(frozen=True)
@@ -472,7 +479,6 @@ class PretrainConfig:
         require(not self.replay.corpus, "replay.corpus", self.replay.corpus, f"empty with {kind}, which keeps nothing")
         require(not self.mixture.parts, "mixture.parts", self.mixture.parts, f"empty with {kind}, which reads one text")
         require(not self.prepare.packed, "prepare.packed", True, f"false with {kind}: a row has one vector")
-        require(not self.engine.compile, "engine.compile", True, f"false with {kind}")
         rule = f"0 with {kind}, whose operations are not counted; give --train.tokens_per_second"
         require(not self.train.teraflops, "train.teraflops", self.train.teraflops, rule)
         if objective.kind == "contrast":

@@ -44,7 +44,7 @@ def make_loss(
     teacher = cast(DomextForMaskedLM, model)
     if not config.method.keeps_base or base.tensors.keys() & {*trained, *fixed}:
         teacher = _copy_base(base, config, device)
-        if any(each.dtype == torch.bfloat16 for each in model.parameters()):
+        if config.engine.has_narrow_base:
             store_base(teacher, torch.bfloat16)
     return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
 

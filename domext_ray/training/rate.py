@@ -140,7 +140,6 @@ def estimate_memory(trial: Trial) -> dict[str, int]:
     config, engine = trial.config, trial.config.engine
     is_on_gpu = config.scale.use_gpu is True
     num_workers, is_offloaded = config.scale.num_workers, engine.offload and is_on_gpu
-    narrow = engine.base_dtype == "bf16" or (engine.base_dtype == "auto" and is_on_gpu and engine.precision == "bf16")
     model_config = cast(Any, trial.objective.model).config
     dropout = model_config.attention_probs_dropout_prob
     if is_on_gpu and trial.device.type == "cpu":
@@ -151,12 +150,14 @@ def estimate_memory(trial: Trial) -> dict[str, int]:
         accumulates = config.train.global_batch_size // num_workers > rows
         sharding = Sharding(engine.zero_stage, num_workers, accumulates, is_offloaded, is_on_gpu)
         recomputes = engine.activation_checkpointing
-        plans.append(plan_memory(trial.objective, batch, sharding, narrow_base=narrow, recomputes=recomputes))
+        plans.append(
+            plan_memory(trial.objective, batch, sharding, narrow_base=engine.has_narrow_base, recomputes=recomputes)
+        )
     model_config.attention_probs_dropout_prob = dropout
     parts = max(plans, key=lambda each: sum(each.values()))
     if needs_teacher(config) and not config.method.keeps_base:
         size = sum(each.numel() for name, each in trial.objective.model.named_parameters() if not is_extension(name))
-        parts["copy_of_the_base"] = size * (2 if narrow else 4)
+        parts["copy_of_the_base"] = size * (2 if engine.has_narrow_base else 4)
     return parts
 
 

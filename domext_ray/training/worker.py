@@ -195,8 +195,7 @@ class PretrainWorker:
                 self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
         longest = max(config.train.seq_length, config.train.long_seq_length)
         attach_decoder(model, config.objective, longest, config.seed)
-        dtype = config.engine.base_dtype
-        if dtype == "bf16" or (dtype == "auto" and self.device.type == "cuda" and config.engine.precision == "bf16"):
+        if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
         self.model = network = cast(nn.Module, model).to(self.device)

@@ -23,6 +23,7 @@ from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import VOCAB_SIZE, describe_case, describe_sizes, make_model
 from benchmarks.timing import make_batch
 
+from domext_ray.config.pretrain import EngineConfig
 from domext_ray.training.engine import MaskedLoss
 from domext_ray.training.memory import Sharding, plan_memory
 from domext_ray.training.objective import MaskedBatch
@@ -117,7 +118,12 @@ def plan_case(options: argparse.Namespace, case: Case) -> dict[str, int]:
     device = torch.device(options.device)
     objective = MaskedLoss(make_model(options, case.method), device, bf16=options.precision == "bf16").train()
     sharding = Sharding(case.stage, case.ranks, case.accumulation_steps > 1, on_gpu=device.type == "cuda")
-    return plan_memory(objective, make_full_rows(case.length, case.rows, device), sharding)
+    return plan_memory(
+        objective,
+        make_full_rows(case.length, case.rows, device),
+        sharding,
+        narrow_base=EngineConfig(precision=options.precision).has_narrow_base,
+    )
 
 
 def run_memory(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from benchmarks.memory import Case, make_full_rows
-from benchmarks.steps import make_model
+from benchmarks.steps import make_model, store_as_run
 from torch import nn
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
@@ -44,7 +44,7 @@ def main() -> None:
 def train(options: argparse.Namespace, case: Case, device: torch.device) -> None:
     """Make a model and an engine, and some steps, whose peak is what is read afterwards."""
     options.device = str(device)
-    model: nn.Module = make_model(options, case.method)
+    model: nn.Module = store_as_run(make_model(options, case.method), options.precision)
     engine = Engine(
         model,
         engine=EngineConfig(zero_stage=case.stage, precision=options.precision),

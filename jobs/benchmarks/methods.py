@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from benchmarks.output import Measured, Record, write_records
-from benchmarks.steps import SECONDS, UPPER_AF, VOCAB_SIZE, compute_loss, describe_case, make_model
+from benchmarks.steps import SECONDS, UPPER_AF, VOCAB_SIZE, compute_loss, describe_case, make_model, store_as_run
 from benchmarks.timing import Batch, Clock, Seconds, make_batch, make_step
 
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -37,7 +37,7 @@ def run_methods(options: argparse.Namespace) -> None:
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     records = []
     names = name_methods(options.layers)
-    models = {name: make_model(options, name) for name in names}
+    models = {name: store_as_run(make_model(options, name), options.precision) for name in names}
     print(f"{'length':>6} {'what':<28}{'s a step':>9} {'share':>6}")
     for length in options.lengths:
         batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, device)

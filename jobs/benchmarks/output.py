@@ -166,7 +166,12 @@ def _ask_git(*words: str) -> str:
 
 
 def _name_processor() -> str:
-    """Return the model of the processor; where Linux does not say, its architecture."""
+    """Return the processor's name, family and model, for a virtual machine's name is often that of its maker alone.
+
+    Where Linux does not say, its architecture.
+    """
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(encoding="utf-8"), re.M) if info.exists() else None
-    return found[1].strip() if found else platform.machine()
+    said = dict(re.findall(r"^(.+?)\s*:\s*(.+?)\s*$", info.read_text(encoding="utf-8"), re.M)) if info.exists() else {}
+    if not {"model name", "cpu family", "model"} <= said.keys():
+        return said.get("model name", platform.machine())
+    return f"{said['model name']} (family {said['cpu family']}, model {said['model']})"

@@ -34,6 +34,10 @@ class Rival(nn.Module, ABC):
         logits = self.model.cls(hidden_states)
         return F.cross_entropy(logits.float().flatten(0, 1), batch.all_labels)
 
+    def compile_layers(self) -> None:
+        """Have torch.compile fuse what each layer computes."""
+        self.run_layer = torch.compile(self.run_layer)  # type: ignore[method-assign]
+
     @abstractmethod
     def run_layer(self, layer: Any, hidden_states: Tensor) -> Tensor:
         """One layer, [B, N, d] -> [B, N, d]."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +23,14 @@ from torch import Tensor
 from transformers import ModernBertConfig
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.config.pretrain import EngineConfig, ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model, choose_attention, detach
+from domext_ray.model.graft import build_model, choose_attention, detach, store_base
 from domext_ray.model.layouts.table import LAYOUTS
-from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.engine import MaskedLoss, compile_layers
 from domext_ray.training.flops import StepWork, count_work, time_products
 from domext_ray.training.objective import MaskedBatch
 
@@ -168,20 +169,37 @@ def make_model(options: argparse.Namespace, method: str) -> DomextForMaskedLM:
     return model.to(options.device).train()
 
 
+def store_as_run(model: DomextForMaskedLM, precision: Literal["fp32", "bf16"]) -> DomextForMaskedLM:
+    """Store a model's frozen base as a run of that precision does."""
+    if EngineConfig(precision=precision).has_narrow_base:
+        store_base(model, torch.bfloat16)
+    return model
+
+
+def _copy_for_run(model: DomextForMaskedLM, options: argparse.Namespace) -> DomextForMaskedLM:
+    """Return what this library trains: the rival has the exact weights, and so has the model that both are made of."""
+    return store_as_run(copy.deepcopy(model), options.precision)
+
+
 @contextmanager
 def pair_with_equations(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
     """Pair a model with its paper's equations, on the same weights."""
     model = make_model(options, options.method)
     rival: Rival = (ExbertRival if options.method == "exbert" else AfRival)(copy.deepcopy(model)).train()
     bf16 = options.precision == "bf16"
+    if options.compile == "both":
+        rival.compile_layers()
 
     def prepare(batch: Batch) -> Pair:
-        rival.model.load_state_dict(model.state_dict())  # a length may have trained them already
+        rival.model.load_state_dict(model.state_dict())  # another length has trained it
         difference = check_figures(
             compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
         )
-        time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
-        return Pair(model, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
+        ours = _copy_for_run(model, options)
+        if options.compile != "none":
+            compile_layers(ours, torch.device(options.device))
+        time_model = make_step(ours, partial(compute_loss, ours), batch, bf16=bf16)
+        return Pair(ours, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
 
     yield prepare
 
@@ -196,8 +214,9 @@ def pair_with_class(options: argparse.Namespace) -> Iterator[Callable[[Batch], P
         difference = check_figures(
             compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
         )
-        time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
-        return Pair(model, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
+        ours = _copy_for_run(model, options)
+        time_model = make_step(ours, partial(compute_loss, ours), batch, bf16=bf16)
+        return Pair(ours, time_model, make_step(rival, rival, batch, bf16=bf16), difference)
 
     yield prepare
 
@@ -211,8 +230,9 @@ def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch]
         def prepare(batch: Batch) -> Pair:
             theirs = rival.prepare(batch)
             difference = check_figures(compute_figures(model, lambda: compute_loss(model, batch)), theirs)
-            time_model = make_step(model, partial(compute_loss, model), batch, bf16=bf16)
-            return Pair(model, time_model, rival.time_step, difference)
+            ours = _copy_for_run(model, options)
+            time_model = make_step(ours, partial(compute_loss, ours), batch, bf16=bf16)
+            return Pair(ours, time_model, rival.time_step, difference)
 
         yield prepare
 
@@ -234,12 +254,13 @@ def pair_with_trainer(options: argparse.Namespace) -> Iterator[Callable[[Batch],
             compute_figures(model, lambda: compute_loss(model, batch)), compute_figures(rival, lambda: rival(batch))
         )
         rows = split_rows(batch)
-        ours = EngineRuns(model, len(rows), length, device, bf16=bf16)
+        trained = _copy_for_run(model, options)
+        ours = EngineRuns(trained, len(rows), length, device, bf16=bf16)
         losses = ours.run(rows).loss, rival.run(rows).loss
         if not options.dropout:
             apart = abs(losses[0] - losses[1])
             assert apart < RUN_TOLERANCE[options.precision], f"the runs' losses are {losses[0]} and {losses[1]}"
-        return Pair(model, lambda: ours.run(rows).seconds, lambda: rival.run(rows).seconds, difference)
+        return Pair(trained, lambda: ours.run(rows).seconds, lambda: rival.run(rows).seconds, difference)
 
     with one_process_group(device):
         yield prepare
@@ -258,9 +279,12 @@ PAIRINGS = {
 def measure_step(options: argparse.Namespace) -> list[StepTimes]:
     """Time both sides at every length, in turn."""
     results = []
-    if (options.layout, options.method) not in PAIRINGS:
+    pairing = PAIRINGS.get((options.layout, options.method))
+    if pairing is None:
         raise ConfigError(f"--method is {options.method!r}; with --layout {options.layout} it must be af.")
-    with PAIRINGS[options.layout, options.method](options) as prepare:
+    if options.compile != "none" and pairing is not pair_with_equations:
+        raise ConfigError(f"--compile is {options.compile!r}; beside this rival it must be none.")
+    with pairing(options) as prepare:
         for length in options.lengths:
             batch = make_batch(max(1, options.tokens // length), length, VOCAB_SIZE, torch.device(options.device))
             pair = prepare(batch)
@@ -326,6 +350,7 @@ def run_step(options: argparse.Namespace) -> None:
 def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
     """Return what the file of one length holds."""
     case = {**describe_case(options, times.length, times.rows), "method": options.method}
+    case |= {} if options.compile == "none" else {"compiled": options.compile}
     results = [
         Measured("domext_ray", SECONDS, times.model_seconds),
         Measured("rival", SECONDS, times.rival_seconds),

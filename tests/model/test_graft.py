@@ -42,6 +42,7 @@ from domext_ray.model import base as base_module
 from domext_ray.model import graft
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
 from domext_ray.model.counts import count_parameters
+from domext_ray.model.domext import layers_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, describe_shape, detach, store_base
@@ -394,6 +395,26 @@ def test_a_base_stored_in_bf16_trains_fp32_extensions(bert: Base, autocast: bool
     assert all(
         each.grad is not None and each.grad.dtype == torch.float32 for each in model.parameters() if each.requires_grad
     )
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every score, and the softmax over them, would be of the wider one."""
+    model, weights, attend = augment(bert), list[torch.Tensor](), layers_domext.attend_eagerly
+    graft.choose_attention(model, torch.device("cpu"), bf16=True)
+    ids, mask = make_inputs(bert.config.vocab_size, 0)
+    assert not mask.all()
+
+    def keep(*arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        context, own = attend(*arguments, **options)
+        weights.append(own)
+        return context, own
+
+    monkeypatch.setattr(layers_domext, "attend_eagerly", keep)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        model(ids, mask)
+    assert {each.dtype for each in weights} == {torch.bfloat16 if autocast else torch.float32}
+    assert all((each.masked_select(mask[:, None, None, :] == 0) == 0).all() for each in weights)
 
 
 @pytest.mark.parametrize(

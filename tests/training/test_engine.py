@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ from domext_ray.training.engine import (
     _forbid_compiled_op,
     seed_step,
 )
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import MaskedBatch, pad_batch
 from domext_ray.training.optimizer import compute_learning_rate
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
@@ -306,7 +307,7 @@ def measure_compiled(_: Path, stages: Stages) -> dict[str, Any]:
     """Compiled steps and evaluations of many sizes, the number of masked tokens changing each time."""
     from torch._dynamo.utils import counters
 
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"padded": _measure_padded(), "breaks": dict(counters["graph_break"])}
     for stage in stages:
         torch._dynamo.reset()
         counters.clear()
@@ -318,6 +319,21 @@ def measure_compiled(_: Path, stages: Stages) -> dict[str, Any]:
             engine.evaluate(draw_rows(0)[0])
         results[str(stage)] = figures, counters["stats"]["unique_graphs"]
     return results
+
+
+def _measure_padded() -> list[list[float]]:
+    """Losses of an engine that runs layers as they are written, and of one that compiles them: rows of many lengths."""
+    draws = np.random.default_rng(0)
+    batches = []
+    for num_rows, most in ((1, 9), (3, 16), (8, 17), (6, 12), (5, 17), (7, 9)):
+        rows = [draws.integers(5, VOCAB, size) for size in draws.integers(4, most, num_rows)]
+        batches.append(pad_batch(rows, rows, [np.arange(len(each)) % 4 == 1 for each in rows], pad_id=0))
+    assert any(each.places is not None for each in batches) and any(each.attention_mask is None for each in batches)
+    losses = []
+    for compile in (False, True):
+        engine = build_engine(compile=compile)
+        losses.append([engine.train_step([each], each.num_masked, i).loss for i, each in enumerate(batches)])
+    return losses
 
 
 def measure_one(folder: Path, stages: Stages) -> dict[str, Any]:
@@ -517,10 +533,11 @@ def test_options(two_ranks: list[Any], bare: Any, stage: int) -> None:
 def test_compiled_steps_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
     stages = (0, 1, 2)
     results = launch(1, measure_compiled, tmp_path, stages)[0]
+    assert results["padded"][1] == pytest.approx(results["padded"][0], abs=1e-4) and not results["breaks"]
     for stage in stages:
         figures, num_graphs = results[str(stage)]
         assert [each.loss for each in figures] == pytest.approx(bare[0], abs=1e-4)
-        assert num_graphs == 3  # training, evaluation, evaluation of a single row
+        assert num_graphs == 2  # a layer, and the last one, which computes the predicted tokens alone
 
 
 @pytest.mark.parametrize("stage", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -533,6 +550,13 @@ def test_nothing_was_compiled_or_printed(ranks: list[Any]) -> None:
 def test_compiling_at_stage_3_is_refused() -> None:
     with pytest.raises(ConfigError, match="--engine.compile is True; it must be false at --engine.zero_stage 3"):
         EngineConfig(zero_stage=3, compile=True)
+
+
+def test_a_frozen_base_is_stored_as_it_computes() -> None:
+    narrow = {"auto": [True, False], "fp32": [False, False]}
+    for base_dtype, expected in narrow.items():
+        engines = [EngineConfig(base_dtype=base_dtype, precision=each) for each in ("bf16", "fp32")]
+        assert [each.has_narrow_base for each in engines] == expected
 
 
 def test_a_deepspeed_without_the_switch_is_named() -> None:

@@ -130,5 +130,5 @@ def test_a_copy_of_the_base_is_counted(tiny_base_folder: Path) -> None:
     config = replace(config, replay=replace(config.replay, corpus="general.txt"), train=TrainConfig(seq_length=16))
     trial = make_trial(config, load_base(config.base), 0, 0)
     parts = estimate_memory(trial)
-    assert parts["copy_of_the_base"] == parts["trainable_weights"]
+    assert parts["copy_of_the_base"] == parts["trainable_weights"] // 2, "in bf16, as it computes"
     assert isinstance(trial.objective, nn.Module)

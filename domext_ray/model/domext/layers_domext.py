@@ -61,7 +61,7 @@ def attend_eagerly(
     Returns:
         Context [B, N, heads, d_k] and weights [B, heads, N, N].
     """
-    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = torch.matmul(query * scaling, key.transpose(2, 3))  # there are more scores than queries
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.dropout(nn.functional.softmax(scores, dim=-1), p=dropout, training=module.training)
