@@ -38,7 +38,7 @@ from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_lear
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
 MOST_COMPILED = 64
-"""Variants of a layer, at most, that are compiled: with padding and without, of all tokens and of some, the base's alone."""
+"""Variants of a layer that are compiled at most: with padding and without, all tokens and some, the base's alone."""
 _COMPILED_OP = "deepspeed_shm_comm"
 
 
