@@ -77,6 +77,12 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     step.add_argument("--method", choices=tuple(dict.fromkeys(method for _, method in PAIRINGS)), default="af")
     step.add_argument("--rival_python", default="", help="bottleneck: interpreter that has AdapterHub's library")
     step.add_argument("--steps", type=int, default=5, help="lora: timed steps of a run")
+    step.add_argument(
+        "--compile",
+        choices=("none", "ours", "both"),
+        default="none",
+        help="af, exbert: torch.compile the layers, ours alone or the rival's, too",
+    )
     methods = verbs.add_parser("methods", help="a training step of every method, as shares of continued pre-training")
     methods.set_defaults(run=run_methods)
     keep = verbs.add_parser("keep", help="a training step that keeps to the base's predictions against one without")
@@ -149,12 +155,6 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--compile",
-        choices=("none", "ours", "both"),
-        default="none",
-        help="af, exbert: torch.compile the layers, ours alone or the rival's too",
-    )
     parser.add_argument("--repeats", type=int, default=5, help="timed steps of each model (lora: runs)")
     parser.add_argument("--warmup", type=int, default=1, help="steps before those (lora: of each run)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")

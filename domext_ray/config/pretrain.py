@@ -331,9 +331,7 @@ class EngineConfig:
 
     zero_stage: int = free(0)  # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
     precision: Literal["bf16", "fp32"] = free("bf16")  # bf16: autocast over fp32 trainables
-    base_dtype: Literal["auto", "fp32", "bf16"] = free(
-        "auto"
-    )  # how the frozen base is stored; auto: as engine.precision
+    base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # storage of the frozen base; auto: as precision
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)

@@ -476,7 +476,8 @@ class Engine:
 def compile_layers(model: nn.Module, device: torch.device) -> None:
     """Have torch.compile fuse what each layer computes in training, for batches of every size.
 
-    Layers of a kind share their compiled code, so 12 of them take no longer than one. What is around them is small.
+    Layers share their compiled code, but for the first and the last one, whose tensors differ: twelve take no longer to
+    compile than three. What is around them is small.
 
     Args:
         model: its layers are those that transformers can checkpoint, in any architecture.
@@ -490,7 +491,7 @@ def compile_layers(model: nn.Module, device: torch.device) -> None:
         raise ConfigError(
             "--engine.compile true needs a C++ compiler on a CPU and finds none; install g++ or set it false."
         )
-    torch._dynamo.config.recompile_limit = MOST_COMPILED  # above it layers would run as written, without a word
+    torch._dynamo.config.recompile_limit = MOST_COMPILED  # above it, layers would run as written
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.compile(dynamic=True)

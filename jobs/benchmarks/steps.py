@@ -177,7 +177,7 @@ def store_as_run(model: DomextForMaskedLM, precision: Literal["fp32", "bf16"]) -
 
 
 def _copy_for_run(model: DomextForMaskedLM, options: argparse.Namespace) -> DomextForMaskedLM:
-    """Return what this library trains: the rival has the exact weights, and so has the model that both are made of."""
+    """Return what this library trains: a copy, for the rival has the exact weights, and so has the model itself."""
     return store_as_run(copy.deepcopy(model), options.precision)
 
 
