@@ -16,7 +16,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,6 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import store_base
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, Objective, checkpoint_activations, move_batch
 
 GATHERED_ELEMENTS = 50_000_000
@@ -68,25 +66,19 @@ class Sharding:
     on_gpu: bool = False
 
 
-def plan_memory(
-    objective: Objective, batch: Any, sharding: Sharding, *, narrow_base: bool = False, recomputes: bool = False
-) -> dict[str, int]:
+def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recomputes: bool = False) -> dict[str, int]:
     """Return the bytes of one rank at the moment of a step that needs most.
 
     Args:
-        objective: model and loss, in training mode; it stays as it is.
+        objective: model and loss, in training mode, stored as in training; it stays as it is.
         batch: a micro batch.
         sharding: ZeRO stage and ranks.
-        narrow_base: frozen matrices are stored in bf16.
         recomputes: activations are computed again in the backward pass.
 
     Returns:
         Bytes by part: weights, what the optimizer holds, gradients, buffers of DeepSpeed, activations.
     """
     fake, mode = make_fake(objective)
-    if narrow_base:
-        with mode:
-            store_base(cast(DomextForMaskedLM, fake.model), torch.bfloat16)
     if recomputes:
         checkpoint_activations(fake.model)
     trained, frozen = _count_bytes(fake, trains=True), _count_bytes(fake, trains=False)

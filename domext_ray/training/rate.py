@@ -14,7 +14,7 @@ from torch import nn
 from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_size, resolve_micro_batch_size
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
-from domext_ray.model.graft import Extensions, build_model, choose_attention
+from domext_ray.model.graft import Extensions, build_model, choose_attention, store_base
 from domext_ray.training.engine import MaskedLoss, Objective, move_batch
 from domext_ray.training.flops import count_work
 from domext_ray.training.keeping import needs_teacher
@@ -95,6 +95,8 @@ def make_trial(
     )
     longest = max(config.train.seq_length, config.train.long_seq_length)
     attach_decoder(model, config.objective, longest, config.seed)
+    if config.engine.has_narrow_base:
+        store_base(model, torch.bfloat16)
     choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.precision == "bf16")
     network = cast(nn.Module, model).to(device).train()
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
@@ -150,9 +152,7 @@ def estimate_memory(trial: Trial) -> dict[str, int]:
         accumulates = config.train.global_batch_size // num_workers > rows
         sharding = Sharding(engine.zero_stage, num_workers, accumulates, is_offloaded, is_on_gpu)
         recomputes = engine.activation_checkpointing
-        plans.append(
-            plan_memory(trial.objective, batch, sharding, narrow_base=engine.has_narrow_base, recomputes=recomputes)
-        )
+        plans.append(plan_memory(trial.objective, batch, sharding, recomputes=recomputes))
     model_config.attention_probs_dropout_prob = dropout
     parts = max(plans, key=lambda each: sum(each.values()))
     if needs_teacher(config) and not config.method.keeps_base:

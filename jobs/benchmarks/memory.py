@@ -20,10 +20,9 @@ from pathlib import Path
 
 import torch
 from benchmarks.output import Measured, Record, write_records
-from benchmarks.steps import VOCAB_SIZE, describe_case, describe_sizes, make_model
+from benchmarks.steps import VOCAB_SIZE, describe_case, describe_sizes, make_model, store_as_run
 from benchmarks.timing import make_batch
 
-from domext_ray.config.pretrain import EngineConfig
 from domext_ray.training.engine import MaskedLoss
 from domext_ray.training.memory import Sharding, plan_memory
 from domext_ray.training.objective import MaskedBatch
@@ -116,14 +115,10 @@ def _run_ranks(options: argparse.Namespace, case: Case) -> list[int]:
 def plan_case(options: argparse.Namespace, case: Case) -> dict[str, int]:
     """Return what the planner says of a case, in bytes by part: what a dry run prints."""
     device = torch.device(options.device)
-    objective = MaskedLoss(make_model(options, case.method), device, bf16=options.precision == "bf16").train()
+    model = store_as_run(make_model(options, case.method), options.precision)
+    objective = MaskedLoss(model, device, bf16=options.precision == "bf16").train()
     sharding = Sharding(case.stage, case.ranks, case.accumulation_steps > 1, on_gpu=device.type == "cuda")
-    return plan_memory(
-        objective,
-        make_full_rows(case.length, case.rows, device),
-        sharding,
-        narrow_base=EngineConfig(precision=options.precision).has_narrow_base,
-    )
+    return plan_memory(objective, make_full_rows(case.length, case.rows, device), sharding)
 
 
 def run_memory(options: argparse.Namespace) -> None:
