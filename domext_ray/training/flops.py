@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -167,14 +167,14 @@ class Ceiling:
     """What a rank's steps are held against.
 
     Args:
-        per_token: operations per token, forward and backward, of full rows.
-        product_seconds: per token, what this rank takes for these products alone; 0.0: not timed, on a GPU.
+        work: what a batch of full rows computes.
         peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or another precision.
+        product_seconds: per token, what this rank takes for the products alone; 0.0: not timed yet, or on a GPU.
     """
 
-    per_token: float
-    product_seconds: float
+    work: StepWork
     peak: float
+    product_seconds: float = 0.0
 
     def describe(self, num_tokens: int, seconds: float, world_size: int) -> dict[str, float]:
         """Return a step's figures for metrics.jsonl: the rate of all ranks, and its shares of what could be.
@@ -184,19 +184,23 @@ class Ceiling:
             seconds: of the step.
             world_size: ranks, which share the batch evenly.
         """
-        rate = self.per_token * num_tokens / seconds
+        rate = self.work.per_token * num_tokens / seconds
         alone = self.product_seconds * num_tokens / world_size
         shares = {"throughput/product_share": alone / seconds} if alone else {}
         shares |= {"throughput/mfu": rate / world_size / self.peak} if self.peak else {}
         return {"throughput/gigaflops_per_second": rate / 1e9, **shares}
 
 
-def measure_ceiling(objective: Objective, batch: Any, num_tokens: int) -> Ceiling:
-    """Count the operations of a batch of full rows, and time its products on a CPU, or find a GPU's peak."""
-    work, device = count_work(objective, batch, num_tokens), torch.device(objective.device_type)
-    if device.type == "cuda":
-        return Ceiling(work.per_token, 0.0, find_peak(torch.cuda.get_device_name(device)) if objective.bf16 else 0.0)
-    return Ceiling(work.per_token, time_products(work, device, bf16=objective.bf16) / num_tokens, 0.0)
+def find_ceiling(objective: Objective, batch: Any, num_tokens: int) -> Ceiling:
+    """Count the operations of a batch of full rows, and find a GPU's peak."""
+    work, is_on_gpu = count_work(objective, batch, num_tokens), objective.device_type == "cuda"
+    return Ceiling(work, find_peak(torch.cuda.get_device_name()) if is_on_gpu and objective.bf16 else 0.0)
+
+
+def time_ceiling(ceiling: Ceiling, *, bf16: bool) -> Ceiling:
+    """Time the products on this CPU, which should do nothing else meanwhile."""
+    seconds = time_products(ceiling.work, torch.device("cpu"), bf16=bf16)
+    return replace(ceiling, product_seconds=seconds / ceiling.work.num_tokens)
 
 
 def measure_peak_memory(device: torch.device) -> float:

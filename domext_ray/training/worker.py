@@ -52,7 +52,7 @@ from domext_ray.training.checkpoint import (
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
-from domext_ray.training.flops import Ceiling, measure_ceiling, measure_peak_memory
+from domext_ray.training.flops import Ceiling, find_ceiling, measure_peak_memory, time_ceiling
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog, check_attempt
 from domext_ray.training.parts import PartFigures
@@ -75,6 +75,8 @@ MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
 MAX_UNMASKED_STEPS = 20
 """Steps in a row without a masked token, after which the text or the tokenizer is to blame and not chance."""
+QUIET_STEPS = 10
+"""Steps after which what starts beside a worker (readers, above all) has started, so that products may be timed."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class PretrainWorker:
         self.manifest = read_manifest(task.corpus_dirs[0])
         self.tokenizer = load_tokenizer(task.tokenizer_dir)
         self.checkpoint = self._find_checkpoint()
-        self.step = 0 if self.checkpoint is None else self.checkpoint.step
+        self.step = self.start_step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
         manifests = [self.manifest, *map(read_manifest, task.corpus_dirs[1:])]
@@ -199,7 +201,7 @@ class PretrainWorker:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
         self.model = network = cast(nn.Module, model).to(self.device)
-        self._measure_ceilings(network)
+        self._find_ceilings(network)
         return Engine(
             network,
             engine=config.engine,
@@ -213,8 +215,8 @@ class PretrainWorker:
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
 
-    def _measure_ceilings(self, network: nn.Module) -> None:
-        """Measure what steps are held against by length phase: on rank 0, before ZeRO takes the model apart."""
+    def _find_ceilings(self, network: nn.Module) -> None:
+        """Find what steps are held against by length phase: on rank 0, before ZeRO takes the model apart."""
         config = self.config
         self.ceilings: dict[int, Ceiling] = {}
         if self.rank != 0 or config.objective.makes_vectors:  # whose two views of a row differ in length
@@ -225,7 +227,7 @@ class PretrainWorker:
             num_rows = max(1, COUNTED_TOKENS // length)
             batch = make_full_batch(config, vocab_size, num_rows, length)
             try:
-                self.ceilings[phase.first_step] = measure_ceiling(module, batch, num_rows * length)
+                self.ceilings[phase.first_step] = find_ceiling(module, batch, num_rows * length)
             except Exception as error:  # a kernel that cannot be counted, say: the run is worth more
                 self.ceilings = {}
                 tell_driver(self.task.run_dir, f"note: a step's operations could not be counted ({error}).")
@@ -235,7 +237,10 @@ class PretrainWorker:
         """Figures of rank 0's newest step."""
         if not self.ceilings:
             return {}
-        ceiling = self.ceilings[max(first for first in self.ceilings if first < self.step)]
+        phase = max(first for first in self.ceilings if first < self.step)
+        ceiling = self.ceilings[phase]
+        if self.device.type == "cpu" and not ceiling.product_seconds and self.step - self.start_step > QUIET_STEPS:
+            self.ceilings[phase] = ceiling = time_ceiling(ceiling, bf16=self.config.engine.precision == "bf16")
         speed = ceiling.describe(num_tokens, seconds, self.world_size)
         return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
 

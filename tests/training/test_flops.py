@@ -15,7 +15,15 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeCon
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model, choose_attention, store_base
 from domext_ray.training.engine import MaskedLoss, move_batch
-from domext_ray.training.flops import Ceiling, StepWork, count_work, find_peak, measure_ceiling, time_products
+from domext_ray.training.flops import (
+    Ceiling,
+    StepWork,
+    count_work,
+    find_ceiling,
+    find_peak,
+    time_ceiling,
+    time_products,
+)
 from domext_ray.training.rate import make_full_batch
 
 CPU = torch.device("cpu")
@@ -102,16 +110,21 @@ def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
 
 
 def test_a_step_is_held_against_its_ceiling() -> None:
-    figures = Ceiling(2e6, 1e-5, 1e12).describe(num_tokens=1000, seconds=0.02, world_size=2)
+    work = StepWork(forward=8_000_000, backward=12_000_000, num_tokens=10, products={})
+    figures = Ceiling(work, 1e12, 1e-5).describe(num_tokens=1000, seconds=0.02, world_size=2)
     assert figures["throughput/gigaflops_per_second"] == pytest.approx(100.0)
     assert figures["throughput/product_share"] == pytest.approx(1e-5 * 500 / 0.02)
     assert figures["throughput/mfu"] == pytest.approx(0.05)
     model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
     batch = make_full_batch(config, VOCAB, ROWS, LENGTH)
-    ceiling = measure_ceiling(MaskedLoss(model, CPU, bf16=False), batch, TOKENS)
-    assert ceiling.per_token > 0 and ceiling.product_seconds > 0 and ceiling.peak == 0.0
-    assert "throughput/mfu" not in ceiling.describe(1, 1.0, 1)
+    ceiling = find_ceiling(MaskedLoss(model, CPU, bf16=False), batch, TOKENS)
+    assert ceiling.work.per_token > 0 and ceiling.peak == 0.0
+    assert [*ceiling.describe(1, 1.0, 1)] == ["throughput/gigaflops_per_second"]
+    assert [*time_ceiling(ceiling, bf16=False).describe(1, 1.0, 1)] == [
+        "throughput/gigaflops_per_second",
+        "throughput/product_share",
+    ]
 
 
 @pytest.mark.parametrize(
