@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
@@ -22,10 +24,11 @@ from torch import nn
 
 from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import choose_attention
 from domext_ray.runs.run_directory import read_identity
-from domext_ray.training.metrics import read_metrics
+from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import Masker
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.phases import make_plan
@@ -34,18 +37,42 @@ from domext_ray.training.start import build_run_model, read_run_config
 OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
 
 
-def run_job(run_dir: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run jobs/pretrain_af.py at its defaults for some steps; return its training records."""
+def start_job(run_dir: Path, options: argparse.Namespace) -> psutil.Popen:
+    """Start jobs/pretrain_af.py at its defaults for some steps."""
     command = [sys.executable, str(Path(__file__).parents[1] / "pretrain_af.py"), "--run.dir", str(run_dir.parent)]
     command += ["--run.name", run_dir.name, "--train.max_steps", str(options.steps), "--train.eval_rows", "32"]
     command += ["--train.eval_every", str(options.steps), "--train.checkpoint_every", str(options.steps)]
     command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir, *options.job_options]
-    subprocess.run(command, check=True)
-    return [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
+    return psutil.Popen(command)
 
 
-def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Train the run's model on the run's batches without Ray or DeepSpeed; return seconds and losses of the steps."""
+def wait_for_step(job: psutil.Popen, metrics: Path, step: int) -> None:
+    """Wait until a job has trained a step."""
+    while not metrics.exists() or find_last_step(metrics) < step:
+        if job.poll() not in (None, 0):
+            raise RunError(f"the job ended with exit code {job.returncode}; what it said stands above.")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def paused(job: psutil.Popen) -> Iterator[None]:
+    """Pause a job with all that Ray has started for it, so that it takes no time of what runs meanwhile."""
+    stopped = dict[int, psutil.Process]()
+    try:
+        while found := [each for each in [job, *job.children(recursive=True)] if each.pid not in stopped]:
+            stopped |= {each.pid: each for each in found}
+            for each in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.suspend()
+        yield
+    finally:
+        for each in stopped.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
+
+
+def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
+    """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
     config = read_run_config(run_dir)
     identity = read_identity(run_dir, {"corpus_fingerprint": str})
     assert identity is not None, "a run that was trained"
@@ -64,7 +91,6 @@ def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[flo
     ]
     betas = (config.optim.beta1, config.optim.beta2)
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.optim.eps, fused=True)
-    seconds, losses = [], []
     for step in range(options.steps):
         started = time.perf_counter()
         for group in optimizer.param_groups:
@@ -81,40 +107,47 @@ def time_bare_loop(run_dir: Path, options: argparse.Namespace) -> tuple[list[flo
         nn.utils.clip_grad_norm_(params, config.optim.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-        seconds.append(time.perf_counter() - started)
-    return seconds, losses
+        value = loss.item()
+        yield time.perf_counter() - started, value
 
 
 def run_overhead(options: argparse.Namespace) -> None:
-    """Time a job and the bare loop in turn, compare losses, print and write."""
+    """Time a job and the bare loop in turn, some steps of each, compare losses, print and write.
+
+    A shared machine is a fifth faster in one minute than in the next: only neighbours in time may be compared.
+    """
+    if not 1 <= options.window <= options.steps // 2:
+        raise ConfigError(f"--window is {options.window}; it must be from 1 to half of --steps ({options.steps}).")
     folder = Path(tempfile.mkdtemp(prefix="domext-benchmark-"))
     options.cache_dir = options.cache_dir or str(folder / "corpora")
-    job_medians, bare_medians, waits = [], [], []
+    run_dir, bare = folder / "run", list[tuple[float, float]]()
+    job, loop = start_job(run_dir, options), run_bare_loop(run_dir, options)
+    windows = [slice(first, first + options.window) for first in range(0, options.steps, options.window)]
     try:
-        for i in range(options.repeats):
-            records = run_job(folder / f"run-{i}", options)
-            seconds, losses = time_bare_loop(folder / f"run-{i}", options)
-            worst = max(abs(a["train/mlm_loss"] - b) for a, b in zip(records, losses, strict=True))
-            assert worst < OVERHEAD_TOLERANCE, f"the job's losses differ from the bare loop's by {worst}"
-            timed = records[options.steps // 4 :]  # the first steps warm up
-            job_medians.append(statistics.median(each["time/step_seconds"] for each in timed))
-            bare_medians.append(statistics.median(seconds[options.steps // 4 :]))
-            waits.append(
-                sum(each["data/wait_seconds"] for each in records) / sum(each["time/step_seconds"] for each in records)
-            )
+        for each in windows:
+            wait_for_step(job, run_dir / "metrics.jsonl", min(each.stop, options.steps))
+            with paused(job):
+                bare += itertools.islice(loop, options.window)
+        job.wait()
+        records = [each for each in read_metrics(run_dir / "metrics.jsonl") if "train/mlm_loss" in each]
     finally:
+        if job.poll() is None:
+            job.terminate()
+            job.wait()
         shutil.rmtree(folder, ignore_errors=True)
+    worst = max(abs(a["train/mlm_loss"] - loss) for a, (_, loss) in zip(records, bare, strict=True))
+    assert worst < OVERHEAD_TOLERANCE, f"the job's losses differ from the bare loop's by {worst}"
+    # The first steps warm up; a median leaves out the step of the job that a pause interrupts.
+    job_medians = [statistics.median(step["time/step_seconds"] for step in records[each]) for each in windows[1:]]
+    bare_medians = [statistics.median(seconds for seconds, _ in bare[each]) for each in windows[1:]]
     ratios = [a / b for a, b in zip(job_medians, bare_medians, strict=True)]
-    print(f"{'job s':>9} {'bare s':>9} {'ratio':>6} {'waiting':>8}")
-    for row in zip(job_medians, bare_medians, ratios, waits, strict=True):
-        print(f"{row[0]:>9.4f} {row[1]:>9.4f} {row[2]:>6.3f} {row[3]:>8.2%}")
-    print(f"median ratio {statistics.median(ratios):.3f}; largest loss difference of the last run {worst:.1e}")
-    results = [
-        Measured("job", SECONDS, job_medians),
-        Measured("bare loop", SECONDS, bare_medians),
-        Measured("share of the time waiting for data", "", waits),
-    ]
-    figures = {"ratio": statistics.median(ratios), "ratios": ratios}
+    waited = sum(each["data/wait_seconds"] for each in records) / sum(each["time/step_seconds"] for each in records)
+    print(f"{'steps':>6} {'job s':>9} {'bare s':>9} {'ratio':>6}")
+    for window, *row in zip(windows[1:], job_medians, bare_medians, ratios, strict=True):
+        print(f"{window.start + 1:>6,} {row[0]:>9.4f} {row[1]:>9.4f} {row[2]:>6.3f}")
+    print(f"median ratio {statistics.median(ratios):.3f}; largest difference of a loss {worst:.1e}; ", end="")
+    print(f"the job waited for data for {waited:.2%} of its time")
+    results = [Measured("job", SECONDS, job_medians), Measured("bare loop", SECONDS, bare_medians)]
+    figures = {"ratio": statistics.median(ratios), "ratios": ratios, "waiting": waited}
     case = {"job": " ".join(options.job_options) or "its defaults", "steps": options.steps}
     write_records(options, [Record("overhead", case, results, figures)], torch.device("cpu"))
