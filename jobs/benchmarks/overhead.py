@@ -26,7 +26,7 @@ from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import choose_attention
+from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import Masker
@@ -83,6 +83,8 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     plan, paths = make_plan(config, manifest), [str(manifest.folder / each.path) for each in manifest.train]
     starts = np.concatenate([[0], np.cumsum(plan.shard_rows)])
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
+    if config.engine.has_narrow_base:
+        store_base(model, torch.bfloat16)
     choose_attention(model, torch.device("cpu"), bf16=config.engine.precision == "bf16")
     params = [each for each in model.parameters() if each.requires_grad]
     groups = [
