@@ -238,11 +238,16 @@ class PretrainWorker:
         if not self.ceilings:
             return {}
         phase = max(first for first in self.ceilings if first < self.step)
-        ceiling = self.ceilings[phase]
-        if self.device.type == "cpu" and not ceiling.product_seconds and self.step - self.start_step > QUIET_STEPS:
-            self.ceilings[phase] = ceiling = time_ceiling(ceiling, bf16=self.config.engine.precision == "bf16")
-        speed = ceiling.describe(num_tokens, seconds, self.world_size)
+        if self.step - max(phase, self.start_step) == QUIET_STEPS and self.device.type == "cpu":
+            self._time_ceiling(phase)
+        speed = self.ceilings[phase].describe(num_tokens, seconds, self.world_size)
         return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
+
+    def _time_ceiling(self, phase: int) -> None:
+        try:
+            self.ceilings[phase] = time_ceiling(self.ceilings[phase], bf16=self.config.engine.precision == "bf16")
+        except Exception as error:  # the run is worth more
+            tell_driver(self.task.run_dir, f"note: a step's products could not be timed ({error}).")
 
     def _distill_words(self, model: DomextForMaskedLM) -> None:
         """Fit the new words on every rank; the first one's result counts."""

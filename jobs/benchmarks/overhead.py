@@ -47,10 +47,18 @@ def start_job(run_dir: Path, options: argparse.Namespace) -> psutil.Popen:
 
 
 def wait_for_step(job: psutil.Popen, metrics: Path, step: int) -> None:
-    """Wait until a job has trained a step."""
+    """Wait until a job has trained a step.
+
+    Raises:
+        RunError: it has ended before.
+    """
+    has_ended = False
     while not metrics.exists() or find_last_step(metrics) < step:
-        if job.poll() not in (None, 0):
-            raise RunError(f"the job ended with exit code {job.returncode}; what it said stands above.")
+        if has_ended:
+            raise RunError(
+                f"the job ended before step {step:,}, with exit code {job.returncode}; what it said stands above."
+            )
+        has_ended = job.poll() is not None  # it may have trained the step since
         time.sleep(0.05)
 
 
@@ -59,7 +67,7 @@ def paused(job: psutil.Popen) -> Iterator[None]:
     """Pause a job with all that Ray has started for it, so that it takes no time of what runs meanwhile."""
     stopped = dict[int, psutil.Process]()
     try:
-        while found := [each for each in [job, *job.children(recursive=True)] if each.pid not in stopped]:
+        while found := [each for each in _list_processes(job) if each.pid not in stopped]:
             stopped |= {each.pid: each for each in found}
             for each in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -69,6 +77,10 @@ def paused(job: psutil.Popen) -> Iterator[None]:
         for each in stopped.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.resume()
+
+
+def _list_processes(job: psutil.Popen) -> list[psutil.Process]:
+    return [job, *job.children(recursive=True)] if job.poll() is None else []
 
 
 def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[float, float]]:

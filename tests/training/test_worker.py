@@ -34,13 +34,14 @@ from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.plan import count_run
 from domext_ray.report.summary import measure_run
 from domext_ray.runs.events import EventReader
+from domext_ray.training import flops
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics, write_attempt
 from domext_ray.training.phases import make_phases
 from domext_ray.training.router import RouterRecord, save_routers
-from domext_ray.training.worker import MAX_SKIPPED_STEPS, PretrainTask, PretrainWorker
+from domext_ray.training.worker import MAX_SKIPPED_STEPS, QUIET_STEPS, PretrainTask, PretrainWorker
 
 Start = Callable[..., PretrainWorker]
 
@@ -108,6 +109,26 @@ def test_a_run_trains_on_without_figures_that_cannot_be_counted(
     assert not any("throughput/gigaflops_per_second" in each for each in read_metrics(tmp_path / "metrics.jsonl"))
     said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
     assert "note: a step's operations could not be counted (no rule for these shapes)." in said
+
+
+def test_products_are_timed_when_all_has_started(start: Start, tmp_path: Path) -> None:
+    start().run(QUIET_STEPS + 1)
+    timed = ["throughput/product_share" in each for each in read_metrics(tmp_path / "metrics.jsonl")]
+    assert timed == [False] * QUIET_STEPS + [True, True], "the first record is step 0's"
+
+
+def test_a_run_trains_on_where_products_cannot_be_timed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> float:
+        raise NotImplementedError("no kernel for these shapes")
+
+    monkeypatch.setattr(flops, "time_products", refuse)
+    start().run(QUIET_STEPS + 1)
+    last = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    assert "throughput/gigaflops_per_second" in last and "throughput/product_share" not in last
+    said = [each.text for each in EventReader(tmp_path, from_start=True).read()]
+    assert "note: a step's products could not be timed (no kernel for these shapes)." in said
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice_that_works(start: Start, tmp_path: Path) -> None:
