@@ -54,6 +54,7 @@ from benchmarks.methods import run_methods
 from benchmarks.output import add_output_options
 from benchmarks.overhead import run_overhead
 from benchmarks.predicting import add_predict_options, run_predict
+from benchmarks.profiling import run_profile
 from benchmarks.serving import add_serving_options, run_serving_benchmark
 from benchmarks.steps import PAIRINGS, run_step
 from benchmarks.tables import run_tables
@@ -62,8 +63,8 @@ from domext_ray.errors import ConfigError
 from domext_ray.runtime.stopping import exit_on_user_error
 
 POSITIVE = (
-    "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats steps lengths "
-    "batch_size rows rival_rows workers batch_sizes batch_tokens "
+    "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats processes steps "
+    "lengths batch_size rows rival_rows workers batch_sizes batch_tokens "
     "adapters clients answers words texts overload port ranks accumulation_steps"
 ).split()
 
@@ -77,12 +78,16 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     step.add_argument("--method", choices=tuple(dict.fromkeys(method for _, method in PAIRINGS)), default="af")
     step.add_argument("--rival_python", default="", help="bottleneck: interpreter that has AdapterHub's library")
     step.add_argument("--steps", type=int, default=5, help="lora: timed steps of a run")
+    step.add_argument("--processes", type=int, default=1, help="time in so many new processes, of which medians count")
     step.add_argument(
         "--compile",
         choices=("none", "ours", "both"),
         default="none",
         help="af, exbert: torch.compile the layers, ours alone or the rival's, too",
     )
+    profile = verbs.add_parser("profile", help="what the time of a training step goes to, by kind of operation")
+    profile.set_defaults(run=run_profile)
+    profile.add_argument("--method", choices=("af", "exbert", "bottleneck", "lora", "full"), default="af")
     methods = verbs.add_parser("methods", help="a training step of every method, as shares of continued pre-training")
     methods.set_defaults(run=run_methods)
     keep = verbs.add_parser("keep", help="a training step that keeps to the base's predictions against one without")
@@ -93,7 +98,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     plan = verbs.add_parser("plan", help="what a dry run says of memory, against what training takes")
     plan.set_defaults(run=run_plan)
     add_plan_options(plan)
-    for each in (step, methods, keep, memory, plan):
+    for each in (step, profile, methods, keep, memory, plan):
         add_sizes(each)
     finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
     finetune.set_defaults(run=run_finetune)
@@ -108,6 +113,9 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.set_defaults(run=run_overhead, device="cpu")
     overhead.add_argument("--steps", type=int, default=480, help="steps of the job and of the loop")
     overhead.add_argument("--window", type=int, default=20, help="steps of the job, then of the loop, in turn")
+    overhead.add_argument(
+        "--base_layers", type=int, default=0, help="layers of a base of BERT-base width; 0: the job's own base"
+    )
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")

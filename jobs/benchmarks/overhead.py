@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import SECONDS
 from torch import nn
+from transformers import BertConfig, BertForMaskedLM
 
 from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.model.base import load_base
+from domext_ray.model.base import ASSETS, SHIPPED_BASE, load_base
 from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.training.metrics import find_last_step, read_metrics
@@ -42,8 +43,19 @@ def start_job(run_dir: Path, options: argparse.Namespace) -> psutil.Popen:
     command = [sys.executable, str(Path(__file__).parents[1] / "pretrain_af.py"), "--run.dir", str(run_dir.parent)]
     command += ["--run.name", run_dir.name, "--train.max_steps", str(options.steps), "--train.eval_rows", "32"]
     command += ["--train.eval_every", str(options.steps), "--train.checkpoint_every", str(options.steps)]
-    command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir, *options.job_options]
-    return psutil.Popen(command)
+    command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir]
+    if options.base_layers:
+        command += ["--base", str(write_wide_base(run_dir.with_name("base"), options.base_layers))]
+    return psutil.Popen([*command, *options.job_options])
+
+
+def write_wide_base(folder: Path, layers: int) -> Path:
+    """Write random weights of BERT-base's width, with the vocabulary of the base that ships, into a new folder."""
+    shutil.copytree(ASSETS / SHIPPED_BASE, folder, ignore=shutil.ignore_patterns("model.safetensors", "README.md"))
+    torch.manual_seed(0)
+    vocab_size = len(load_tokenizer(folder))
+    BertForMaskedLM(BertConfig(vocab_size=vocab_size, num_hidden_layers=layers)).save_pretrained(folder)
+    return folder
 
 
 def wait_for_step(job: psutil.Popen, metrics: Path, step: int) -> None:
@@ -130,6 +142,8 @@ def run_overhead(options: argparse.Namespace) -> None:
 
     A shared machine is a fifth faster in one minute than in the next: only neighbours in time may be compared.
     """
+    if options.base_layers < 0:
+        raise ConfigError(f"--base_layers is {options.base_layers}; it must be 0 (the job's own base) or more.")
     if not 1 <= options.window <= options.steps // 2:
         raise ConfigError(f"--window is {options.window}; it must be from 1 to half of --steps ({options.steps}).")
     folder = Path(tempfile.mkdtemp(prefix="domext-benchmark-"))
@@ -163,5 +177,6 @@ def run_overhead(options: argparse.Namespace) -> None:
     print(f"the job waited for data for {waited:.2%} of its time")
     results = [Measured("job", SECONDS, job_medians), Measured("bare loop", SECONDS, bare_medians)]
     figures = {"ratio": statistics.median(ratios), "ratios": ratios, "waiting": waited}
-    case = {"job": " ".join(options.job_options) or "its defaults", "steps": options.steps}
+    base = [f"base of {options.base_layers} layers"] if options.base_layers else []
+    case = {"job": " ".join([*base, *options.job_options]) or "its defaults", "steps": options.steps}
     write_records(options, [Record("overhead", case, results, figures)], torch.device("cpu"))

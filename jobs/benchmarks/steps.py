@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -65,7 +67,7 @@ class StepTimes:
     Args:
         length: tokens of a row.
         rows: rows of a step.
-        model_seconds: every repetition of this library's model.
+        model_seconds: every repetition of this library's model; of several processes, the median of each.
         rival_seconds: every repetition of the rival.
         model_cpu_seconds: processor time of the same, over all threads; other programs disturb it less.
         rival_cpu_seconds: likewise.
@@ -278,6 +280,8 @@ PAIRINGS = {
 
 def measure_step(options: argparse.Namespace) -> list[StepTimes]:
     """Time both sides at every length, in turn."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
     results = []
     pairing = PAIRINGS.get((options.layout, options.method))
     if pairing is None:
@@ -312,6 +316,33 @@ def measure_step(options: argparse.Namespace) -> list[StepTimes]:
     return results
 
 
+def measure_in_processes(options: argparse.Namespace) -> list[StepTimes]:
+    """Time both sides at every length in several new processes, one after the other.
+
+    Where a process happens to get its memory makes both sides faster or slower for as long as it lives; repetitions in
+    one process cannot show that.
+
+    Returns:
+        By length; of each process and side, the median.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        measured = list(pool.map(measure_step, [options] * options.processes))
+    return [_join_processes(each) for each in zip(*measured, strict=True)]
+
+
+def _join_processes(times: Sequence[StepTimes]) -> StepTimes:
+    return replace(
+        times[0],
+        model_seconds=tuple(statistics.median(each.model_seconds) for each in times),
+        rival_seconds=tuple(statistics.median(each.rival_seconds) for each in times),
+        model_cpu_seconds=tuple(statistics.median(each.model_cpu_seconds) for each in times),
+        rival_cpu_seconds=tuple(statistics.median(each.rival_cpu_seconds) for each in times),
+        loss_difference=max(each.loss_difference for each in times),
+        product_seconds=statistics.median(each.product_seconds for each in times),
+    )
+
+
 def _measure_products(model: DomextForMaskedLM, batch: Batch, options: argparse.Namespace) -> tuple[StepWork, float]:
     """Return what a step computes, and the seconds of its products alone."""
     device, bf16 = torch.device(options.device), options.precision == "bf16"
@@ -340,9 +371,7 @@ def format_table(results: Sequence[StepTimes]) -> str:
 
 def run_step(options: argparse.Namespace) -> None:
     """Measure, print and write."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    results = measure_step(options)
+    results = measure_in_processes(options) if options.processes > 1 else measure_step(options)
     print(format_table(results))
     write_records(options, [_record_step(options, each) for each in results], torch.device(options.device))
 

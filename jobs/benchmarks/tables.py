@@ -149,6 +149,8 @@ def show_spread(record: Content, name: str) -> str:
     return f"{show(found['median'])}{spread}"
 
 
+SMALLEST_SHARE = 0.005
+"""Of a step, that a table of its operations names."""
 METHODS = {"af": "AF Adapter", "exbert": "exBERT", "bottleneck": "bottlenecks", "lora": "LoRA", "full": "full training"}
 
 
@@ -165,6 +167,16 @@ def _rows_of_step(record: Content) -> Iterator[Row]:
         "ratio": f"{figures['ratio']:.2f}",
         "tokens/s": show(figures["tokens_per_second"]),
         **({"of attainable": f"{figures['attained_frac']:.0%}"} if "attained_frac" in figures else {}),
+    }
+
+
+def _rows_of_profile(record: Content) -> Iterator[Row]:
+    case = record["case"]
+    yield {
+        "": f"{METHODS[case['method']]} ({case['sizes']})" if case["sizes"] else METHODS[case["method"]],
+        "precision": case["precision"],
+        "tokens per row": f"{case['length']:,}",
+        **{kind: f"{share:.0%}" for kind, share in record["figures"]["shares"].items() if share >= SMALLEST_SHARE},
     }
 
 
@@ -289,6 +301,7 @@ SERVED = {
 
 TABLES = {
     "step": Table(_rows_of_step, ("", "precision")),
+    "profile": Table(_rows_of_profile, ("", "precision")),
     "methods": Table(_rows_of_methods, ("", "precision")),
     "keep": Table(_rows_of_keep, ("precision",)),
     "finetune": Table(_rows_of_finetune),

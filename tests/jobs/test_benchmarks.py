@@ -124,7 +124,7 @@ SMALL = "--layers 2 --lengths 16 --tokens 32 --repeats 2 --warmup 0".split()
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize("verb", ["step", "methods", "keep"])
+@pytest.mark.parametrize("verb", ["step", "profile", "methods", "keep"])
 def test_the_table_of_a_verb_shows_what_it_wrote(verb: str, tmp_path: Path) -> None:
     from benchmarks.output import read_records
     from benchmarks.tables import make_table
@@ -135,6 +135,38 @@ def test_the_table_of_a_verb_shows_what_it_wrote(verb: str, tmp_path: Path) -> N
     rows = [line for line in make_table([record]).splitlines() if line.startswith("|")][2:]
     assert len(rows) == (len(record["results"]) if verb == "methods" else 1)
     assert verb != "methods" or rows[2].startswith("| AF Adapter, layers 1–1 |")
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        ("aten::addmm", "matrix products"),
+        ("mkldnn::_linear_pointwise", "matrix products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "fused attention"),
+        ("aten::_log_softmax_backward_data", "softmax and loss"),
+        ("aten::gelu_backward", "GELU"),
+        ("aten::_to_copy", "copies and casts"),
+        ("aten::add_", "sums and scaling"),
+        ("aten::_fused_adamw_", "AdamW"),
+        ("aten::fill_", "filling zeros"),
+        ("aten::embedding_dense_backward", "all else"),
+    ],
+)
+def test_an_operation_is_of_one_kind(operation: str, kind: str) -> None:
+    from benchmarks.profiling import name_kind
+
+    assert name_kind(operation) == kind
+
+
+@pytest.mark.slow
+@pytest.mark.jobs
+def test_a_step_is_timed_in_several_processes(tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+
+    run_verb("step", *SMALL, "--layers", "1", "--repeats", "3", "--processes", "2", "--output", str(tmp_path))
+    (record,) = read_records(tmp_path)
+    assert record["settings"]["processes"] == 2
+    assert all(len(each["values"]) == 2 for each in record["results"]), "the median of each process"
 
 
 @pytest.mark.jobs
