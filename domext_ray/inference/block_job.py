@@ -177,15 +177,16 @@ def is_blank(row: InputRow) -> bool:
 
 
 def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
-    """Write malformed.jsonl; return "rows", "empty", "malformed" and "first_malformed" of all blocks.
+    """Write malformed.jsonl; return "rows", "empty", "malformed", "first_malformed" and "cases" of all blocks.
 
     Raises:
         CorpusError: no row at all can be used; the output is as if the job had not been.
     """
-    counts, first = Counter[str](), ""
+    counts, cases, first = Counter[str](), Counter[str](), ""
     with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
         for record in plan.read_records():
             counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
+            cases.update(record.get("cases", {}))  # a block that an earlier version has done has none
             for each in record["malformed"][:1]:
                 first = first or f"{each['file']}:{each['line']}: {each['reason']}"
             write_lines(file, record["malformed"])
@@ -195,7 +196,7 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
             f"none of the {counts['malformed']:,} rows of --input {plan.config.input!r} can be used ({first}); set "
             "--field, or mend the file."
         )
-    return {**counts, "first_malformed": first}
+    return {**counts, "first_malformed": first, "cases": dict(cases)}
 
 
 def measure_rate(num_rows: int, seconds: float) -> dict[str, Any]:
@@ -237,7 +238,7 @@ def describe_plan(plan: BlockPlan[Any], model: str) -> str:
 
 
 def describe_losses(summary: Mapping[str, Any], folder: Path, lacking: str) -> list[str]:
-    """Return the sentences about rows without text, and about those that are malformed.
+    """Return the sentences about rows without text, those that are malformed, and those that were cut or are odd.
 
     Args:
         summary: of the job.
@@ -250,4 +251,4 @@ def describe_losses(summary: Mapping[str, Any], folder: Path, lacking: str) -> l
             f"{summary['malformed']:,} rows are malformed and left out; {folder / MALFORMED} names them, the first is "
             f"{summary['first_malformed']}."
         )
-    return lines
+    return lines + [f"{number:,} {what}." for what, number in summary["cases"].items()]

@@ -189,7 +189,7 @@ def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedCon
         path: the part.
 
     Returns:
-        "rows", "empty", and "malformed" (file, line and reason of each).
+        "rows", "empty", "malformed" (file, line and reason of each), and "cases" (how many texts were cut).
 
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
@@ -199,10 +199,12 @@ def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedCon
     )
     has_text = np.array([not is_blank(each) for each in kept], dtype=bool)
     vectors = np.full((len(kept), embed.width), np.nan, dtype=np.float32)
-    vectors[has_text] = embed(texts)
+    vectors[has_text], is_cut = embed.embed(texts)
     columns = {"id": pa.array([each.id for each in kept], pa.string()), "vector": _to_arrow(vectors, has_text)}
     pq.write_table(pa.table(columns), path)
-    return {"rows": len(kept), "empty": int((~has_text).sum()), "malformed": malformed}
+    what = f"texts have more than {embed.longest} tokens, and their vectors are of what stands before"
+    cases = {what: int(is_cut.sum())} if is_cut.any() else {}
+    return {"rows": len(kept), "empty": int((~has_text).sum()), "malformed": malformed, "cases": cases}
 
 
 def _to_arrow(vectors: np.ndarray, is_valid: np.ndarray) -> pa.FixedSizeListArray:

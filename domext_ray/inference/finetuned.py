@@ -6,6 +6,7 @@ scored, and as records that a user reads. Everything comes from the folder alone
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,6 +90,14 @@ class FinetunedModel:
         steps = self.task.run_steps(asked, examples)
         records = self.task.to_records(examples, steps, {name: each.records for name, each in asked.items()})
         return Predicted(self.task.decode(examples, steps), records)
+
+    def take_cases(self) -> dict[str, int]:
+        """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
+        taken = Counter[str]()
+        for cases in (self.task.cases, *(each.task.cases for each in self.exported.fitted.values())):
+            taken.update(cases)
+            cases.clear()
+        return dict(taken)
 
 
 class _Stage:

@@ -147,8 +147,8 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
         path: the part.
 
     Returns:
-        "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), and of a
-        labelled set "plain": the predictions for `read_prediction`.
+        "rows", "empty", "labels" (how often each was predicted), "malformed" (file, line and reason of each), "cases"
+        (how many examples were odd), and of a labelled set "plain": the predictions for `read_prediction`.
 
     Raises:
         CorpusError: a row is malformed, and `strict` is set.
@@ -168,7 +168,14 @@ def predict_block(rows: Sequence[InputRow], predictor: Predictor, config: Predic
     write_part(list(_merge(kept, predicted, config)), predictor.schema, config, path)
     labels = Counter(label for each in predicted for label in predictor.count_labels(each))
     num_empty = len(kept) - len(examples)
-    return {"rows": len(kept), "empty": num_empty, "labels": dict(labels), "malformed": malformed, "plain": plain}
+    return {
+        "rows": len(kept),
+        "empty": num_empty,
+        "labels": dict(labels),
+        "malformed": malformed,
+        "cases": predictor.take_cases(),
+        "plain": plain,
+    }
 
 
 def make_empty(schema: Mapping[str, pa.DataType]) -> dict[str, Any]:

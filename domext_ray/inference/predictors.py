@@ -55,6 +55,9 @@ class Predictor(Protocol):
     def predict(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
         """Return a record an example, JSON-able."""
 
+    def take_cases(self) -> dict[str, int]:
+        """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
+
     def count_labels(self, record: Mapping[str, Any]) -> list[str]:
         """Return the labels that a record has, each as often as it has it."""
 

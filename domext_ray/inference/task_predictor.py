@@ -84,6 +84,10 @@ class TaskPredictor:
         found = self.model.predict(examples)
         return found.records, [to_plain(each) for each in found.predictions]
 
+    def take_cases(self) -> dict[str, int]:
+        """See `FinetunedModel.take_cases`."""
+        return self.model.take_cases()
+
     def count_labels(self, record: Mapping[str, Any]) -> list[str]:
         """Return the labels that a record has, each as often as it has it."""
         if self.family == "regression":

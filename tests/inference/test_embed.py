@@ -18,6 +18,7 @@ from domext_ray.config.embedding import EmbedConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
+from domext_ray.inference.block_job import describe_losses
 from domext_ray.inference.blocks import PARTS
 from domext_ray.inference.embed import (
     IDS,
@@ -90,6 +91,18 @@ def test_npy_is_one_array_with_its_ids(config: EmbedConfig) -> None:
     assert np.array_equal(vectors[[0, 1, 3, 4]], np.array([parquet[i] for i in (0, 1, 3, 4)], dtype=np.float32))
     assert [json.loads(line) for line in (folder / IDS).read_text().splitlines()] == [f"t{i}" for i in range(5)]
     assert not (folder / PARTS).exists()
+
+
+def test_texts_that_are_cut_are_counted(config: EmbedConfig) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(config.model)
+    lengths = sorted(len(tokenizer(text)["input_ids"]) for text in TEXTS)
+    assert lengths[-3] < lengths[-2], "so that two are longer"
+    folder = embed_here(replace(config, max_length=lengths[-3], output=config.output + "-cut"))
+    summary = json.loads((folder / "summary.json").read_text())
+    (said,) = describe_losses({**summary, "empty": 0, "malformed": 0}, folder, "")
+    assert said == f"2 texts have more than {lengths[-3]} tokens, and their vectors are of what stands before."
+    whole = json.loads((embed_here(replace(config, max_length=lengths[-1])) / "summary.json").read_text())
+    assert whole["cases"] == {}
 
 
 @pytest.mark.parametrize(("layers", "numbers"), [("0", [0]), ("1-2", [1, 2]), ("0,2", [0, 2])])

@@ -68,6 +68,11 @@ class TextEmbedding:
         """Numbers of a vector."""
         return self.start.config.hidden_size
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a text at most, [CLS] and [SEP] included."""
+        return min(self.max_length, self.start.config.max_row_length)
+
     @cached_property
     def _encoder(self) -> DomextModel:
         return build_encoder(self.start, torch.device(self.device))
@@ -77,24 +82,30 @@ class TextEmbedding:
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return float32 [texts, d]."""
+        return self.embed(texts)[0]
+
+    def embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return float32 [texts, d], and bool [texts]: which texts are longer than `longest`, and cut there."""
         vectors = np.zeros((len(texts), self.width), dtype=np.float32)
+        is_cut = np.zeros(len(texts), dtype=bool)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for first in range(0, len(order), self.batch_size):
             places = order[first : first + self.batch_size]
-            vectors[places] = self._embed([texts[i] for i in places])
-        return vectors
+            vectors[places], is_cut[places] = self._embed([texts[i] for i in places])
+        return vectors, is_cut
 
     @torch.no_grad()
-    def _embed(self, texts: list[str]) -> np.ndarray:
+    def _embed(self, texts: list[str]) -> tuple[np.ndarray, list[bool]]:
         batch = self.start.tokenizer(
             texts,
             padding=True,
             truncation=True,
-            max_length=min(self.max_length, self.start.config.max_row_length),
+            max_length=self.longest,
             return_tensors="pt",
         )
         rows, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
         encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers))
         states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
         vectors = pool_states(states, mask, self.pooling)
-        return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy()
+        is_cut = [bool(each.overflowing) for each in batch.encodings]
+        return (torch.nn.functional.normalize(vectors) if self.normalize else vectors).cpu().numpy(), is_cut

@@ -197,11 +197,12 @@ class ExtractionTask(StagedTask):
             examples += [_mark(text, pair, NO_RELATION) for pair in pairs]
             places += [place] * len(pairs)
         if num_left:
-            keep_note(
-                self.notes,
-                f"{num_left} pairs of predicted entities were not asked about: their texts have more than "
-                f"{self.pair_options.max_pairs}, and these are the farthest apart.",
+            what = (
+                "pairs of predicted entities were not asked about: their texts have more than "
+                f"{self.pair_options.max_pairs}, and these are the farthest apart"
             )
+            self.cases[what] += num_left
+            keep_note(self.notes, f"{num_left} {what}.")
         return CandidatePairs(tuple(examples), tuple(places))
 
     def assemble(

@@ -9,6 +9,7 @@ stage learns from another's predictions: all of them train on labels, so that th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ class StagedTask(ABC):
     def __init__(self, data: LabelledSet, metric: str) -> None:
         self.data, self.metric = data, metric
         self.notes: list[str] = []
+        self.cases: Counter[str] = Counter()
 
     @property
     def options(self) -> TaskOptions:

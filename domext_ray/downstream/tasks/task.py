@@ -9,6 +9,7 @@ example may make several rows (windows), none of its labelled parts is ever lost
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,6 +118,7 @@ class Task(ABC):
         self.data, self.tokenizer, self.options = data, tokenizer, options
         self.metric = metric or self.metric
         self.notes: list[str] = []
+        self.cases: Counter[str] = Counter()
         self.prepare()
         if learned is not None:
             self.recall(learned)
@@ -224,7 +226,7 @@ class Task(ABC):
         """Return the predictions of the trivial baseline (most frequent label of `data.train`, best constant, ...)."""
 
     def note_cases(self, sources: Sequence[str], total: int, what: str) -> None:
-        """Keep in `notes` how many of all cases are odd, and the first; nothing if none is.
+        """Keep in `notes` how many of all cases are odd, and the first; add their number to `cases`.
 
         Args:
             sources: FILE:LINE of the odd ones.
@@ -232,6 +234,7 @@ class Task(ABC):
             what: "texts have ...", as it follows the numbers in a sentence.
         """
         if sources:
+            self.cases[what] += len(sources)
             keep_note(self.notes, f"{len(sources):,} of {total:,} {what}; the first is at {sources[0]}.")
 
     def count_targets(self, targets: dict[str, Tensor], num_rows: int) -> int:
