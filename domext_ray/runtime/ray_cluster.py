@@ -39,6 +39,14 @@ LOCAL_TRAIN_SETTINGS = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process that would watch this machine for being taken away
 }
 """Of Ray Train on this machine alone, in the environment."""
+LOCAL_WORKER_SETTINGS = {
+    "RAY_worker_niceness": "0",  # Ray's 15 lets any other process of the machine starve a run
+    # Ray's own processes have jemalloc, which it ships for Linux. A worker trains in a thread, whose memory the C
+    # library's allocator gives back and takes again in every step; jemalloc is told to keep it.
+    "RAY_LD_PRELOAD_ON_WORKERS": "1",
+    "MALLOC_CONF": "oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1",
+}
+"""Of Ray's workers on this machine alone, in the environment."""
 LOOPBACK = Path("/sys/class/net/lo")
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -164,7 +172,8 @@ def _keep_to_this_machine() -> None:
     logging.getLogger(authentication_token_setup.__name__).setLevel(logging.ERROR)
     for name, value in LOCAL_TRAIN_SETTINGS.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets any other process of the machine starve a run
+    for name, value in LOCAL_WORKER_SETTINGS.items():
+        os.environ.setdefault(name, value)
     # Ray's switch between a node's own address and localhost, which it throws where it makes no clusters. A node
     # address of 127.0.0.1 alone would be replaced, and every port would be open to the network.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"

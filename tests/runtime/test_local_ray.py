@@ -11,8 +11,9 @@ import grpc
 import psutil
 import pytest
 import ray
+from ray._private import services
 
-from domext_ray.runtime.ray_cluster import make_token_header
+from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS, make_token_header
 
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 CALLS = (  # one of each kind of process
@@ -99,3 +100,14 @@ def test_files_and_sockets_are_their_owner_s() -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_workers_are_not_the_last_in_line_for_a_cpu() -> None:
     assert ray.get(ray.remote(num_cpus=0)(lambda: os.nice(0)).remote()) == os.nice(0)
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.skipif(services.JEMALLOC_SO is None, reason="this Ray ships no jemalloc")
+def test_workers_keep_their_memory() -> None:
+    def look() -> tuple[str, str]:
+        return Path("/proc/self/maps").read_text(encoding="utf-8"), os.environ["MALLOC_CONF"]
+
+    maps, settings = ray.get(ray.remote(num_cpus=0)(look).remote())
+    assert str(services.JEMALLOC_SO) in maps
+    assert settings == LOCAL_WORKER_SETTINGS["MALLOC_CONF"]
