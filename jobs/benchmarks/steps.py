@@ -325,9 +325,10 @@ def measure_in_processes(options: argparse.Namespace) -> list[StepTimes]:
     Returns:
         By length; of each process and side, the median.
     """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        measured = list(pool.map(measure_step, [options] * options.processes))
+    measured = []
+    for _ in range(options.processes):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            measured.append(process.submit(measure_step, options).result())
     return [_join_processes(each) for each in zip(*measured, strict=True)]
 
 
