@@ -18,6 +18,7 @@ from benchmarks.steps import (
     store_as_run,
 )
 from benchmarks.timing import make_batch, make_step
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = {
@@ -58,13 +59,14 @@ def run_profile(options: argparse.Namespace) -> None:
             seconds = [step().wall for _ in range(options.repeats)]
         times = Counter[str]()
         for each in profiler.key_averages():
-            on_gpu = device.type == "cuda"
-            times[name_kind(each.key)] += each.self_device_time_total if on_gpu else each.self_cpu_time_total
+            if each.device_type == DeviceType.CPU:  # a GPU's kernels are counted in the operations that launch them
+                spent = each.self_cpu_time_total if device.type == "cpu" else each.self_device_time_total
+                times[name_kind(each.key)] += spent
         shares = {kind: time / times.total() for kind, time in times.most_common()}
         print(f"{length} tokens per row, {times.total() / 1e6 / options.repeats:.3f} s per step")
         for kind, share in shares.items():
             print(f"  {kind:<18}{share:>7.1%}")
         case = {**describe_case(options, length, batch.input_ids.shape[0]), "method": options.method}
-        case["sizes"] = describe_sizes(options, options.method)
+        case |= {"sizes": describe_sizes(options, options.method)}
         records.append(Record("profile", case, [Measured("step", SECONDS, seconds)], {"shares": shares}))
     write_records(options, records, device)

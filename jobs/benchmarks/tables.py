@@ -154,11 +154,16 @@ SMALLEST_SHARE = 0.005
 METHODS = {"af": "AF Adapter", "exbert": "exBERT", "bottleneck": "bottlenecks", "lora": "LoRA", "full": "full training"}
 
 
+def _name_method(case: Content) -> str:
+    """Return a method with its sizes, and with the layout where that is not BERT's."""
+    layout = "" if case["layout"] == "bert" else f", {case['layout']}, {case['layers']} layers"
+    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout
+
+
 def _rows_of_step(record: Content) -> Iterator[Row]:
     case, figures = record["case"], record["figures"]
-    layout = "" if case["layout"] == "bert" else f", {case['layout']}, {case['layers']} layers"
     yield {
-        "": f"{METHODS[case['method']]} ({case['sizes']}){layout}",
+        "": _name_method(case),
         "precision": case["precision"],
         "tokens per row": f"{case['length']:,}",
         "rows": f"{case['rows']:,}",
@@ -173,7 +178,7 @@ def _rows_of_step(record: Content) -> Iterator[Row]:
 def _rows_of_profile(record: Content) -> Iterator[Row]:
     case = record["case"]
     yield {
-        "": f"{METHODS[case['method']]} ({case['sizes']})" if case["sizes"] else METHODS[case["method"]],
+        "": _name_method(case),
         "precision": case["precision"],
         "tokens per row": f"{case['length']:,}",
         **{kind: f"{share:.0%}" for kind, share in record["figures"]["shares"].items() if share >= SMALLEST_SHARE},
