@@ -202,7 +202,7 @@ def embed_block(rows: Sequence[InputRow], embed: TextEmbedding, config: EmbedCon
     vectors[has_text], is_cut = embed.embed(texts)
     columns = {"id": pa.array([each.id for each in kept], pa.string()), "vector": _to_arrow(vectors, has_text)}
     pq.write_table(pa.table(columns), path)
-    what = f"texts have more than {embed.longest} tokens, and their vectors are of what stands before"
+    what = f"texts have more than {embed.longest} tokens, and their vectors leave out the rest"
     cases = {what: int(is_cut.sum())} if is_cut.any() else {}
     return {"rows": len(kept), "empty": int((~has_text).sum()), "malformed": malformed, "cases": cases}
 

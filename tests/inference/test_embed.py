@@ -100,7 +100,7 @@ def test_texts_that_are_cut_are_counted(config: EmbedConfig) -> None:
     folder = embed_here(replace(config, max_length=lengths[-3], output=config.output + "-cut"))
     summary = json.loads((folder / "summary.json").read_text())
     (said,) = describe_losses({**summary, "empty": 0, "malformed": 0}, folder, "")
-    assert said == f"2 texts have more than {lengths[-3]} tokens, and their vectors are of what stands before."
+    assert said == f"2 texts have more than {lengths[-3]} tokens, and their vectors leave out the rest."
     whole = json.loads((embed_here(replace(config, max_length=lengths[-1])) / "summary.json").read_text())
     assert whole["cases"] == {}
 
