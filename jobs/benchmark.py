@@ -116,6 +116,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument(
         "--base_layers", type=int, default=0, help="layers of a base of BERT-base width; 0: the job's own base"
     )
+    overhead.add_argument("--jemalloc", action="store_true", help="the loop has the allocator of the job's workers")
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")

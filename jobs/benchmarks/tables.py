@@ -224,6 +224,7 @@ def _rows_of_overhead(record: Content) -> Iterator[Row]:
     yield {
         "job": f"`{record['case']['job']}`" if record["case"]["job"].startswith("-") else record["case"]["job"],
         "job, s per step": show_spread(record, "job"),
+        "loop's allocator": record["case"].get("loop", "the C library's"),
         "bare loop, s per step": show_spread(record, "bare loop"),
         "ratio": f"{record['figures']['ratio']:.3f}",
     }
@@ -310,7 +311,7 @@ TABLES = {
     "methods": Table(_rows_of_methods, ("", "precision")),
     "keep": Table(_rows_of_keep, ("precision",)),
     "finetune": Table(_rows_of_finetune),
-    "overhead": Table(_rows_of_overhead, ("job",)),
+    "overhead": Table(_rows_of_overhead, ("job", "loop's allocator")),
     "e2e": Table(_rows_of_e2e),
     "predict": Table(_rows_of_predict),
     "serve": Table(_rows_of_serve),
