@@ -46,6 +46,7 @@ import argparse
 from collections.abc import Sequence
 
 import torch
+from benchmarks.allocator import settle_allocator
 from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
@@ -85,6 +86,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
         default="none",
         help="af, exbert: torch.compile the layers, ours alone or the rival's, too",
     )
+    step.add_argument("--jemalloc", action="store_true", help="both sides have the allocator of a job's workers")
     profile = verbs.add_parser("profile", help="what the time of a training step goes to, by kind of operation")
     profile.set_defaults(run=run_profile)
     profile.add_argument("--method", choices=("af", "exbert", "bottleneck", "lora", "full"), default="af")
@@ -116,7 +118,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument(
         "--base_layers", type=int, default=0, help="layers of a base of BERT-base width; 0: the job's own base"
     )
-    overhead.add_argument("--jemalloc", action="store_true", help="the loop has the allocator of the job's workers")
+    overhead.add_argument("--jemalloc", action="store_true", help="the loop has the allocator of a job's workers")
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
@@ -174,6 +176,8 @@ def main() -> None:
     """Run one verb."""
     with exit_on_user_error():
         options = parse_options()
+        if getattr(options, "jemalloc", False):
+            settle_allocator()
         options.run(options)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import os
 import shutil
 import statistics
 import sys
@@ -19,9 +18,9 @@ import psutil
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
+from benchmarks.allocator import strip_allocator
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import SECONDS
-from ray._private.services import JEMALLOC_SO
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
@@ -31,7 +30,6 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import ASSETS, SHIPPED_BASE, load_base
 from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
-from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import Masker
 from domext_ray.training.optimizer import compute_learning_rate
@@ -39,19 +37,6 @@ from domext_ray.training.phases import make_plan
 from domext_ray.training.start import build_run_model, read_run_config
 
 OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
-
-
-def settle_allocator() -> None:
-    """Start this process again with the allocator that a job's workers have, unless it has it.
-
-    Raises:
-        ConfigError: this Ray ships none.
-    """
-    if JEMALLOC_SO is None:
-        raise ConfigError("--jemalloc is set; this Ray ships no jemalloc, as it does for Linux, so leave it out.")
-    if os.environ.get("LD_PRELOAD") != JEMALLOC_SO:
-        settings = {"LD_PRELOAD": JEMALLOC_SO, "MALLOC_CONF": LOCAL_WORKER_SETTINGS["MALLOC_CONF"]}
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **settings})
 
 
 def start_job(run_dir: Path, options: argparse.Namespace) -> psutil.Popen:
@@ -62,8 +47,7 @@ def start_job(run_dir: Path, options: argparse.Namespace) -> psutil.Popen:
     command += ["--optim.decay_steps", "1000", "--prepare.cache_dir", options.cache_dir]
     if options.base_layers:
         command += ["--base", str(write_wide_base(run_dir.with_name("base"), options.base_layers))]
-    environment = {name: value for name, value in os.environ.items() if value != JEMALLOC_SO}  # the loop's own
-    return psutil.Popen([*command, *options.job_options], env=environment)
+    return psutil.Popen([*command, *options.job_options], env=strip_allocator())
 
 
 def write_wide_base(folder: Path, layers: int) -> Path:
@@ -163,8 +147,6 @@ def run_overhead(options: argparse.Namespace) -> None:
         raise ConfigError(f"--base_layers is {options.base_layers}; it must be 0 (the job's own base) or more.")
     if not 1 <= options.window <= options.steps // 2:
         raise ConfigError(f"--window is {options.window}; it must be from 1 to half of --steps ({options.steps}).")
-    if options.jemalloc:
-        settle_allocator()
     folder = Path(tempfile.mkdtemp(prefix="domext-benchmark-"))
     options.cache_dir = options.cache_dir or str(folder / "corpora")
     run_dir, bare = folder / "run", list[tuple[float, float]]()

@@ -381,6 +381,7 @@ def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
     """Return what the file of one length holds."""
     case = {**describe_case(options, times.length, times.rows), "method": options.method}
     case |= {} if options.compile == "none" else {"compiled": options.compile}
+    case |= {"allocator": "jemalloc"} if options.jemalloc else {}
     results = [
         Measured("domext_ray", SECONDS, times.model_seconds),
         Measured("rival", SECONDS, times.rival_seconds),

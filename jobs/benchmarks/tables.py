@@ -155,9 +155,10 @@ METHODS = {"af": "AF Adapter", "exbert": "exBERT", "bottleneck": "bottlenecks", 
 
 
 def _name_method(case: Content) -> str:
-    """Return a method with its sizes, and with the layout where that is not BERT's."""
+    """Return a method with its sizes, and with layout and allocator where these are not BERT's and Python's own."""
     layout = "" if case["layout"] == "bert" else f", {case['layout']}, {case['layers']} layers"
-    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout
+    allocator = f", {case['allocator']}" if "allocator" in case else ""
+    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + allocator
 
 
 def _rows_of_step(record: Content) -> Iterator[Row]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import REPOSITORY
+from ray._private import services
 
 from domext_ray.errors import RunError
 
@@ -74,6 +78,7 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     records = folder / ".github" / "benchmarks"
     for rows, length in ((4, 512), (8, 128)):
         write_step(records, rows=rows, length=length)
+    write_step(records, rows=8, length=128, allocator="jemalloc")
     write_step(records, layout="modernbert")
     assert update_documents(folder, is_check=True) == ["README.md", "jobs/README.md"]
     assert (folder / "README.md").read_text() == marked
@@ -81,8 +86,9 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     lines = (folder / "README.md").read_text().splitlines()
     assert lines[2] == "| | precision | tokens per row | rows | ours, s | other, s | ratio | tokens/s |"
     assert lines[4] == "| AF Adapter (1 head) | fp32 | 128 | 8 | 2.00 (1.00–3.00) | 4.00 (2.00–6.00) | 2.00 | 512 |"
-    assert lines[5].startswith("| AF Adapter (1 head) | fp32 | 512 | 4 |")
-    assert "torch" in lines[7] and lines[-1] == "<!-- figure: step ratio rows=4 -->2.00<!-- end --> x"
+    assert lines[5].startswith("| AF Adapter (1 head), jemalloc | fp32 | 128 | 8 |")
+    assert lines[6].startswith("| AF Adapter (1 head) | fp32 | 512 | 4 |")
+    assert "torch" in lines[8] and lines[-1] == "<!-- figure: step ratio rows=4 -->2.00<!-- end --> x"
     assert update_documents(folder) == update_documents(folder, is_check=True) == []
 
 
@@ -167,6 +173,21 @@ def test_a_step_is_timed_in_several_processes(tmp_path: Path) -> None:
     (record,) = read_records(tmp_path)
     assert record["settings"]["processes"] == 2
     assert all(len(each["values"]) == 2 for each in record["results"]), "the median of each process"
+
+
+@pytest.mark.skipif(services.JEMALLOC_SO is None, reason="this Ray ships no jemalloc")
+def test_a_benchmark_gets_the_allocator_of_a_jobs_workers(tmp_path: Path) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import os, sys\n"
+        "from benchmarks.allocator import settle_allocator, strip_allocator\n"
+        "settle_allocator()\n"
+        "print(sys.argv[1], os.environ['LD_PRELOAD'] in open('/proc/self/maps').read(), strip_allocator().keys())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(JOBS)}
+    command = [sys.executable, str(script), "an option"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert said.startswith("an option True ") and "'LD_PRELOAD'" not in said
 
 
 @pytest.mark.jobs

@@ -1,0 +1,29 @@
+"""The allocator that a job's workers have, for both sides of a benchmark: --jemalloc of `jobs/benchmark.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ray._private.services import JEMALLOC_SO
+
+from domext_ray.errors import ConfigError
+from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
+
+
+def settle_allocator() -> None:
+    """Start this process again with the allocator that a job's workers have, unless it has it; its children have it.
+
+    Raises:
+        ConfigError: this Ray ships none.
+    """
+    if JEMALLOC_SO is None:
+        raise ConfigError("--jemalloc is set; this Ray ships no jemalloc, as it does for Linux, so leave it out.")
+    if os.environ.get("LD_PRELOAD") != JEMALLOC_SO:
+        settings = {"LD_PRELOAD": JEMALLOC_SO, "MALLOC_CONF": LOCAL_WORKER_SETTINGS["MALLOC_CONF"]}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **settings})
+
+
+def strip_allocator() -> dict[str, str]:
+    """Return this process's environment for a child that has the allocator which it would have by itself."""
+    return {name: value for name, value in os.environ.items() if value != JEMALLOC_SO}
