@@ -28,7 +28,7 @@ from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import ConfigError, DomextError, RunError, find_storage_error
 from domext_ray.files import new_file, read_json, write_json
 from domext_ray.progress import StatusLine, Watch, format_seconds
-from domext_ray.runtime.kernel_cache import PREDICTION, bound_kernel_cache
+from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
 from domext_ray.runtime.ray_cluster import describe_nodes, describe_waiting, list_nodes
 
 PARTS, RECORDS = "predictions", ".blocks"
@@ -126,7 +126,7 @@ class _Worker:
     def __init__(self, make: MakeWork, folder: BlockFolder, threads: int, uses_gpu: bool) -> None:
         self.folder, self.error, self.work = folder, b"", None
         torch.set_num_threads(threads)
-        bound_kernel_cache(PREDICTION)
+        settle_kernels(PREDICTION)
         try:
             self.work = make(torch.device("cuda", 0) if uses_gpu else torch.device("cpu"))
         except DomextError as error:  # a value: Ray Data drops the cause of an exception on its way to the driver

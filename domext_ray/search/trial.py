@@ -40,6 +40,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.plan import size_run
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import write_config
+from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.training.metrics import read_metrics, write_attempt
 from domext_ray.training.worker import PretrainTask, PretrainWorker
@@ -138,6 +139,8 @@ class Trial:
         configs = configure(work.config, work.space, point)
         self.finetune = configs.finetune
         pretrain = configs.pretrain
+        precisions = pretrain.engine.precision, self.finetune.engine.precision
+        settle_kernels(TRAINING, uses_fp32="fp32" in precisions)
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_trial_base(pretrain)
         sized, _, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
@@ -315,6 +318,7 @@ def score_base(work: SweepWork) -> dict[str, Any]:
     use_gpu = work.config.scale.uses_gpu
     if not use_gpu:
         torch.set_num_threads(max(1, round(work.cpus)))
+    settle_kernels(TRAINING, uses_fp32=work.config.finetune.engine.precision == "fp32")
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     return score_sets(load_start_model(work.config.base), work, work.config.finetune, device)
 

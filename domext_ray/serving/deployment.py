@@ -27,7 +27,7 @@ from domext_ray.config.identity import from_dict
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import DomextError, find_user_error
 from domext_ray.files import hash_text
-from domext_ray.runtime.kernel_cache import PREDICTION, bound_kernel_cache
+from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.serving.app import make_app
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
@@ -83,7 +83,7 @@ class Encoder:
 
     def __init__(self, config: ServeConfig, on_gpu: bool) -> None:
         _close_side_door()
-        bound_kernel_cache(PREDICTION)
+        settle_kernels(PREDICTION)
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.scale.threads,))
         with quiet_libraries():
             bank = open_bank(config)

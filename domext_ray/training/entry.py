@@ -64,12 +64,12 @@ def train_worker(settings: dict[str, Any]) -> None:
     import ray.train.torch
     import torch
 
-    from domext_ray.runtime.kernel_cache import TRAINING, bound_kernel_cache
+    from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
     from domext_ray.runtime.ray_cluster import count_cpus
     from domext_ray.training.worker import PretrainTask, PretrainWorker
 
     task: PretrainTask = pickle.loads(settings["task"])
-    bound_kernel_cache(TRAINING)
+    settle_kernels(TRAINING, uses_fp32=task.config.engine.precision == "fp32")
     context = ray.train.get_context()
     if not task.config.scale.uses_gpu:
         fair = count_cpus() // context.get_local_world_size()

@@ -15,6 +15,7 @@ from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model, choose_attention, store_base
+from domext_ray.runtime.cpu_kernels import as_worker
 from domext_ray.training.engine import MaskedLoss, Objective, move_batch
 from domext_ray.training.flops import count_work
 from domext_ray.training.keeping import needs_teacher
@@ -123,14 +124,15 @@ def measure_rate(trial: Trial) -> Rate:
     optimizer = build_optimizer(trainables, config.optim, {})
     tensors = move_batch(trial.batches[0], device)
     seconds: list[float] = []
-    while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
-        start = time.perf_counter()
-        objective(**tensors)[0].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+    with as_worker(uses_fp32=config.engine.precision == "fp32"):
+        while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
+            start = time.perf_counter()
+            objective(**tensors)[0].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
     return Rate(flops_per_token, resolve_micro_batch_size(config) * length / statistics.median(seconds[1:]))
 
 

@@ -1,0 +1,140 @@
+"""Which kernels compute a CPU's matrix products, and what memory they keep.
+
+torch computes products of fp32 with MKL, which uses half of the vector units of a processor that is not Intel's.
+oneDNN, which torch brings for bf16, uses all of them: on an AMD EPYC with AVX-512 it takes half the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domext_ray.errors import ConfigError
+
+PREDICTION, TRAINING = 64, 256
+"""Kernels worth keeping: a training step has some 40 that come again, and 30 that its number of words makes."""
+SWITCH, CHOICES = "DOMEXT_FP32_KERNELS", ("", "torch", "onednn")
+"""A variable of the environment, and whose kernels it may ask for; without it, the faster ones."""
+CPU_FACTS = Path("/proc/cpuinfo")
+
+_OVERLOADS = ("mm", "mm.out", "addmm", "addmm.out")
+"""Of torch's products of two matrices; compiled code calls those that write into a tensor."""
+
+_products: torch.library.Library | None = None
+
+
+def settle_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
+    """Choose how this process computes its products; before its first one.
+
+    Args:
+        num_kept: kernels that oneDNN keeps for shapes it has met. By default it keeps 1,024, nearly a megabyte each.
+            Batches of texts of all lengths have some ten new shapes each, so that a process grows for hours, and no
+            kernel is ever used again.
+        uses_fp32: whether it computes in fp32; where it does not, nothing is gained.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_kept))
+    if uses_fp32 and prefers_onednn():
+        use_onednn()
+
+
+@contextlib.contextmanager
+def as_worker(*, uses_fp32: bool = True) -> Iterator[None]:
+    """Compute as a worker does, and afterwards as before: in a process that may be its user's own."""
+    global _products
+    before = _products
+    if uses_fp32 and prefers_onednn():
+        use_onednn()
+    try:
+        yield
+    finally:
+        _products = before  # without its library, torch has its own kernels back
+
+
+def prefers_onednn() -> bool:
+    """Return whether oneDNN's products of fp32 are those to use here: the same answer in every process of a machine.
+
+    Raises:
+        ConfigError: `SWITCH` asks for others.
+    """
+    wanted = os.environ.get(SWITCH, "")
+    if wanted not in CHOICES:
+        raise ConfigError(f"the variable {SWITCH} is {wanted!r}; it must be torch or onednn, or unset.")
+    if not hasattr(torch.library, "get_kernel") or not torch.backends.mkldnn.is_available():
+        return False
+    return wanted == "onednn" or (wanted != "torch" and torch.backends.mkl.is_available() and _has_wide_vectors())
+
+
+def _has_wide_vectors() -> bool:
+    """Whether the processor has AVX-512 and MKL does not use it."""
+    facts = CPU_FACTS.read_text(encoding="utf-8") if CPU_FACTS.exists() else ""
+    return "avx512f" in facts and "GenuineIntel" not in facts
+
+
+def use_onednn() -> None:
+    """Have oneDNN compute this process's products of fp32 matrices from now on, in forward and in backward passes.
+
+    Attention's products of many small matrices stay with torch, as do all products of other dtypes.
+    """
+    global _products
+    if _products is not None:
+        return
+    torch_kernels = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in _OVERLOADS}
+
+    def mm(keys: Any, left: Tensor, right: Tensor) -> Tensor:
+        if _fits(left, right):
+            return _multiply(left, right)
+        return torch_kernels["mm"].call_boxed(keys, left, right)
+
+    def mm_out(keys: Any, left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
+        if _fits(left, right) and _takes(out, left, right):
+            return out.copy_(_multiply(left, right))
+        return torch_kernels["mm.out"].call_boxed(keys, left, right, out=out)
+
+    def addmm(keys: Any, total: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+        if beta == alpha == 1 and _fits(left, right) and _is_bias(total, right):
+            return _multiply(left, right, total)
+        return torch_kernels["addmm"].call_boxed(keys, total, left, right, beta=beta, alpha=alpha)
+
+    def addmm_out(
+        keys: Any, total: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor
+    ) -> Tensor:
+        if beta == alpha == 1 and _fits(left, right) and _is_bias(total, right) and _takes(out, left, right):
+            return out.copy_(_multiply(left, right, total))
+        return torch_kernels["addmm.out"].call_boxed(keys, total, left, right, beta=beta, alpha=alpha, out=out)
+
+    _products = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # it is meant
+        for name, kernel in zip(_OVERLOADS, (mm, mm_out, addmm, addmm_out), strict=True):
+            _products.impl(name, kernel, "CPU", with_keyset=True)
+
+
+def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(left, right.t(), bias, "none", [], "")
+
+
+def _fits(left: Tensor, right: Tensor) -> bool:
+    """Whether oneDNN takes a product: fp32, no matrix empty; else torch's kernel also says what is wrong with it."""
+    return (
+        left.dtype is torch.float32
+        and right.dtype is torch.float32
+        and left.dim() == right.dim() == 2
+        and left.shape[1] == right.shape[0]
+        and left.numel() > 0
+        and right.numel() > 0
+    )
+
+
+def _is_bias(total: Tensor, right: Tensor) -> bool:
+    return total.shape == right.shape[1:] and total.dtype is torch.float32
+
+
+def _takes(out: Tensor, left: Tensor, right: Tensor) -> bool:
+    return out.shape == (left.shape[0], right.shape[1]) and out.dtype is torch.float32

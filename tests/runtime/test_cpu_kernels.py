@@ -1,0 +1,121 @@
+"""Products of fp32 matrices by oneDNN: torch's values, torch's errors, and only where they are faster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from domext_ray.errors import ConfigError
+from domext_ray.runtime import cpu_kernels
+from domext_ray.runtime.cpu_kernels import SWITCH, TRAINING, as_worker, prefers_onednn, settle_kernels
+
+CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
+    "rows": lambda m, n: torch.randn(m, n),
+    "columns": lambda m, n: torch.randn(n, m).t(),
+    "cut": lambda m, n: torch.randn(m, n + 5)[:, 2 : n + 2],
+    "cut columns": lambda m, n: torch.randn(n, m + 5)[:, 2 : m + 2].t(),
+    "every other": lambda m, n: torch.randn(m, 2 * n)[:, ::2],
+    "one row": lambda m, n: torch.randn(1, n).expand(m, n),
+    "one column": lambda m, n: torch.randn(m, 1).expand(m, n),
+}
+"""How a matrix may lie in memory."""
+AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fma avx2 avx512f avx512_bf16\n"
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have oneDNN's products on every machine."""
+    monkeypatch.setenv(SWITCH, "onednn")
+    with as_worker():
+        assert uses_onednn()
+        yield
+    assert not uses_onednn()
+
+
+def uses_onednn() -> bool:
+    """Whether torch's product of two matrices is ours."""
+    return "cpu_kernels.py" in torch._C._dispatch_dump("aten::mm")
+
+
+@pytest.mark.parametrize("left", LAYOUTS)
+@pytest.mark.parametrize("right", LAYOUTS)
+def test_products_are_right_however_matrices_lie_in_memory(left: str, right: str, onednn: None) -> None:
+    torch.manual_seed(0)
+    for rows, inner, columns in ((1, 1, 1), (2, 7, 100), (100, 1, 64), (64, 100, 2)):
+        first, second, bias = LAYOUTS[left](rows, inner), LAYOUTS[right](inner, columns), torch.randn(columns)
+        expected = first.double() @ second.double()
+        out = torch.empty(rows, columns)
+        for found in (first @ second, torch.mm(first, second, out=out), out):
+            torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+        for found in (torch.addmm(bias, first, second), torch.addmm(bias, first, second, out=out), out):
+            torch.testing.assert_close(found.double(), expected + bias, atol=1e-4, rtol=1e-5)
+
+
+def test_other_products_stay_torchs(onednn: None) -> None:
+    ones = torch.ones(2, 3)
+    assert (ones.double() @ ones.double().t()).dtype is torch.float64
+    assert (ones.bfloat16() @ ones.bfloat16().t()).dtype is torch.bfloat16
+    assert (torch.ones(0, 3) @ torch.ones(3, 5)).shape == (0, 5)
+    assert torch.equal(torch.addmm(torch.ones(1), ones, ones.t()), torch.full((2, 2), 4.0))
+    assert torch.equal(torch.addmm(torch.ones(2), ones, ones.t(), beta=2, alpha=3), torch.full((2, 2), 11.0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (ones @ ones.t()).dtype is torch.bfloat16
+    with pytest.raises(RuntimeError, match=r"cannot be multiplied \(2x3 and 2x3\)"):
+        ones @ ones
+    with pytest.raises(RuntimeError, match="same dtype"):
+        ones @ ones.t().double()
+
+
+def test_gradients_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(48, 80), torch.randn(4, 9, 48, requires_grad=True)
+
+    def compute() -> list[Tensor]:
+        return list(torch.autograd.grad(torch.tanh(layer(inputs)).sum(), [inputs, *layer.parameters()]))
+
+    monkeypatch.setenv(SWITCH, "onednn")
+    expected = compute()
+    with as_worker():
+        found = compute()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-5)
+    for one, other in zip(compute(), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted", "expected"),
+    [
+        (AMD, "", True),
+        (AMD, "torch", False),
+        (AMD.replace("avx512", "sse"), "", False),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), "", False),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), "onednn", True),
+    ],
+)
+def test_which_processors_take_onednn(
+    facts: str, wanted: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(facts, encoding="utf-8")
+    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setenv(SWITCH, wanted)
+    assert prefers_onednn() is expected
+
+
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "mkl")
+    with pytest.raises(ConfigError, match=f"{SWITCH} is 'mkl'; it must be torch or onednn, or unset"):
+        prefers_onednn()
+
+
+def test_bf16_keeps_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "onednn")
+    monkeypatch.delenv(CACHE, raising=False)
+    settle_kernels(TRAINING, uses_fp32=False)
+    assert not uses_onednn() and os.environ[CACHE] == str(TRAINING)
