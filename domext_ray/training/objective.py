@@ -270,6 +270,7 @@ class Masker:
                     is_kept=None if rows.is_kept is None else rows.is_kept[own],
                     parts=None if rows.parts is None else rows.parts[own],
                     first_id=self.first_id,
+                    with_filler=True,
                 )
             )
         return batches
@@ -294,8 +295,9 @@ def pad_batch(
     is_kept: np.ndarray | None = None,
     parts: np.ndarray | None = None,
     first_id: int | None = None,
+    with_filler: bool = False,
 ) -> MaskedBatch:
-    """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
+    """Pad rows into one `MaskedBatch`.
 
     Args:
         inputs: B arrays of token ids that the model sees.
@@ -308,6 +310,8 @@ def pad_batch(
         is_kept: bool [B], rows that the keeping term reads; None: there is no such term.
         parts: int64 [B], parts of a mixture; None: there are none.
         first_id: id of the token that each document of a row begins with; None: a row is one document.
+        with_filler: round P up by filler of weight 0, at most an eighth of it, so that few shapes occur: a CPU makes
+            new kernels for every new one. P is never 0.
     """
     lengths = np.array([len(each) for each in inputs])
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
@@ -317,9 +321,10 @@ def pad_batch(
     for i, size in enumerate(lengths):
         input_ids[i, :size], original[i, :size], chosen[i, :size] = inputs[i], labels[i], selected[i]
     masked_positions = np.flatnonzero(chosen)
+    multiple = 1 << max(0, (len(masked_positions) // 8).bit_length() - 1) if with_filler else 1
+    num_filler = -len(masked_positions) % multiple if len(masked_positions) else 1
     weights = np.ones(len(masked_positions), dtype=np.float32)
-    if not len(masked_positions):
-        masked_positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
+    masked_positions, weights = (np.pad(each, (0, num_filler)) for each in (masked_positions, weights))
     own = None if parts is None else np.where(weights > 0, parts[masked_positions // length], -1)
     kept = None if is_kept is None else _find_kept(is_kept, masked_positions, weights, length)
     places, mask, segments = np.arange(length), None, None

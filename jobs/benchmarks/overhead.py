@@ -129,7 +129,8 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
             logits = model(
                 batch.input_ids, attention_mask=batch.attention_mask, masked_positions=batch.masked_positions
             ).logits
-        loss = F.cross_entropy(logits.float(), batch.labels)
+        losses = F.cross_entropy(logits.float(), batch.labels, reduction="none")
+        loss = (losses * batch.weights).sum() / batch.num_masked
         loss.backward()
         nn.utils.clip_grad_norm_(params, config.optim.max_grad_norm)
         optimizer.step()

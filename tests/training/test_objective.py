@@ -140,6 +140,17 @@ def test_places_are_those_of_all_tokens_and_few_of_padding(tokenizer: BertTokeni
     assert full.places is None and nearly.places is None and nearly.attention_mask is not None
 
 
+@pytest.mark.parametrize(("num_masked", "expected"), [(1, 1), (15, 15), (17, 18), (155, 160), (160, 160), (513, 576)])
+def test_filler_leaves_few_numbers_of_predicted_positions(num_masked: int, expected: int) -> None:
+    row, selected = np.arange(600), np.arange(600) < num_masked
+    plain = pad_batch([row], [row + 1], [selected], pad_id=0)
+    filled = pad_batch([row], [row + 1], [selected], pad_id=0, with_filler=True)
+    assert len(filled.labels) == len(filled.masked_positions) == expected
+    assert filled.weights.tolist() == [1.0] * num_masked + [0.0] * (expected - num_masked)
+    assert filled.num_masked == plain.num_masked == num_masked
+    assert torch.equal(filled.labels[:num_masked], plain.labels)
+
+
 def test_a_batch_without_a_masked_token_has_one_filler() -> None:
     row = np.array([2, 7, 3])
     batch = pad_batch([row], [row], [np.zeros(3, dtype=bool)], pad_id=0)
@@ -155,7 +166,8 @@ def test_left_to_right_predicts_the_next_token(tokenizer: BertTokenizer) -> None
         assert first.input_ids[i, : len(row)].tolist() == row, "nothing is masked"
     width = first.input_ids.shape[1]
     pairs = [(i * width + place, row[place + 1]) for i, row in enumerate(ids[:3]) for place in range(len(row) - 1)]
-    assert list(zip(first.masked_positions.tolist(), first.labels.tolist(), strict=True)) == pairs
+    counts = first.weights > 0
+    assert list(zip(first.masked_positions[counts].tolist(), first.labels[counts].tolist(), strict=True)) == pairs
     assert first.num_masked == len(pairs) and first.num_pairs == 0 and first.token_type_ids is None
     assert second.input_ids[0, :3].tolist() == ids[3] and second.labels.tolist() == ids[3][1:]
     with pytest.raises(ConfigError, match=r"--objective.next_sentence is True; it must be false with .*left_to_right"):
