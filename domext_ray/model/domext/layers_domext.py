@@ -157,6 +157,14 @@ class Grid:
         return states.flatten(0, 1).index_select(0, self.places)[None]
 
 
+def narrow(states: Tensor) -> Tensor:
+    """Cast what several products read to autocast's dtype, once: each would cast it anew, and its gradient back."""
+    device = states.device.type
+    if states.dtype is torch.float32 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return states.to(torch.get_autocast_dtype(device))
+    return states
+
+
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
@@ -498,14 +506,15 @@ class Attention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d], or [P, d], and the base heads' attention weights, if any."""
-        read = self.output.normalize(hidden_states, domain_rows)
+        normalized = self.output.normalize(hidden_states, domain_rows)
+        read = narrow(normalized)
         context, weights = self.self(read, attention_mask, rotation=rotation, **kwargs)
         terms = []
         for each, rows in select_domains(self.config, self.domains, domain_rows):
             turned = take_rotation(rotation, rows)
             term = each(take_rows(read, rows), take_rows(attention_mask, rows), wanted, rotation=turned, **kwargs)
             terms.append(Term(rows, term))
-        context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, read))
+        context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, normalized))
         return self.output(context, residual, terms, domain_rows, read), weights
 
 
@@ -578,11 +587,11 @@ class ExtensionModule(nn.Module):
         Returns:
             [B, N, d], or [P, d].
         """
-        read = self.attention_output.normalize(hidden_states)
+        read = narrow(self.attention_output.normalize(hidden_states))
         context, _ = self.heads.attend(read, attention_mask, rotation, **kwargs)
         context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, read))
         attended = self.attention_output(context, residual, [])
-        inputs = self.output.normalize(attended)
+        inputs = narrow(self.output.normalize(attended))
         units = self.activation(self.intermediate(inputs))
         if self.intermediate_gate is not None:
             units = units * self.intermediate_gate(inputs)
@@ -654,12 +663,13 @@ class Layer(GradientCheckpointingLayer):
         if self.is_local:  # flash attention takes no mask, and does not count a window's last place
             kwargs["sliding_window"] = self.config.local_window + 1
         attended, weights = self.attention(hidden_states, attention_mask, domain_rows, rotation, wanted, **kwargs)
-        read = self.output.normalize(attended, domain_rows)
+        normalized = self.output.normalize(attended, domain_rows)
+        read = narrow(normalized)
         terms = [
             Term(rows, each(take_rows(read, rows)))
             for each, rows in select_domains(self.config, self.domains, domain_rows)
         ]
-        output = self.output(self.intermediate(read), attended, terms, domain_rows, read)
+        output = self.output(self.intermediate(read), attended, terms, domain_rows, normalized)
         if self.extension is not None:
             output = self.extension(hidden_states, attention_mask, output, module_rotation, wanted, **kwargs)
         return output, weights

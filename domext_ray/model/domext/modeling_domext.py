@@ -40,6 +40,7 @@ from .layers_domext import (
     Pooler,
     View,
     compute_rotation,
+    narrow,
     take_tokens,
 )
 from .routers_domext import ROUTER_PAIRS, Router, Routers, choose_domains
@@ -351,10 +352,8 @@ class DomextModel(DomextPreTrainedModel):
         self, embedded: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Any, Any]:
         """Return the masks of global and local layers, as the attention implementation wants them; None: sees all."""
-        config, window, device = self.config, self.config.sliding_window, embedded.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            # An additive mask is of the scores' dtype: one of another would widen them all.
-            embedded = embedded.to(torch.get_autocast_dtype(device))
+        config, window = self.config, self.config.sliding_window
+        embedded = narrow(embedded)  # an additive mask is of the scores' dtype: one of another would widen them all
         values: dict[str, Any] = {"config": config, "inputs_embeds": embedded, "attention_mask": attention_mask}
         own = None if document_ids is None else packed_sequence_mask_function(document_ids)
         everywhere, nearby = None, None
