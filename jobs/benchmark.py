@@ -46,7 +46,7 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from benchmarks.allocator import settle_allocator
+from benchmarks.as_worker import settle_allocator
 from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
@@ -86,7 +86,6 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
         default="none",
         help="af, exbert: torch.compile the layers, ours alone or the rival's, too",
     )
-    step.add_argument("--jemalloc", action="store_true", help="both sides have the allocator of a job's workers")
     profile = verbs.add_parser("profile", help="what the time of a training step goes to, by kind of operation")
     profile.set_defaults(run=run_profile)
     profile.add_argument("--method", choices=("af", "exbert", "bottleneck", "lora", "full"), default="af")
@@ -95,13 +94,15 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     keep = verbs.add_parser("keep", help="a training step that keeps to the base's predictions against one without")
     keep.set_defaults(run=run_keeping)
     memory = verbs.add_parser("memory", help="peak memory of training a method, against full training")
-    memory.set_defaults(run=run_memory)
+    memory.set_defaults(run=run_memory, as_worker=False)
     add_memory_options(memory)
     plan = verbs.add_parser("plan", help="what a dry run says of memory, against what training takes")
-    plan.set_defaults(run=run_plan)
+    plan.set_defaults(run=run_plan, as_worker=False)
     add_plan_options(plan)
     for each in (step, profile, methods, keep, memory, plan):
         add_sizes(each)
+    for each in (step, profile, methods, keep):
+        each.add_argument("--as_worker", action="store_true", help="all compute as a job's workers: allocator, kernels")
     finetune = verbs.add_parser("finetune", help="fine-tuning against transformers' Trainer")
     finetune.set_defaults(run=run_finetune)
     add_finetune_options(finetune)
@@ -118,7 +119,7 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument(
         "--base_layers", type=int, default=0, help="layers of a base of BERT-base width; 0: the job's own base"
     )
-    overhead.add_argument("--jemalloc", action="store_true", help="the loop has the allocator of a job's workers")
+    overhead.add_argument("--as_worker", action="store_true", help="the loop computes as a job's workers do")
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
@@ -176,7 +177,7 @@ def main() -> None:
     """Run one verb."""
     with exit_on_user_error():
         options = parse_options()
-        if getattr(options, "jemalloc", False):
+        if getattr(options, "as_worker", False):
             settle_allocator()
         options.run(options)
 

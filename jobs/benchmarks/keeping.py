@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from benchmarks.output import Measured, Record, write_records
-from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model
+from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model, settle_process
 from benchmarks.timing import MASK_PROB, Seconds, make_step
 from torch import Tensor, nn
 
@@ -25,8 +25,7 @@ KEPT_FRAC = 0.25
 
 def run_keeping(options: argparse.Namespace) -> None:
     """Time both sides in turn at every length; print and write the medians and their ratio."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    settle_process(options)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     records = []
     print(f"{'length':>6} {'rows':>5} {'without s':>10} {'keeping s':>10} {'ratio':>6}")

@@ -9,7 +9,16 @@ from functools import partial
 
 import torch
 from benchmarks.output import Measured, Record, write_records
-from benchmarks.steps import SECONDS, UPPER_AF, VOCAB_SIZE, compute_loss, describe_case, make_model, store_as_run
+from benchmarks.steps import (
+    SECONDS,
+    UPPER_AF,
+    VOCAB_SIZE,
+    compute_loss,
+    describe_case,
+    make_model,
+    settle_process,
+    store_as_run,
+)
 from benchmarks.timing import Batch, Clock, Seconds, make_batch, make_step
 
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -32,8 +41,7 @@ def name_methods(num_layers: int) -> dict[str, str]:
 
 def run_methods(options: argparse.Namespace) -> None:
     """Time a step of every method in turn; print and write the medians as shares of continued pre-training."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    settle_process(options)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     records = []
     names = name_methods(options.layers)

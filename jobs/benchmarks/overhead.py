@@ -18,7 +18,7 @@ import psutil
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from benchmarks.allocator import strip_allocator
+from benchmarks.as_worker import strip_allocator
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import SECONDS
 from torch import nn
@@ -30,6 +30,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import ASSETS, SHIPPED_BASE, load_base
 from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
+from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import Masker
 from domext_ray.training.optimizer import compute_learning_rate
@@ -99,6 +100,8 @@ def _list_processes(job: psutil.Popen) -> list[psutil.Process]:
 def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[float, float]]:
     """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
     config = read_run_config(run_dir)
+    if options.as_worker:
+        settle_kernels(TRAINING, uses_fp32=config.engine.precision == "fp32")
     identity = read_identity(run_dir, {"corpus_fingerprint": str})
     assert identity is not None, "a run that was trained"
     fingerprint = identity["corpus_fingerprint"]
@@ -181,5 +184,5 @@ def run_overhead(options: argparse.Namespace) -> None:
     figures = {"ratio": statistics.median(ratios), "ratios": ratios, "waiting": waited}
     base = [f"base of {options.base_layers} layers"] if options.base_layers else []
     case = {"job": " ".join([*base, *options.job_options]) or "its defaults", "steps": options.steps}
-    case |= {"loop": "jemalloc"} if options.jemalloc else {}
+    case |= {"loop": "jemalloc"} if options.as_worker else {}
     write_records(options, [Record("overhead", case, results, figures)], torch.device("cpu"))

@@ -15,6 +15,7 @@ from benchmarks.steps import (
     describe_case,
     describe_sizes,
     make_model,
+    settle_process,
     store_as_run,
 )
 from benchmarks.timing import make_batch, make_step
@@ -44,8 +45,7 @@ def name_kind(operation: str) -> str:
 
 def run_profile(options: argparse.Namespace) -> None:
     """Profile steps at every length; print and write the share of each kind of operation."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    settle_process(options)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     model = store_as_run(make_model(options, options.method), options.precision)

@@ -36,12 +36,15 @@ class AdaptersRival:
         model: the model whose weights the rival gets at every `prepare`.
         device: where the rival trains.
         bf16: autocast.
+        as_worker: it computes with the kernels of a job's worker.
 
     Raises:
         ConfigError: there is no such interpreter, or it has another version of the library or none.
     """
 
-    def __init__(self, python: str, model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
+    def __init__(
+        self, python: str, model: DomextForMaskedLM, device: torch.device, *, bf16: bool, as_worker: bool = False
+    ) -> None:
         if not python:
             raise ConfigError(
                 f"--rival_python is empty; --method bottleneck needs the interpreter of an environment with "
@@ -60,10 +63,11 @@ class AdaptersRival:
             },
             "device": str(device),
             "bf16": bf16,
+            "as_worker": as_worker,
             "threads": torch.get_num_threads(),
         }
         command = [python, "-m", "benchmarks.rivals_adapters_worker", json.dumps(settings)]
-        search = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        search = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3]))}
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=search

@@ -2,7 +2,7 @@
 
 `rivals_adapters.py` starts it there. Enters: one JSON request a line on standard input. Leaves: one JSON answer a line
 on standard output, the first of them the library's version. Between two requests it waits for the pipe, so it takes no
-processor time from the other side. Of this project it imports `benchmarks.timing` alone.
+processor time from the other side. Of this project it imports `benchmarks.timing` and a worker's kernels alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 from benchmarks.timing import Batch, Seconds, compute_figures, make_step
 from safetensors.torch import load_file
 from torch import Tensor
+
+from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 
 
 class Worker:
@@ -100,11 +102,13 @@ def answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer requests until standard input ends."""
     parser = argparse.ArgumentParser(description="Steps of AdapterHub's library, one a request.")
-    parser.add_argument("settings", help="JSON: config, adapter, device, bf16, threads")
+    parser.add_argument("settings", help="JSON: config, adapter, device, bf16, as_worker, threads")
     settings = json.loads(parser.parse_args().settings)
     with take_stdout() as answers:
         adapters, transformers = import_libraries()
         torch.set_num_threads(settings["threads"])
+        if settings["as_worker"]:
+            settle_kernels(TRAINING, uses_fp32=not settings["bf16"])
         worker = Worker(
             settings["config"], settings["adapter"], torch.device(settings["device"]), bf16=settings["bf16"]
         )

@@ -32,6 +32,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, detach, store_base
 from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.training.engine import MaskedLoss, compile_layers
 from domext_ray.training.flops import StepWork, count_work, time_products
 from domext_ray.training.objective import MaskedBatch
@@ -227,7 +228,8 @@ def pair_with_class(options: argparse.Namespace) -> Iterator[Callable[[Batch], P
 def pair_with_adapters(options: argparse.Namespace) -> Iterator[Callable[[Batch], Pair]]:
     """Pair a model with AdapterHub's library in another process, on the same weights."""
     model, bf16 = make_model(options, options.method), options.precision == "bf16"
-    with AdaptersRival(options.rival_python, model, torch.device(options.device), bf16=bf16) as rival:
+    device, as_worker = torch.device(options.device), options.as_worker
+    with AdaptersRival(options.rival_python, model, device, bf16=bf16, as_worker=as_worker) as rival:
 
         def prepare(batch: Batch) -> Pair:
             theirs = rival.prepare(batch)
@@ -278,10 +280,17 @@ PAIRINGS = {
 """By layout and method."""
 
 
-def measure_step(options: argparse.Namespace) -> list[StepTimes]:
-    """Time both sides at every length, in turn."""
+def settle_process(options: argparse.Namespace) -> None:
+    """Let this process compute with the threads and the kernels that the options ask for."""
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.as_worker:
+        settle_kernels(TRAINING, uses_fp32=options.precision == "fp32")
+
+
+def measure_step(options: argparse.Namespace) -> list[StepTimes]:
+    """Time both sides at every length, in turn."""
+    settle_process(options)
     results = []
     pairing = PAIRINGS.get((options.layout, options.method))
     if pairing is None:
@@ -381,7 +390,6 @@ def _record_step(options: argparse.Namespace, times: StepTimes) -> Record:
     """Return what the file of one length holds."""
     case = {**describe_case(options, times.length, times.rows), "method": options.method}
     case |= {} if options.compile == "none" else {"compiled": options.compile}
-    case |= {"allocator": "jemalloc"} if options.jemalloc else {}
     results = [
         Measured("domext_ray", SECONDS, times.model_seconds),
         Measured("rival", SECONDS, times.rival_seconds),
@@ -407,6 +415,7 @@ def describe_case(options: argparse.Namespace, length: int, rows: int) -> dict[s
         "precision": options.precision,
         "length": length,
         "rows": rows,
+        **({"process": "worker"} if options.as_worker else {}),
     }
 
 

@@ -155,10 +155,10 @@ METHODS = {"af": "AF Adapter", "exbert": "exBERT", "bottleneck": "bottlenecks", 
 
 
 def _name_method(case: Content) -> str:
-    """Return a method with its sizes, and with layout and allocator where these are not BERT's and Python's own."""
+    """Return a method with its sizes, and with its layout and process where these are not BERT's and torch's own."""
     layout = "" if case["layout"] == "bert" else f", {case['layout']}, {case['layers']} layers"
-    allocator = f", {case['allocator']}" if "allocator" in case else ""
-    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + allocator
+    process = ", as a worker" if case.get("process") == "worker" else ""
+    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + process
 
 
 def _rows_of_step(record: Content) -> Iterator[Row]:

@@ -78,7 +78,7 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     records = folder / ".github" / "benchmarks"
     for rows, length in ((4, 512), (8, 128)):
         write_step(records, rows=rows, length=length)
-    write_step(records, rows=8, length=128, allocator="jemalloc")
+    write_step(records, rows=8, length=128, process="worker")
     write_step(records, layout="modernbert")
     assert update_documents(folder, is_check=True) == ["README.md", "jobs/README.md"]
     assert (folder / "README.md").read_text() == marked
@@ -86,7 +86,7 @@ def test_a_table_and_a_figure_are_made_of_records(tmp_path: Path) -> None:
     lines = (folder / "README.md").read_text().splitlines()
     assert lines[2] == "| | precision | tokens per row | rows | ours, s | other, s | ratio | tokens/s |"
     assert lines[4] == "| AF Adapter (1 head) | fp32 | 128 | 8 | 2.00 (1.00–3.00) | 4.00 (2.00–6.00) | 2.00 | 512 |"
-    assert lines[5].startswith("| AF Adapter (1 head), jemalloc | fp32 | 128 | 8 |")
+    assert lines[5].startswith("| AF Adapter (1 head), as a worker | fp32 | 128 | 8 |")
     assert lines[6].startswith("| AF Adapter (1 head) | fp32 | 512 | 4 |")
     assert "torch" in lines[8] and lines[-1] == "<!-- figure: step ratio rows=4 -->2.00<!-- end --> x"
     assert update_documents(folder) == update_documents(folder, is_check=True) == []
@@ -180,7 +180,7 @@ def test_a_benchmark_gets_the_allocator_of_a_jobs_workers(tmp_path: Path) -> Non
     script = tmp_path / "look.py"
     script.write_text(
         "import os, sys\n"
-        "from benchmarks.allocator import settle_allocator, strip_allocator\n"
+        "from benchmarks.as_worker import settle_allocator, strip_allocator\n"
         "settle_allocator()\n"
         "print(sys.argv[1], os.environ['LD_PRELOAD'] in open('/proc/self/maps').read(), strip_allocator().keys())\n"
     )

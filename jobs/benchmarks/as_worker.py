@@ -1,4 +1,4 @@
-"""The allocator that a job's workers have, for both sides of a benchmark: --jemalloc of `jobs/benchmark.py`."""
+"""A benchmark whose sides compute as a job's worker does: its allocator and its kernels, --as_worker of a verb."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def settle_allocator() -> None:
         ConfigError: this Ray ships none.
     """
     if JEMALLOC_SO is None:
-        raise ConfigError("--jemalloc is set; this Ray ships no jemalloc, as it does for Linux, so leave it out.")
+        raise ConfigError("--as_worker is set; this Ray ships no jemalloc, as it does for Linux, so leave it out.")
     if os.environ.get("LD_PRELOAD") != JEMALLOC_SO:
         settings = {"LD_PRELOAD": JEMALLOC_SO, "MALLOC_CONF": LOCAL_WORKER_SETTINGS["MALLOC_CONF"]}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **settings})
