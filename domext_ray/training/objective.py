@@ -320,11 +320,11 @@ def pad_batch(
     chosen = np.zeros((len(inputs), length), dtype=bool)
     for i, size in enumerate(lengths):
         input_ids[i, :size], original[i, :size], chosen[i, :size] = inputs[i], labels[i], selected[i]
-    masked_positions = np.flatnonzero(chosen)
-    multiple = 1 << max(0, (len(masked_positions) // 8).bit_length() - 1) if with_filler else 1
-    num_filler = -len(masked_positions) % multiple if len(masked_positions) else 1
-    weights = np.ones(len(masked_positions), dtype=np.float32)
-    masked_positions, weights = (np.pad(each, (0, num_filler)) for each in (masked_positions, weights))
+    places = np.flatnonzero(chosen)
+    multiple = 1 << max(0, (len(places) // 8).bit_length() - 1) if with_filler else 1
+    num_filler = -len(places) % multiple if len(places) else 1
+    masked_positions = np.concatenate([places, np.zeros(num_filler, dtype=np.int64)])
+    weights = (np.arange(len(masked_positions)) < len(places)).astype(np.float32)
     own = None if parts is None else np.where(weights > 0, parts[masked_positions // length], -1)
     kept = None if is_kept is None else _find_kept(is_kept, masked_positions, weights, length)
     places, mask, segments = np.arange(length), None, None
