@@ -168,7 +168,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5, help="timed steps of each model (lora: runs)")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before those (lora: of each run)")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before those (lora: of each run)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's own choice")
     add_output_options(parser)
 

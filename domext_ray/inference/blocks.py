@@ -126,8 +126,8 @@ class _Worker:
     def __init__(self, make: MakeWork, folder: BlockFolder, threads: int, uses_gpu: bool) -> None:
         self.folder, self.error, self.work = folder, b"", None
         torch.set_num_threads(threads)
-        settle_kernels(PREDICTION)
         try:
+            settle_kernels(PREDICTION)
             self.work = make(torch.device("cuda", 0) if uses_gpu else torch.device("cpu"))
         except DomextError as error:  # a value: Ray Data drops the cause of an exception on its way to the driver
             self.error = pickle.dumps(error)

@@ -23,10 +23,11 @@ PREDICTION, TRAINING = 64, 256
 SWITCH, CHOICES = "DOMEXT_FP32_KERNELS", ("", "torch", "onednn")
 """A variable of the environment, and whose kernels it may ask for; without it, the faster ones."""
 CPU_FACTS = Path("/proc/cpuinfo")
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
+"""What a processor that computes in bf16 says of itself: AMD's and Intel's, Intel's, ARM's."""
 
 _OVERLOADS = ("mm", "mm.out", "addmm", "addmm.out")
 """Of torch's products of two matrices; compiled code calls those that write into a tensor."""
-
 _products: torch.library.Library | None = None
 
 
@@ -38,6 +39,9 @@ def settle_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
             Batches of texts of all lengths have some ten new shapes each, so that a process grows for hours, and no
             kernel is ever used again.
         uses_fp32: whether it computes in fp32; where it does not, nothing is gained.
+
+    Raises:
+        ConfigError: see `check_choice`.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_kept))
     if uses_fp32 and prefers_onednn():
@@ -45,36 +49,63 @@ def settle_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def as_worker(*, uses_fp32: bool = True) -> Iterator[None]:
-    """Compute as a worker does, and afterwards as before: in a process that may be its user's own."""
+def as_worker(num_kept: int, *, uses_fp32: bool = True) -> Iterator[None]:
+    """Compute as a worker does, and afterwards as before: in a process that may be its user's own.
+
+    See `settle_kernels`.
+    """
     global _products
     before = _products
-    if uses_fp32 and prefers_onednn():
-        use_onednn()
+    settle_kernels(num_kept, uses_fp32=uses_fp32)
     try:
         yield
     finally:
         _products = before  # without its library, torch has its own kernels back
 
 
-def prefers_onednn() -> bool:
-    """Return whether oneDNN's products of fp32 are those to use here: the same answer in every process of a machine.
+def check_choice() -> str:
+    """Return what `SWITCH` asks for; empty: nothing.
 
     Raises:
-        ConfigError: `SWITCH` asks for others.
+        ConfigError: it asks for kernels that there are not.
     """
     wanted = os.environ.get(SWITCH, "")
     if wanted not in CHOICES:
         raise ConfigError(f"the variable {SWITCH} is {wanted!r}; it must be torch or onednn, or unset.")
-    if not hasattr(torch.library, "get_kernel") or not torch.backends.mkldnn.is_available():
-        return False
-    return wanted == "onednn" or (wanted != "torch" and torch.backends.mkl.is_available() and _has_wide_vectors())
+    if wanted == "onednn" and not _can_use_onednn():
+        raise ConfigError(
+            f"the variable {SWITCH} is 'onednn', which torch {torch.__version__} cannot do here; unset it, or install "
+            "the version of cluster/constraints.txt."
+        )
+    return wanted
+
+
+def prefers_onednn() -> bool:
+    """Return whether oneDNN's products of fp32 are those to use here: the same answer in every process of a machine."""
+    wanted = check_choice()
+    if wanted:
+        return wanted == "onednn"
+    return _can_use_onednn() and torch.backends.mkl.is_available() and _has_wide_vectors()
+
+
+def _can_use_onednn() -> bool:
+    return hasattr(torch.library, "get_kernel") and torch.backends.mkldnn.is_available()
 
 
 def _has_wide_vectors() -> bool:
     """Whether the processor has AVX-512 and MKL does not use it."""
-    facts = CPU_FACTS.read_text(encoding="utf-8") if CPU_FACTS.exists() else ""
+    facts = _read_facts()
     return "avx512f" in facts and "GenuineIntel" not in facts
+
+
+def has_bf16_units() -> bool:
+    """Whether this machine's processor computes in bf16; True where it does not say. Others are slower than in fp32."""
+    facts = _read_facts()
+    return not facts or any(each in facts for each in BF16_UNITS)
+
+
+def _read_facts() -> set[str]:
+    return set(CPU_FACTS.read_text(encoding="utf-8").split()) if CPU_FACTS.exists() else set()
 
 
 def use_onednn() -> None:

@@ -59,11 +59,15 @@ def start_ray() -> None:
     The local one has token authentication, no dashboard and a bounded object store.
 
     Raises:
-        ConfigError: the cluster does not answer, or refuses the token.
+        ConfigError: the cluster does not answer, or refuses the token; or a variable asks for unknown kernels.
         RunError: a local Ray does not start, or somebody else has its folder.
     """
     if ray.is_initialized():
         return
+    # Here, because reading tasks import this file and do not compute.
+    from domext_ray.runtime.cpu_kernels import check_choice
+
+    check_choice()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default of later versions, without a warning
@@ -267,6 +271,18 @@ def settle_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     if 0 < num_gpus < wanted:
         print(f"note: {place} has {num_gpus} of {wanted} GPUs, so CPUs train; {lower} to use it.", flush=True)
     return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= wanted))
+
+
+def note_slow_bf16(config: Any) -> None:
+    """Say it where a job's processes will compute in bf16 on CPUs that have no units for it, as far as is known.
+
+    Args:
+        config: a configuration with a `scale`, which is settled, and an `engine`.
+    """
+    from domext_ray.runtime.cpu_kernels import has_bf16_units
+
+    if not config.scale.uses_gpu and config.engine.precision == "bf16" and not is_cluster() and not has_bf16_units():
+        print("note: this machine's processor has no bf16 units; --engine.precision fp32 is faster here.", flush=True)
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def pad_batch(
     first_id: int | None = None,
     with_filler: bool = False,
 ) -> MaskedBatch:
-    """Pad rows into one `MaskedBatch`.
+    """Pad rows into one `MaskedBatch`; without any predicted token, one filler position has weight 0.
 
     Args:
         inputs: B arrays of token ids that the model sees.
@@ -310,8 +310,7 @@ def pad_batch(
         is_kept: bool [B], rows that the keeping term reads; None: there is no such term.
         parts: int64 [B], parts of a mixture; None: there are none.
         first_id: id of the token that each document of a row begins with; None: a row is one document.
-        with_filler: round P up by filler of weight 0, at most an eighth of it, so that few shapes occur: a CPU makes
-            new kernels for every new one. P is never 0.
+        with_filler: more filler brings P to `round_up` of the predicted tokens.
     """
     lengths = np.array([len(each) for each in inputs])
     length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
@@ -320,11 +319,10 @@ def pad_batch(
     chosen = np.zeros((len(inputs), length), dtype=bool)
     for i, size in enumerate(lengths):
         input_ids[i, :size], original[i, :size], chosen[i, :size] = inputs[i], labels[i], selected[i]
-    places = np.flatnonzero(chosen)
-    multiple = 1 << max(0, (len(places) // 8).bit_length() - 1) if with_filler else 1
-    num_filler = -len(places) % multiple if len(places) else 1
-    masked_positions = np.concatenate([places, np.zeros(num_filler, dtype=np.int64)])
-    weights = (np.arange(len(masked_positions)) < len(places)).astype(np.float32)
+    predicted = np.flatnonzero(chosen)
+    num_positions = max(1, round_up(len(predicted)) if with_filler else len(predicted))
+    weights = (np.arange(num_positions) < len(predicted)).astype(np.float32)
+    masked_positions = np.concatenate([predicted, np.zeros(num_positions - len(predicted), dtype=np.int64)])
     own = None if parts is None else np.where(weights > 0, parts[masked_positions // length], -1)
     kept = None if is_kept is None else _find_kept(is_kept, masked_positions, weights, length)
     places, mask, segments = np.arange(length), None, None
@@ -346,6 +344,16 @@ def pad_batch(
         document_ids=None if first_id is None else torch.from_numpy((input_ids == first_id).cumsum(1)),
         places=_find_places(lengths, length),
     )
+
+
+def round_up(num_predicted: int) -> int:
+    """Return how many positions a micro batch with some predicted tokens has: at most a sixteenth more of them.
+
+    They are a multiple of a power of two, so that few numbers occur: a CPU makes new kernels for every new one, which
+    took 4 % of a step of a small base.
+    """
+    multiple = 1 << max(0, (num_predicted // 16).bit_length() - 1)
+    return num_predicted + -num_predicted % multiple
 
 
 def _find_places(lengths: np.ndarray, length: int) -> torch.Tensor | None:

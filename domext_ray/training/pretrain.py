@@ -31,6 +31,7 @@ from domext_ray.runtime.ray_cluster import (
     find_shortage,
     is_cluster,
     list_nodes,
+    note_slow_bf16,
     settle_gpu,
     share_cpus,
 )
@@ -80,6 +81,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     config = settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers")
     task = replace(task, config=config, attempt=uuid.uuid4().hex)
     resources = reserve(config)
+    note_slow_bf16(config)
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
         print(
             f"note: {config.scale.num_workers} workers have {resources['CPU']:g} CPUs each on "

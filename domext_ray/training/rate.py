@@ -15,12 +15,12 @@ from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model, choose_attention, store_base
-from domext_ray.runtime.cpu_kernels import as_worker
+from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.training.engine import MaskedLoss, Objective, move_batch
 from domext_ray.training.flops import count_work
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.memory import Sharding, plan_memory
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import MaskedBatch, round_up
 from domext_ray.training.optimizer import build_optimizer
 from domext_ray.training.vectors import attach_decoder, make_vector_loss
 from domext_ray.training.views import ViewBatch, make_full_views
@@ -124,7 +124,7 @@ def measure_rate(trial: Trial) -> Rate:
     optimizer = build_optimizer(trainables, config.optim, {})
     tensors = move_batch(trial.batches[0], device)
     seconds: list[float] = []
-    with as_worker(uses_fp32=config.engine.precision == "fp32"):
+    with as_worker(TRAINING, uses_fp32=config.engine.precision == "fp32"):
         while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
             start = time.perf_counter()
             objective(**tensors)[0].backward()
@@ -176,6 +176,7 @@ def make_full_batch(config: PretrainConfig, vocab_size: int, num_rows: int, leng
     if config.objective.makes_vectors:
         return make_full_views(input_ids.numpy(), config.objective)
     share = 1.0 if config.objective.is_left_to_right else config.objective.mask_prob
-    positions = torch.arange(max(1, round(share * input_ids.numel())))
+    num_positions = round_up(max(1, round(share * input_ids.numel())))
+    positions = torch.arange(min(num_positions, input_ids.numel()))
     labels = input_ids.flatten()[positions]
     return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)))

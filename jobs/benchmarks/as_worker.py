@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
+import torch
 from ray._private.services import JEMALLOC_SO
 
 from domext_ray.errors import ConfigError
+from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
 
 
@@ -27,3 +30,11 @@ def settle_allocator() -> None:
 def strip_allocator() -> dict[str, str]:
     """Return this process's environment for a child that has the allocator which it would have by itself."""
     return {name: value for name, value in os.environ.items() if value != JEMALLOC_SO}
+
+
+def settle_process(options: argparse.Namespace) -> None:
+    """Let this process compute with the threads and the kernels that a verb's options ask for."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.as_worker:
+        settle_kernels(TRAINING, uses_fp32=options.precision == "fp32")

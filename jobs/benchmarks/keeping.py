@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from benchmarks.as_worker import settle_process
 from benchmarks.output import Measured, Record, write_records
-from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model, settle_process
+from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model
 from benchmarks.timing import MASK_PROB, Seconds, make_step
 from torch import Tensor, nn
 

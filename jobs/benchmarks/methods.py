@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from benchmarks.as_worker import settle_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import (
     SECONDS,
@@ -16,7 +17,6 @@ from benchmarks.steps import (
     compute_loss,
     describe_case,
     make_model,
-    settle_process,
     store_as_run,
 )
 from benchmarks.timing import Batch, Clock, Seconds, make_batch, make_step

@@ -184,5 +184,5 @@ def run_overhead(options: argparse.Namespace) -> None:
     figures = {"ratio": statistics.median(ratios), "ratios": ratios, "waiting": waited}
     base = [f"base of {options.base_layers} layers"] if options.base_layers else []
     case = {"job": " ".join([*base, *options.job_options]) or "its defaults", "steps": options.steps}
-    case |= {"loop": "jemalloc"} if options.as_worker else {}
+    case |= {"loop": "worker"} if options.as_worker else {}
     write_records(options, [Record("overhead", case, results, figures)], torch.device("cpu"))

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 
 import torch
+from benchmarks.as_worker import settle_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import (
     SECONDS,
@@ -15,7 +16,6 @@ from benchmarks.steps import (
     describe_case,
     describe_sizes,
     make_model,
-    settle_process,
     store_as_run,
 )
 from benchmarks.timing import make_batch, make_step

@@ -22,8 +22,6 @@ from benchmarks.timing import Batch, Seconds, compute_figures, make_step
 from safetensors.torch import load_file
 from torch import Tensor
 
-from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
-
 
 class Worker:
     """A BERT with bottleneck adapters, made and trained as that library's users do.
@@ -84,6 +82,15 @@ def import_libraries() -> tuple[Any, Any]:
         sys.exit(f"{sys.executable}: {error}")
 
 
+def use_kernels(*, uses_fp32: bool) -> None:
+    """Compute with the kernels of a job's worker."""
+    from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels  # which an older torch may not be able to load
+
+    if not hasattr(torch.library, "get_kernel"):
+        sys.exit(f"{sys.executable}: --as_worker needs a newer torch than {torch.__version__}")
+    settle_kernels(TRAINING, uses_fp32=uses_fp32)
+
+
 @contextmanager
 def take_stdout() -> Iterator[TextIO]:
     """Keep standard output for answers; what libraries print goes to standard error."""
@@ -108,7 +115,7 @@ def main() -> None:
         adapters, transformers = import_libraries()
         torch.set_num_threads(settings["threads"])
         if settings["as_worker"]:
-            settle_kernels(TRAINING, uses_fp32=not settings["bf16"])
+            use_kernels(uses_fp32=not settings["bf16"])
         worker = Worker(
             settings["config"], settings["adapter"], torch.device(settings["device"]), bf16=settings["bf16"]
         )

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from benchmarks.as_worker import settle_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.rivals import AfRival, ExbertRival, Rival
 from benchmarks.rivals_adapters import AdaptersRival
@@ -32,7 +33,6 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, detach, store_base
 from domext_ray.model.layouts.table import LAYOUTS
-from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.training.engine import MaskedLoss, compile_layers
 from domext_ray.training.flops import StepWork, count_work, time_products
 from domext_ray.training.objective import MaskedBatch
@@ -278,14 +278,6 @@ PAIRINGS = {
     ("modernbert", "af"): pair_with_class,
 }
 """By layout and method."""
-
-
-def settle_process(options: argparse.Namespace) -> None:
-    """Let this process compute with the threads and the kernels that the options ask for."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    if options.as_worker:
-        settle_kernels(TRAINING, uses_fp32=options.precision == "fp32")
 
 
 def measure_step(options: argparse.Namespace) -> list[StepTimes]:

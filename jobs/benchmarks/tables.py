@@ -157,8 +157,11 @@ METHODS = {"af": "AF Adapter", "exbert": "exBERT", "bottleneck": "bottlenecks", 
 def _name_method(case: Content) -> str:
     """Return a method with its sizes, and with its layout and process where these are not BERT's and torch's own."""
     layout = "" if case["layout"] == "bert" else f", {case['layout']}, {case['layers']} layers"
-    process = ", as a worker" if case.get("process") == "worker" else ""
-    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + process
+    return METHODS[case["method"]] + (f" ({case['sizes']})" if case["sizes"] else "") + layout + _name_process(case)
+
+
+def _name_process(case: Content) -> str:
+    return ", as a worker" if case.get("process") == "worker" else ""
 
 
 def _rows_of_step(record: Content) -> Iterator[Row]:
@@ -190,7 +193,7 @@ def _rows_of_methods(record: Content) -> Iterator[Row]:
     case = record["case"]
     for each, share in zip(record["results"], record["figures"]["shares"].values(), strict=True):
         yield {
-            "": each["name"],
+            "": each["name"] + _name_process(case),
             "precision": case["precision"],
             "tokens per row": f"{case['length']:,}",
             "s per step": show_spread(record, each["name"]),
@@ -201,7 +204,7 @@ def _rows_of_methods(record: Content) -> Iterator[Row]:
 def _rows_of_keep(record: Content) -> Iterator[Row]:
     case = record["case"]
     yield {
-        "precision": case["precision"],
+        "precision": case["precision"] + _name_process(case),
         "tokens per row": f"{case['length']:,}",
         "rows": f"{case['rows']:,}",
         "keeping, s": show_spread(record, "keeping"),
@@ -225,7 +228,7 @@ def _rows_of_overhead(record: Content) -> Iterator[Row]:
     yield {
         "job": f"`{record['case']['job']}`" if record["case"]["job"].startswith("-") else record["case"]["job"],
         "job, s per step": show_spread(record, "job"),
-        "loop's allocator": record["case"].get("loop", "the C library's"),
+        "the loop computes": "as a worker" if record["case"].get("loop") == "worker" else "as torch comes",
         "bare loop, s per step": show_spread(record, "bare loop"),
         "ratio": f"{record['figures']['ratio']:.3f}",
     }
@@ -312,7 +315,7 @@ TABLES = {
     "methods": Table(_rows_of_methods, ("", "precision")),
     "keep": Table(_rows_of_keep, ("precision",)),
     "finetune": Table(_rows_of_finetune),
-    "overhead": Table(_rows_of_overhead, ("job", "loop's allocator")),
+    "overhead": Table(_rows_of_overhead, ("job", "the loop computes")),
     "e2e": Table(_rows_of_e2e),
     "predict": Table(_rows_of_predict),
     "serve": Table(_rows_of_serve),

@@ -294,7 +294,8 @@ def compute_loss(model: DomextForMaskedLM, batch: MaskedBatch) -> Tensor:
     """Sum of the cross entropies, without the engine."""
     inputs = {name: getattr(batch, name) for name in ("input_ids", "attention_mask", "token_type_ids")}
     outputs = model(**inputs, masked_positions=batch.masked_positions)
-    loss = torch.nn.functional.cross_entropy(outputs[0], batch.labels, reduction="sum")
+    losses = torch.nn.functional.cross_entropy(outputs[0], batch.labels, reduction="none")
+    loss = (losses * batch.weights).sum()
     if batch.next_sentence_labels is None:
         return loss
     return loss + torch.nn.functional.cross_entropy(outputs.seq_relationship_logits, batch.next_sentence_labels)

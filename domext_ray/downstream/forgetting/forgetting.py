@@ -33,7 +33,7 @@ from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
-from domext_ray.runtime.cpu_kernels import as_worker
+from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
 from domext_ray.training.engine import move_batch
 from domext_ray.training.objective import pad_batch
 
@@ -237,7 +237,7 @@ def _predict_or_read(
     model, _ = load_masked_lm(place)
     if hash_model(model) != sha256:
         raise RunError(f"--models {name}={place} has changed since this job began; start the job again.")
-    with as_worker():
+    with as_worker(PREDICTION):
         is_right = predict_masked(
             model,
             masks.rows[fingerprint],
