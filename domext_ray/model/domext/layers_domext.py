@@ -160,13 +160,10 @@ class Grid:
 def narrow(states: Tensor) -> Tensor:
     """Cast what several products read to autocast's dtype, once: each would cast it anew, and its gradient back."""
     device = states.device.type
-    if (
-        states.dtype is not torch.float64
-        and torch.amp.is_autocast_available(device)
-        and torch.is_autocast_enabled(device)
-    ):
-        return states.to(torch.get_autocast_dtype(device))
-    return states
+    is_exact = states.dtype is torch.float64  # which autocast leaves
+    if is_exact or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return states
+    return states.to(torch.get_autocast_dtype(device))
 
 
 class LayerNorm(nn.LayerNorm):
