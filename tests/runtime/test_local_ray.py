@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import os
+import resource
 import stat
 from pathlib import Path
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -111,3 +113,17 @@ def test_workers_keep_their_memory() -> None:
     maps, settings = ray.get(ray.remote(num_cpus=0)(look).remote())
     assert str(services.JEMALLOC_SO) in maps
     assert settings == LOCAL_WORKER_SETTINGS["MALLOC_CONF"]
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.skipif(services.JEMALLOC_SO is None, reason="this Ray ships no jemalloc")
+def test_workers_use_again_what_they_have_kept() -> None:
+    def grow() -> int:
+        np.ones(600 * 2**20, dtype=np.uint8)  # freed at once
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        blocks = [np.ones(3 * 2**20, dtype=np.uint8) for _ in range(100)]
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        del blocks  # only now
+        return grown // 1024
+
+    assert ray.get(ray.remote(num_cpus=0)(grow).remote()) < 50, "MB beside the 600 that were there"
