@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -63,6 +64,11 @@ def read_parts(plan: PredictPlan) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
+def take_probabilities(rows: list[dict[str, Any]]) -> list[float]:
+    """Take the probabilities out of predictions, in order."""
+    return [fill.pop("probability") for row in rows for mask in row["masks"] for fill in mask["fills"]]
+
+
 def test_every_row_has_its_prediction_in_order(config: PredictConfig) -> None:
     plan = plan_prediction(replace(config, keep_text=True))
     work_on(plan)
@@ -90,7 +96,10 @@ def test_parquet_has_the_same_columns_in_every_part(config: PredictConfig) -> No
     work_on(plan)
     parts = sorted((plan.folder / "predictions").iterdir())
     assert len({str(pq.read_schema(each)) for each in parts}) == 1
-    assert pa.concat_tables(map(pq.read_table, parts)).to_pylist() == own
+    found = pa.concat_tables(map(pq.read_table, parts)).to_pylist()
+    # A block of one row is a batch of another shape, whose products may round the last digit otherwise.
+    np.testing.assert_allclose(take_probabilities(found), take_probabilities(own), atol=2e-6)
+    assert found == own
 
 
 def test_only_missing_blocks_are_worked_on(config: PredictConfig) -> None:
