@@ -229,7 +229,8 @@ def test_a_folder_left_without_a_manifest_is_made_again(local_ray: None, tokeniz
 
 def read_files(folder: Path) -> dict[str, tuple[bytes, int]]:
     """The content and the inode of every file below a folder."""
-    paths = [each for each in sorted(folder.rglob("*")) if each.is_file()]
+    # A task of an interrupted job may still be writing: its temporary file is about to have another name.
+    paths = [each for each in sorted(folder.rglob("*")) if each.is_file() and not each.name.startswith(".")]
     return {str(each.relative_to(folder)): (each.read_bytes(), each.stat().st_ino) for each in paths}
 
 
