@@ -20,12 +20,14 @@ from domext_ray.config.sweep import SweepConfig
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runtime import cpu_kernels
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.ray_cluster import (
     Node,
     count_cpus,
     describe_nodes,
     find_shortage,
+    note_slow_bf16,
     settle_gpu,
     share_cpus,
     start_ray,
@@ -80,6 +82,24 @@ def test_a_missing_gpu_is_told_before_anything_is_read(
         run_finetuning(FinetuneConfig(data=missing, scale=TrainingScaleConfig(use_gpu=True), dry_run=dry_run))
     with pytest.raises(ConfigError, match="needs 1 GPU and this machine has 0"):
         run_sweep(SweepConfig(base=missing, corpus=missing, space=space, scale=scale, dry_run=dry_run))
+
+
+@pytest.mark.parametrize("config", [PretrainConfig, FinetuneConfig])
+def test_bf16_on_a_processor_without_it_is_told(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cpuinfo").write_text("flags : avx2 fma", encoding="utf-8")
+    monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    on_cpu, on_gpu = (replace(config(), scale=replace(config().scale, use_gpu=each)) for each in (False, True))
+    in_fp32 = replace(on_cpu, engine=replace(on_cpu.engine, precision="fp32"))
+    note_slow_bf16(on_cpu)
+    assert "no bf16 units; --engine.precision fp32 is faster here" in capsys.readouterr().out
+    note_slow_bf16(on_gpu)
+    note_slow_bf16(in_fp32)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # whose processors nobody here knows
+    note_slow_bf16(on_cpu)
+    assert not capsys.readouterr().out
 
 
 @needs_gpu
