@@ -27,6 +27,8 @@ from transformers import (
     RobertaTokenizer,
 )
 
+from domext_ray.runtime import cpu_kernels
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 FEW_SENTENCES = REPOSITORY / "tests" / "helpers" / "few_sentences.txt"
 """A general probe of six sentences: an evaluation of the 371 that ship takes longer than all steps of a tiny run."""
@@ -59,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _use_one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _give_back_kernels() -> Iterator[None]:
+    """What a test computed in this process as a worker does leaves torch's own products to the next test."""
+    yield
+    cpu_kernels._products = None
 
 
 @pytest.fixture
