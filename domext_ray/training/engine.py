@@ -99,7 +99,16 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     would have drawn.
     """
     digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
-    torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    number = int.from_bytes(digest[:8], "little") >> 1
+    torch.random.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # torch.manual_seed formats a stack trace where there is no GPU
+        torch.cuda.manual_seed_all(number)
+
+
+def sum_over_ranks(tensor: Tensor) -> None:
+    """Replace a tensor by its sum over all ranks; Gloo would hand one rank's to another thread and back."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
 
 
 def join_alone() -> None:
@@ -335,7 +344,7 @@ class Engine:
         counts = torch.tensor([num_targets, num_pairs, num_kept], dtype=torch.float64, device=self.device)
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
-        dist.all_reduce(sums)
+        sum_over_ranks(sums)
         means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
         grad_norm, applied = self._apply_gradients()
         self._num_updates += applied

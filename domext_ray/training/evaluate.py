@@ -33,7 +33,7 @@ from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer
 from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
-from domext_ray.training.engine import Engine
+from domext_ray.training.engine import Engine, sum_over_ranks
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
@@ -198,7 +198,7 @@ def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
             batch = batch.without_weight()
         totals += torch.tensor([*engine.evaluate(batch), batch.num_pairs], dtype=torch.float64)
     totals = totals.to(engine.device)
-    dist.all_reduce(totals)
+    sum_over_ranks(totals)
     loss, correct, num_tokens, num_in_order, num_pairs = totals.tolist()
     return Scores(
         loss / num_tokens if num_tokens else math.nan,

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError, name_file
@@ -20,6 +20,9 @@ from domext_ray.files import write_json, write_text
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 REFRESH_SECONDS = 0.5
 ATTEMPT = "attempt.json"
@@ -108,9 +111,7 @@ class MetricsLog:
             self.file.flush()
         if self.writer is not None:
             with name_file(self.writer.log_dir):
-                for name, value in record.items():
-                    if name != "step" and value is not None:
-                        self.writer.add_scalar(name, value, record["step"])
+                _add_scalars(self.writer, record)
 
     def close(self) -> None:
         """Flush and close both files."""
@@ -119,6 +120,15 @@ class MetricsLog:
         if self.writer is not None:
             with name_file(self.writer.log_dir):
                 self.writer.close()
+
+
+def _add_scalars(writer: SummaryWriter, record: dict[str, Any]) -> None:
+    """Write a record's figures as one event: with one each, `add_scalar` waits for the thread that writes them."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+    figures = [each for each in record.items() if each[0] != "step" and each[1] is not None]
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in figures]
+    cast(Any, writer).file_writer.add_summary(Summary(value=values), record["step"])
 
 
 class RunProgress:

@@ -50,7 +50,7 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.distillation import distill_new_words
-from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState
+from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState, sum_over_ranks
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.flops import Ceiling, find_ceiling, measure_peak_memory, time_ceiling
 from domext_ray.training.keeping import make_loss
@@ -343,7 +343,7 @@ class PretrainWorker:
         of_parts = self.parts.count(micro_batches, tokens_here)
         figures_here = [num_masked, sum(tokens_here), num_pairs, num_kept, asked, *of_parts]
         counts = torch.tensor(figures_here, dtype=torch.int64, device=self.engine.device)
-        dist.all_reduce(counts)
+        sum_over_ranks(counts)
         num_masked, num_tokens, num_pairs, num_kept, self.is_stopping, *of_parts = counts.tolist()
         figures = self.engine.train_step(
             micro_batches, num_masked, self.step, num_pairs, num_kept, self._measure_progress()

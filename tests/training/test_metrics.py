@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
@@ -32,10 +33,15 @@ def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
         file.write('{"step": 8, "train/ml')  # the process died here
     start(tmp_path, "two")
     log = MetricsLog(tmp_path, "two", 5, tensorboard=True)
-    log.write({"step": 6, "train/mlm_loss": 6.5})
+    log.write({"step": 6, "train/mlm_loss": 6.5, "train/lr": 1e-3, "eval/general_mlm_accuracy": None})
     log.close()
     assert read_steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
-    assert any((tmp_path / "tensorboard").iterdir())
+    assert read_events(tmp_path) == {"train/mlm_loss": [(6, 6.5)], "train/lr": [(6, pytest.approx(1e-3))]}
+
+
+def read_events(run: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def test_a_run_that_starts_anew_starts_an_empty_file(tmp_path: Path) -> None:
