@@ -24,8 +24,15 @@ from domext_ray.model.budget import solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, describe_shape
-from domext_ray.runs.run_directory import RunPaths, check_identity, read_identity, resolve_paths, resolve_schedule
-from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.runs.run_directory import (
+    RunPaths,
+    check_identity,
+    keep_precision,
+    read_identity,
+    resolve_paths,
+    resolve_schedule,
+)
+from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
 from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import check_start, read_extensions
@@ -68,7 +75,7 @@ def plan_run(config: PretrainConfig) -> RunPlan:
         DomextError: any mistake of the user's that shows before the corpus is read.
     """
     paths = resolve_paths(config)
-    config = resolve_schedule(resolve_files(settle_workers(config)), paths.run)
+    config = resolve_schedule(resolve_files(settle_workers(keep_precision(config, paths.run))), paths.run)
     base = load_run_base(config)
     read_probe(config.train.general_probe)
     identity: dict[str, Any] = {"base_sha256": base.sha256 if base else "none"}
@@ -96,8 +103,8 @@ def resolve_files(config: ConfigT) -> ConfigT:
 
 
 def settle_workers(config: PretrainConfig) -> PretrainConfig:
-    """Put true or false in the place of `--scale.use_gpu auto` once it is known; before Ray starts it may not be."""
-    return settle_gpu(config, config.scale.num_workers, "--scale.num_workers")
+    """Settle `--scale.use_gpu auto` and `--engine.precision auto` once it is known; before Ray starts it may not be."""
+    return settle_precision(settle_gpu(config, config.scale.num_workers, "--scale.num_workers"))
 
 
 def load_run_base(config: PretrainConfig) -> Base | None:

@@ -330,7 +330,9 @@ class EngineConfig:
     """DeepSpeed, precision and memory."""
 
     zero_stage: int = free(0)  # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
-    precision: Literal["bf16", "fp32"] = free("bf16")  # bf16: autocast over fp32 trainables
+    precision: Literal["auto", "bf16", "fp32"] = free(
+        "auto"
+    )  # bf16: autocast over fp32 trainables; auto: bf16 on GPUs and on CPUs with units for it, else fp32
     base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # storage of the frozen base; auto: as precision
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
@@ -338,7 +340,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
-        require_one_of(self.precision, "engine.precision", ("bf16", "fp32"))
+        require_one_of(self.precision, "engine.precision", ("auto", "bf16", "fp32"))
         require_one_of(self.base_dtype, "engine.base_dtype", ("auto", "fp32", "bf16"))
         require(
             not (self.base_dtype == "bf16" and self.precision == "fp32"),
@@ -351,9 +353,14 @@ class EngineConfig:
         require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
 
     @property
+    def uses_bf16(self) -> bool:
+        """Whether products are computed in bf16; `auto` is, until it is settled (`ray_cluster.settle_precision`)."""
+        return self.precision != "fp32"
+
+    @property
     def has_narrow_base(self) -> bool:
         """Whether the frozen matrices are stored in bf16, to which autocast rounds nearly all of them anyway."""
-        return (self.precision if self.base_dtype == "auto" else self.base_dtype) == "bf16"
+        return self.uses_bf16 if self.base_dtype == "auto" else self.base_dtype == "bf16"
 
 
 @dataclass(frozen=True)

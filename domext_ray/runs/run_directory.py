@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from domext_ray.options.option_values import merge_options
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
@@ -100,6 +100,18 @@ def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:
         resolved,
         optim=replace(resolved.optim, warmup_steps=resolve_warmup_steps(resolved)),
     )
+
+
+def keep_precision(config: ConfigT, run_dir: Path) -> ConfigT:
+    """Let `--engine.precision auto` be what a run began with, whatever machine it goes on at."""
+    engine = cast(Any, config).engine
+    if engine.precision != "auto" or not (run_dir / CONFIG).is_file():
+        return config
+    try:
+        stored = cast(Any, read_config(run_dir, type(config)))
+    except RunError:  # a damaged one is written anew
+        return config
+    return replace(cast(Any, config), engine=replace(engine, precision=stored.engine.precision))
 
 
 def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Path | None) -> None:

@@ -99,9 +99,8 @@ def _has_wide_vectors() -> bool:
 
 
 def has_bf16_units() -> bool:
-    """Whether this machine's processor computes in bf16; True where it does not say. Others are slower than in fp32."""
-    facts = _read_facts()
-    return not facts or any(each in facts for each in BF16_UNITS)
+    """Whether this machine's processor says that it computes in bf16; others are slower so than in fp32."""
+    return not _read_facts().isdisjoint(BF16_UNITS)
 
 
 def _read_facts() -> set[str]:

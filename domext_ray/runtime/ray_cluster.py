@@ -15,7 +15,7 @@ import socket
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from ray._private.authentication import authentication_token_setup
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runtime.stopping import keep_signals
@@ -34,6 +35,8 @@ from domext_ray.runtime.stopping import keep_signals
 OBJECT_STORE_BYTES = 512 * 2**20
 CONNECT_SECONDS = 5.0
 START_ATTEMPTS = 3
+ANSWER_SECONDS = 120.0
+"""For a node that is asked something; the first process there may have torch to load from a disk that others read."""
 LOCAL_TRAIN_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",  # a job ends that much sooner than with Ray's 2 s
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process that would watch this machine for being taken away
@@ -274,16 +277,53 @@ def settle_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= wanted))
 
 
-def note_slow_bf16(config: Any) -> None:
-    """Say it where a job's processes will compute in bf16 on CPUs that have no units for it, as far as is known.
+def settle_precision(config: ConfigT) -> ConfigT:
+    """Put bf16 or fp32 in the place of `--engine.precision auto`.
 
     Args:
-        config: a configuration with a `scale`, which is settled, and an `engine`.
-    """
-    from domext_ray.runtime.cpu_kernels import has_bf16_units
+        config: a configuration with a `scale` and an `engine`.
 
-    if not config.scale.uses_gpu and config.engine.precision == "bf16" and not is_cluster() and not has_bf16_units():
-        print("note: this machine's processor has no bf16 units; --engine.precision fp32 is faster here.", flush=True)
+    Returns:
+        bf16 on GPUs, and on CPUs that all have units for it; as it is, while the processes' machines are not known yet.
+    """
+    engine, scale = config.engine, config.scale
+    if engine.precision != "auto" or scale.use_gpu == "auto":
+        return config
+    if not (scale.uses_gpu or engine.base_dtype == "bf16"):
+        if is_cluster() and not ray.is_initialized():
+            return config
+        from domext_ray.runtime.cpu_kernels import has_bf16_units
+
+        if not (all(has for _, has in ask_nodes(has_bf16_units)) if is_cluster() else has_bf16_units()):
+            return replace(config, engine=replace(engine, precision="fp32"))
+    return replace(config, engine=replace(engine, precision="bf16"))
+
+
+def ask_nodes(function: Callable[..., Any], *args: Any, own: bool = True) -> list[tuple[str, Any]]:
+    """Call a function on every node that has CPUs; Ray is initialised.
+
+    Args:
+        function: what to call.
+        *args: its arguments.
+        own: also ask this process's node.
+
+    Returns:
+        Host names of the nodes, and what it returned there.
+
+    Raises:
+        RunError: a node has not answered in time.
+    """
+    remote, here = ray.remote(num_cpus=0)(function), None if own else ray.get_runtime_context().get_node_id()
+    asked = dict[Any, str]()
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("CPU") and node["NodeID"] != here:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked[remote.options(scheduling_strategy=there).remote(*args)] = node["NodeManagerHostname"]
+    late = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)[1] if asked else []
+    if late:
+        names = ", ".join(sorted(asked[each] for each in late))
+        raise RunError(f"no answer within {ANSWER_SECONDS:g} s from {names}; see to what ray status says of them.")
+    return [(name, ray.get(answer)) for answer, name in asked.items()]
 
 
 @dataclass(frozen=True)

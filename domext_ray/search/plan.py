@@ -19,8 +19,8 @@ from domext_ray.files import read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.plan import resolve_files, size_run
-from domext_ray.runs.run_directory import check_identity, read_identity, resolve_root
-from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
+from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
 from domext_ray.search.trial import list_shares, load_trial_base
 
@@ -64,10 +64,10 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     Raises:
         DomextError: any mistake of the user's.
     """
-    config = settle_sweep_gpu(resolve_files(config))
+    folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
+    config = settle_trials(keep_precision(resolve_files(config), folder))
     space = read_space(config.space)
     points, refused = choose_points(config, space)
-    folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
     sets = tuple(_load_sets(config))
     identity = {**identity_of(config), **{f"data_sha256.{i}": each.sha256 for i, each in enumerate(sets)}}
     check_identity(folder, take_trials(identity, folder), SweepConfig)
@@ -152,9 +152,11 @@ def _load_sets(config: SweepConfig) -> list[LoadedSet]:
     return sets
 
 
-def settle_sweep_gpu(config: SweepConfig) -> SweepConfig:
-    """Settle whether trials have GPUs, as far as that is known; again once Ray runs."""
-    return settle_gpu(config, max(config.search.parallel, 1), "--search.parallel")
+def settle_trials(config: SweepConfig) -> SweepConfig:
+    """Settle whether trials have GPUs and in which precision they train, as far as that is known; again with Ray."""
+    config = settle_precision(settle_gpu(config, max(config.search.parallel, 1), "--search.parallel"))
+    tuned = replace(config, engine=config.finetune.engine)
+    return replace(config, finetune=replace(config.finetune, engine=settle_precision(tuned).engine))
 
 
 def describe_sweep(plan: SweepPlan) -> str:

@@ -22,8 +22,8 @@ from domext_ray.errors import find_user_error
 from domext_ray.files import write_json
 from domext_ray.inputs import count_words, provide_inputs
 from domext_ray.runs.run_directory import check_identity, hold_run, resolve_root, write_config, write_identity
-from domext_ray.runtime.ray_cluster import note_slow_bf16, start_ray
-from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, settle_sweep_gpu, take_trials
+from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, settle_trials, take_trials
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TrialResult, read_trials
 from domext_ray.search.searcher import PointSearcher, list_waiting, make_study
@@ -59,9 +59,8 @@ def run_sweep(config: SweepConfig, trainable: type[tune.Trainable] = SweepTrial)
         print(f"the sweep in {folder} has ended; nothing is left to do.")
         return folder
     start_ray()
-    plan = replace(plan, config=settle_sweep_gpu(plan.config))
+    plan = replace(plan, config=settle_trials(plan.config))
     cpus, parallel = plan_resources(plan.config, estimate_trial_bytes(plan.config, plan.space))
-    note_slow_bf16(plan.config)
     print(f"sweep directory: {folder}", flush=True)
     with hold_run(folder):
         check_shared_storage(folder)

@@ -139,8 +139,7 @@ class Trial:
         configs = configure(work.config, work.space, point)
         self.finetune = configs.finetune
         pretrain = configs.pretrain
-        precisions = pretrain.engine.precision, self.finetune.engine.precision
-        settle_kernels(TRAINING, uses_fp32="fp32" in precisions)
+        settle_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_trial_base(pretrain)
         sized, _, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
@@ -318,7 +317,7 @@ def score_base(work: SweepWork) -> dict[str, Any]:
     use_gpu = work.config.scale.uses_gpu
     if not use_gpu:
         torch.set_num_threads(max(1, round(work.cpus)))
-    settle_kernels(TRAINING, uses_fp32=work.config.finetune.engine.precision == "fp32")
+    settle_kernels(TRAINING, uses_fp32=not work.config.finetune.engine.uses_bf16)
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     return score_sets(load_start_model(work.config.base), work, work.config.finetune, device)
 

@@ -303,7 +303,7 @@ class Engine:
         self._compiled = engine.compile
         if engine.compile:
             compile_layers(model, self.device)
-        module = objective(model, self.device, bf16=engine.precision == "bf16")
+        module = objective(model, self.device, bf16=engine.uses_bf16)
         self._loss_weights, self._num_watched = module.loss_weights, module.num_watched
         self._optimizer = build_optimizer(self._trainables, optim)
         self._num_updates = 0

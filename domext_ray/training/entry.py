@@ -69,7 +69,7 @@ def train_worker(settings: dict[str, Any]) -> None:
     from domext_ray.training.worker import PretrainTask, PretrainWorker
 
     task: PretrainTask = pickle.loads(settings["task"])
-    settle_kernels(TRAINING, uses_fp32=task.config.engine.precision == "fp32")
+    settle_kernels(TRAINING, uses_fp32=not task.config.engine.uses_bf16)
     context = ray.train.get_context()
     if not task.config.scale.uses_gpu:
         fair = count_cpus() // context.get_local_world_size()

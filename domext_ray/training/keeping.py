@@ -67,6 +67,6 @@ def _copy_base(base: Base, config: PretrainConfig, device: torch.device) -> Dome
         seed=config.seed,
     )
     cast(nn.Module, model).requires_grad_(False)
-    choose_attention(model, device, bf16=config.engine.precision == "bf16")
+    choose_attention(model, device, bf16=config.engine.uses_bf16)
     cast(nn.Module, model).to(device)
     return model

@@ -15,23 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import ray
-import ray.train
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
 from domext_ray.runtime.ray_cluster import (
+    ask_nodes,
     describe_nodes,
     describe_waiting,
     find_shortage,
     is_cluster,
     list_nodes,
-    note_slow_bf16,
     settle_gpu,
     share_cpus,
 )
@@ -81,7 +78,6 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     config = settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers")
     task = replace(task, config=config, attempt=uuid.uuid4().hex)
     resources = reserve(config)
-    note_slow_bf16(config)
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
         print(
             f"note: {config.scale.num_workers} workers have {resources['CPU']:g} CPUs each on "
@@ -177,19 +173,15 @@ def check_shared_storage(run_dir: Path) -> None:
     """Refuse a run directory that a node of the cluster does not see; Ray is initialised.
 
     Raises:
-        RunError: naming the node.
+        RunError: naming the node, or one that does not answer.
     """
-    own = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU") and node["NodeID"] != own]
     marker = run_dir / f".shared-{uuid.uuid4().hex}"
     marker.touch()
-    sees = ray.remote(num_cpus=0)(os.path.exists)
     try:
-        for node in nodes:
-            here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            if not ray.get(sees.options(scheduling_strategy=here).remote(str(marker))):
+        for name, sees in ask_nodes(os.path.exists, str(marker), own=False):
+            if not sees:
                 raise RunError(
-                    f"the run directory {run_dir} is not visible on node {node['NodeManagerHostname']}; "
+                    f"the run directory {run_dir} is not visible on node {name}; "
                     "give --run.dir a folder on storage that all nodes share."
                 )
     finally:

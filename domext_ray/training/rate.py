@@ -98,10 +98,10 @@ def make_trial(
     attach_decoder(model, config.objective, longest, config.seed)
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
-    choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.precision == "bf16")
+    choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
     network = cast(nn.Module, model).to(device).train()
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
-    objective = loss(network, device, bf16=config.engine.precision == "bf16")
+    objective = loss(network, device, bf16=config.engine.uses_bf16)
     lengths = (config.train.seq_length, config.train.long_seq_length)
     sizes = zip(_list_rows(config), lengths, strict=False)
     return Trial(config, objective, [make_full_batch(config, num_words, *each) for each in sizes], device, num_words)
@@ -124,7 +124,7 @@ def measure_rate(trial: Trial) -> Rate:
     optimizer = build_optimizer(trainables, config.optim, {})
     tensors = move_batch(trial.batches[0], device)
     seconds: list[float] = []
-    with as_worker(TRAINING, uses_fp32=config.engine.precision == "fp32"):
+    with as_worker(TRAINING, uses_fp32=not config.engine.uses_bf16):
         while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
             start = time.perf_counter()
             objective(**tensors)[0].backward()

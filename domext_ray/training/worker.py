@@ -199,7 +199,7 @@ class PretrainWorker:
         attach_decoder(model, config.objective, longest, config.seed)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
-        choose_attention(model, self.device, bf16=config.engine.precision == "bf16")
+        choose_attention(model, self.device, bf16=config.engine.uses_bf16)
         self.model = network = cast(nn.Module, model).to(self.device)
         self._find_ceilings(network)
         return Engine(
@@ -221,7 +221,7 @@ class PretrainWorker:
         self.ceilings: dict[int, Ceiling] = {}
         if self.rank != 0 or config.objective.makes_vectors:  # whose two views of a row differ in length
             return
-        module = MaskedLoss(network, self.device, bf16=config.engine.precision == "bf16")
+        module = MaskedLoss(network, self.device, bf16=config.engine.uses_bf16)
         vocab_size = cast(DomextConfig, network.config).vocab_size
         for phase, length in zip(self.phases, (config.train.seq_length, config.train.long_seq_length), strict=False):
             num_rows = max(1, COUNTED_TOKENS // length)
@@ -245,7 +245,7 @@ class PretrainWorker:
 
     def _time_ceiling(self, phase: int) -> None:
         try:
-            self.ceilings[phase] = time_ceiling(self.ceilings[phase], bf16=self.config.engine.precision == "bf16")
+            self.ceilings[phase] = time_ceiling(self.ceilings[phase], bf16=self.config.engine.uses_bf16)
         except Exception as error:  # the run is worth more
             tell_driver(self.task.run_dir, f"note: a step's products could not be timed ({error}).")
 

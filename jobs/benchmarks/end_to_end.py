@@ -41,9 +41,10 @@ from domext_ray.errors import ConfigError
 from domext_ray.files import hash_values, read_json
 from domext_ray.inputs import run_preparation
 from domext_ray.model.base import load_base
+from domext_ray.plan import settle_workers
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import resolve_schedule
-from domext_ray.runtime.ray_cluster import count_cpus, settle_gpu
+from domext_ray.runtime.ray_cluster import count_cpus
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import resolve_max_steps
 
@@ -147,7 +148,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     manifest = run_preparation(replace(own, run=replace(config.run, dir=str(folder / "prepared"))))
     ray.shutdown()
     assert manifest is not None, "this is no dry run"
-    config = resolve_schedule(resolve_max_steps(settle_gpu(config), [manifest]), folder)
+    config = resolve_schedule(resolve_max_steps(settle_workers(config), [manifest]), folder)
     dropout = train.dropout if options.rival_dropout is None else options.rival_dropout
     return Comparison(
         config, job_options, manifest, write_text(config, manifest, folder), folder, dropout, count_cpus()
@@ -247,7 +248,7 @@ def run_rival(comparison: Comparison, rate: float) -> Run:
         "rows": config.train.global_batch_size,
         "length": config.train.seq_length,
         "dropout": comparison.dropout,
-        "bf16": config.engine.precision == "bf16",
+        "bf16": config.engine.uses_bf16,
         "threads": comparison.threads,
         "use_cpu": not config.scale.uses_gpu,
     }

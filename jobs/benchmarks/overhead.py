@@ -101,7 +101,7 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
     config = read_run_config(run_dir)
     if options.as_worker:
-        settle_kernels(TRAINING, uses_fp32=config.engine.precision == "fp32")
+        settle_kernels(TRAINING, uses_fp32=not config.engine.uses_bf16)
     identity = read_identity(run_dir, {"corpus_fingerprint": str})
     assert identity is not None, "a run that was trained"
     fingerprint = identity["corpus_fingerprint"]
@@ -113,7 +113,7 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
-    choose_attention(model, torch.device("cpu"), bf16=config.engine.precision == "bf16")
+    choose_attention(model, torch.device("cpu"), bf16=config.engine.uses_bf16)
     params = [each for each in model.parameters() if each.requires_grad]
     groups = [
         {"params": [each for each in params if each.ndim >= 2], "weight_decay": config.optim.weight_decay},
@@ -128,7 +128,7 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
         shards, rows = plan.locate(0, plan.positions(np.array([step]), 0, 1).reshape(-1))
         table = take_rows(paths, shards, rows).append_column("row_id", pa.array(starts[shards] + rows))
         (batch,) = masker.collate(masker.mask(table, 0), config.train.global_batch_size)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.engine.precision == "bf16"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.engine.uses_bf16):
             logits = model(
                 batch.input_ids, attention_mask=batch.attention_mask, masked_positions=batch.masked_positions
             ).logits

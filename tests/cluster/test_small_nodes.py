@@ -11,6 +11,8 @@ import pytest
 from conftest import write_corpus
 from raylets import Cluster, run_raylets
 
+from domext_ray.runtime.cpu_kernels import has_bf16_units
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -34,7 +36,6 @@ def command(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "train.global_batch_size": 8,
         "train.seq_length": 32,
         "train.eval_rows": 20,
-        "engine.precision": "fp32",
     }
     flags = [each for name, value in options.items() for each in (f"--{name}", str(value))]
     return [sys.executable, "jobs/pretrain_af.py", "--method.ffn_units", "8", *flags]
@@ -45,6 +46,9 @@ def test_a_worker_on_every_node_trains(cluster: Cluster, command: list[str]) -> 
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     folder = Path(command[command.index("--run.dir") + 1]) / "four"
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8"))["train"]["steps"] == 6
+    # Every node was asked for its processor, and all are this machine.
+    precision = "bf16" if has_bf16_units() else "fp32"
+    assert f"  precision: {precision}\n" in (folder / "config.yaml").read_text(encoding="utf-8")
 
 
 def test_workers_that_leave_no_room_for_reading_are_refused(cluster: Cluster, command: list[str]) -> None:

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 from domext_ray.config.identity import hashed_options, identity_of
-from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
+from domext_ray.config.pretrain import EngineConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.options.fields import added, free
 from domext_ray.report.summary import is_finished, read_summary
-from domext_ray.runs.run_directory import check_identity, hold_run, read_config, write_config, write_identity
+from domext_ray.runs.run_directory import (
+    check_identity,
+    hold_run,
+    keep_precision,
+    read_config,
+    write_config,
+    write_identity,
+)
 from domext_ray.training.start import read_run_config
 
 CONFIG = PretrainConfig(seed=7, train=TrainConfig(max_steps=12))
@@ -55,6 +62,16 @@ def test_an_edited_config_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("heads: 1\n", "heads: 2\n", 1))
     with pytest.raises(RunError, match="was edited"):
         read_run_config(run)
+
+
+def test_a_run_goes_on_in_its_own_precision(tmp_path: Path) -> None:
+    run = lay_out(tmp_path / "run", replace(CONFIG, engine=EngineConfig(precision="fp32")))
+    assert keep_precision(CONFIG, run).engine.precision == "fp32"
+    assert keep_precision(CONFIG, tmp_path / "another") == CONFIG
+    asked = replace(CONFIG, engine=EngineConfig(precision="bf16"))
+    assert keep_precision(asked, run) == asked
+    (run / "config.yaml").write_text("damaged", encoding="utf-8")
+    assert keep_precision(CONFIG, run) == CONFIG
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
-"""What a job asks of a machine or a cluster: `--scale.use_gpu`, before anything is prepared."""
+"""What a job asks of a machine or a cluster before anything is prepared: GPUs, and units for bf16."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
@@ -18,20 +21,22 @@ from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import PretrainConfig, ScaleConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.downstream.finetune.finetune import run_finetuning
-from domext_ray.errors import ConfigError
+from domext_ray.errors import ConfigError, RunError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runtime import cpu_kernels
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.ray_cluster import (
     Node,
+    ask_nodes,
     count_cpus,
     describe_nodes,
     find_shortage,
-    note_slow_bf16,
     settle_gpu,
+    settle_precision,
     share_cpus,
     start_ray,
 )
+from domext_ray.search.plan import settle_trials
 from domext_ray.search.sweep import run_sweep
 
 ONE, TWO, EIGHT, HEAD = Node(1.0, 0.0), Node(2.0, 0.0), Node(8.0, 1.0), Node(0.0, 0.0)
@@ -84,22 +89,59 @@ def test_a_missing_gpu_is_told_before_anything_is_read(
         run_sweep(SweepConfig(base=missing, corpus=missing, space=space, scale=scale, dry_run=dry_run))
 
 
-@pytest.mark.parametrize("config", [PretrainConfig, FinetuneConfig])
-def test_bf16_on_a_processor_without_it_is_told(
-    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def without_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without units for bf16."""
     (tmp_path / "cpuinfo").write_text("flags : avx2 fma", encoding="utf-8")
     monkeypatch.setattr(cpu_kernels, "CPU_FACTS", tmp_path / "cpuinfo")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    on_cpu, on_gpu = (replace(config(), scale=replace(config().scale, use_gpu=each)) for each in (False, True))
-    in_fp32 = replace(on_cpu, engine=replace(on_cpu.engine, precision="fp32"))
-    note_slow_bf16(on_cpu)
-    assert "no bf16 units; --engine.precision fp32 is faster here" in capsys.readouterr().out
-    note_slow_bf16(on_gpu)
-    note_slow_bf16(in_fp32)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # whose processors nobody here knows
-    note_slow_bf16(on_cpu)
-    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config_class", [PretrainConfig, FinetuneConfig])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"use_gpu": "false"}, "fp32"),
+        ({"use_gpu": "true"}, "bf16"),
+        ({"use_gpu": "auto"}, "auto"),  # so far
+        ({"use_gpu": "false", "base_dtype": "bf16"}, "bf16"),
+        ({"use_gpu": "false", "precision": "bf16"}, "bf16"),
+        ({"use_gpu": "true", "precision": "fp32"}, "fp32"),
+    ],
+)
+def test_the_machine_decides_the_precision(
+    config_class: type[Any], options: dict[str, str], expected: str, without_bf16: None
+) -> None:
+    rooms = {"use_gpu": "scale", "precision": "engine", "base_dtype": "engine"}
+    flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
+    assert settle_precision(parse_config(config_class, None, flags)).engine.precision == expected
+
+
+@pytest.mark.parametrize("unit", cpu_kernels.BF16_UNITS)
+def test_processors_with_units_for_bf16_use_them(unit: str, without_bf16: None) -> None:
+    cpu_kernels.CPU_FACTS.write_text(f"flags : avx2 {unit} fma", encoding="utf-8")
+    assert settle_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False))).engine.precision == "bf16"
+
+
+def test_a_clusters_precision_waits_for_its_nodes(without_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    config = PretrainConfig(scale=ScaleConfig(use_gpu=False))
+    assert settle_precision(config) == config
+
+
+def test_a_sweep_settles_both_of_its_trainings(without_bf16: None) -> None:
+    config = SweepConfig(space={"method.heads": {"choice": [0, 1]}}, scale=ScaleConfig(use_gpu=False))
+    settled = settle_trials(config)
+    assert settled.engine.precision == settled.finetune.engine.precision == "fp32"
+
+
+def test_nodes_are_asked(local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((name, answer),) = ask_nodes(os.path.basename, "some/file")
+    assert answer == "file" and not ask_nodes(os.path.basename, "some/file", own=False)
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.1)
+    with pytest.raises(RunError, match=rf"no answer within 0\.1 s from {re.escape(name)}; .*ray status"):
+        ask_nodes(lambda seconds: time.sleep(seconds), 2.0)
 
 
 @needs_gpu

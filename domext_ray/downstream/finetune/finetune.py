@@ -48,7 +48,7 @@ from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, 
 from domext_ray.errors import ConfigError, TrainingError, find_user_error
 from domext_ray.files import read_json, write_json
 from domext_ray.runs.run_directory import hold_run, write_config, write_identity
-from domext_ray.runtime.ray_cluster import note_slow_bf16, settle_gpu, start_ray
+from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision, start_ray
 from domext_ray.training.metrics import write_text
 from domext_ray.training.pretrain import check_shared_storage
 
@@ -77,9 +77,8 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     if config.export:
         check_places(plan.task, plan.folder / "export")
     start_ray()
-    plan = replace(plan, config=settle_gpu(plan.config))
+    plan = replace(plan, config=settle_precision(settle_gpu(plan.config)))
     cpus, parallel = _plan_resources(plan.config)
-    note_slow_bf16(plan.config)
     with hold_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_identity(plan.folder, plan.identity)

@@ -19,8 +19,8 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
-from domext_ray.runs.run_directory import check_identity, read_identity, resolve_root
-from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
+from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
     check_identity(folder, _take_grid(identity, read_identity(folder) or {}), FinetuneConfig)
+    config = settle_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
 
 

@@ -305,7 +305,7 @@ def _place_task(
     device: torch.device,
 ) -> Fitted:
     """Make a task's model on a device, without what trains it."""
-    uses_bf16 = config.engine.precision == "bf16"
+    uses_bf16 = config.engine.uses_bf16
     model = make_model(start, task, config, point.seed)
     choose_attention(model, device, bf16=uses_bf16)
     model = model.to(device)

@@ -149,7 +149,7 @@ def _prepare_process(work: FinetuneWork) -> torch.device:
     if work.config.scale.uses_gpu:
         return torch.device("cuda", 0)
     torch.set_num_threads(max(1, int(work.cpus)))
-    settle_kernels(TRAINING, uses_fp32=work.config.engine.precision == "fp32")
+    settle_kernels(TRAINING, uses_fp32=not work.config.engine.uses_bf16)
     return torch.device("cpu")
 
 
