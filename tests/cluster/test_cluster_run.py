@@ -30,12 +30,12 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def sweep_file(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep of four trials, for a few seconds each."""
+    """A sweep of four trials, each longer than a second process takes to start: Ray Tune uses again what is there."""
     folder = tmp_path_factory.mktemp("sweep")
     options = {
         "space": {"method.heads": {"choice": [0, 1]}, "method.ffn_units": {"choice": [8, 16]}},
         "search": {"searcher": "grid", "parallel": NUM_WORKERS},
-        "budget": {"steps": 6},
+        "budget": {"steps": 400},
         "base": str(tiny_base_folder),
         "corpus": str(write_corpus(folder / "corpus.txt", 1000)),
         "tasks": "ner",
