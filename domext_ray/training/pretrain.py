@@ -30,6 +30,7 @@ from domext_ray.runtime.ray_cluster import (
     is_cluster,
     list_nodes,
     settle_gpu,
+    settle_precision,
     share_cpus,
 )
 from domext_ray.runtime.stopping import Save, Stopped, save_first, signal_name
@@ -75,7 +76,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
         TrainingError: a loss or gradient was not finite, or workers failed more than `train.max_failures` times.
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
-    config = settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers")
+    config = settle_precision(settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers"))
     task = replace(task, config=config, attempt=uuid.uuid4().hex)
     resources = reserve(config)
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
