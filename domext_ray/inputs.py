@@ -7,10 +7,11 @@ runs share.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import SELF, PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.overlap import find_overlaps
 from domext_ray.corpus.shards import prepare_corpus, provide_hashes
@@ -33,6 +34,7 @@ from domext_ray.report.summary import describe_manifest, describe_sources
 from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.training.keeping import needs_teacher
+from domext_ray.training.writing import prepare_written, provide_written_text
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def check_texts(config: PretrainConfig) -> None:
     """
     check_corpus(config.corpus, config.prepare)
     for part in config.parts:
+        if part.corpus == SELF:
+            continue
         try:
             check_corpus(part.corpus, config.prepare)
         except CorpusError as error:
@@ -77,23 +81,31 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
     """
     domain = _prepare_domain(config, tokenizer_dir, paths)
     general_dir = _provide_general_tokenizer(config, base, paths)
+    texts = [_place_text(part.corpus, config, base, paths) for part in config.parts]
     beside = tuple(
-        _prepare_part(config, part.corpus, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
-        for part in config.parts
+        _prepare_part(config, *text, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
+        for part, text in zip(config.parts, texts, strict=True)
     )
-    overlaps = _tell_overlaps(config, [domain[0], *(each[0] for each in beside)])
+    options = ["--corpus", *(part.option for part in config.parts)]
+    manifests = [domain[0], *(each[0] for each in beside)]
+    read = zip(options, [(config.corpus, config.prepare), *texts], manifests, strict=True)
+    overlaps = _tell_overlaps([(option, *text, manifest) for option, text, manifest in read])
     return Corpora(tuple(domain), beside, general_dir, tuple(overlaps))
 
 
-def _tell_overlaps(config: PretrainConfig, manifests: list[Manifest]) -> list[str]:
+def _place_text(corpus: str, config: PretrainConfig, base: Base | None, paths: RunPaths) -> tuple[str, PrepareConfig]:
+    """Where a text beside the domain's is, and how it becomes rows; the base's own is written where it is not yet."""
+    if corpus != SELF:
+        return corpus, config.prepare
+    assert base is not None, "PretrainConfig refuses none"
+    return str(provide_written_text(base, paths.corpora)), prepare_written(config.prepare)
+
+
+def _tell_overlaps(texts: Sequence[tuple[str, str, PrepareConfig, Manifest]]) -> list[str]:
     """Say which documents a run's texts have in common; nothing of one text."""
-    if len(manifests) == 1:
+    if len(texts) == 1:
         return []
-    texts = [("--corpus", config.corpus), *((part.option, part.corpus) for part in config.parts)]
-    hashes = [
-        (name, provide_hashes(corpus, config.prepare, manifest))
-        for (name, corpus), manifest in zip(texts, manifests, strict=True)
-    ]
+    hashes = [(option, provide_hashes(corpus, prepare, manifest)) for option, corpus, prepare, manifest in texts]
     sentences = find_overlaps(hashes)
     for each in sentences:
         print(f"{each}.", flush=True)
@@ -115,12 +127,14 @@ def _prepare_domain(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths
     return manifests
 
 
-def _prepare_part(config: PretrainConfig, corpus: str, tokenizer_dir: Path, paths: RunPaths) -> tuple[Manifest, ...]:
+def _prepare_part(
+    config: PretrainConfig, corpus: str, prepare: PrepareConfig, tokenizer_dir: Path, paths: RunPaths
+) -> tuple[Manifest, ...]:
     """Prepare a text beside the domain's for every length phase."""
     lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
     pairs = config.objective.next_sentence
     return tuple(
-        prepare_corpus(corpus, config.prepare, tokenizer_dir, length, paths.corpora, pairs=pairs) for length in lengths
+        prepare_corpus(corpus, prepare, tokenizer_dir, length, paths.corpora, pairs=pairs) for length in lengths
     )
 
 

@@ -122,6 +122,11 @@ def load_run_base(config: PretrainConfig) -> Base | None:
         length = getattr(config.train, name)
         if length > longest:
             raise ConfigError(f"--train.{name} is {length}; the base {config.base!r} has positions for {longest}.")
+    if config.replay.is_written and not base.has_mlm_head:
+        raise ConfigError(
+            f"--replay.corpus is self, and the base {config.base!r} has no MLM head to write general text with; give "
+            "general text, or none."
+        )
     if config.has_general_text and config.objective.keep == "kl" and not base.has_mlm_head:
         raise ConfigError(
             f"--objective.keep is kl, and the base {config.base!r} has no MLM head whose predictions could be kept; "

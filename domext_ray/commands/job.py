@@ -16,6 +16,7 @@ from typing import Any, Generic
 from domext_ray.config.identity import ConfigT
 from domext_ray.config.parsing import build_config
 from domext_ray.config.presets import find_options, find_preset
+from domext_ray.config.pretrain import NO_TEXT
 from domext_ray.errors import ConfigError
 from domext_ray.options.option_list import list_options
 from domext_ray.options.option_values import FILE_OPTION, GivenOptions, read_file
@@ -50,7 +51,7 @@ class Job(Generic[ConfigT]):
         config_class: its options.
         run: carries it out; imports what it needs.
         preset: the preset that a file of the user's and flags stand on.
-        keeping_preset: the one instead, where general text is given (--replay.corpus); empty: the same.
+        plain_preset: the one instead, with --replay.corpus none; empty: the same.
         main: options of the first screen of help.
         used: options that it reads, where they are few: names, or beginnings that end in a dot or an underscore.
         unused: options that it does not read or that it decides itself; help leaves them out.
@@ -63,7 +64,7 @@ class Job(Generic[ConfigT]):
     config_class: type[ConfigT]
     run: Callable[[ConfigT], object]
     preset: str = ""
-    keeping_preset: str = ""
+    plain_preset: str = ""
     main: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -105,12 +106,12 @@ def configure(job: Job[ConfigT], given: GivenOptions) -> ConfigT:
 
 
 def _choose_preset(job: Job[Any], given: GivenOptions) -> str:
-    """Return the name of a job's preset, which general text changes."""
-    if not job.keeping_preset:
+    """Return the name of a job's preset, which the lack of general text changes."""
+    if not job.plain_preset:
         return job.preset
     file = read_file(job.config_class, find_options(given.file)) if given.file else {}
     corpus = {**file, **given.settings}.get("replay.corpus")
-    return job.keeping_preset if corpus is not None and corpus.value else job.preset
+    return job.plain_preset if corpus is not None and corpus.value in ("", NO_TEXT) else job.preset
 
 
 def _check_found(job: Job[Any], config: Any) -> None:

@@ -31,19 +31,21 @@ def _make_method(
     about: str,
     main: tuple[str, ...],
     unused: tuple[str, ...] = WITHOUT_BASE,
-    keeping_preset: str = "",
+    preset: str = "",
+    plain_preset: str = "",
 ) -> Job[PretrainConfig]:
-    """The verb of a method, whose preset has its name."""
-    layers = f"Options come from the preset {name} (domext presets show {name}), then --config_path, then flags."
-    if keeping_preset:
-        layers += f"\nWith --replay.corpus the preset is {keeping_preset}."
+    """The verb of a method, whose preset has its name unless told otherwise."""
+    preset = preset or name
+    layers = f"Options come from the preset {preset} (domext presets show {preset}), then --config_path, then flags."
+    if plain_preset:
+        layers += f"\nWith --replay.corpus none the preset is {plain_preset}."
     return Job(
         f"pretrain {name}",
         f"{about}\n\n{layers}",
         PretrainConfig,
         _pretrain,
-        name,
-        keeping_preset,
+        preset,
+        plain_preset,
         main=(*TRAINING, *main, *LENGTH, *PLACE),
         unused=unused,
     )
@@ -53,11 +55,15 @@ AF = _make_method(
     "af",
     """AF Adapter: freeze a BERT, train extra attention heads and FFN units on your text, get a Hugging Face model.
 
+The words of the base shift, too, and on general text that the base writes itself the model keeps to its predictions.
+
     domext pretrain af                                  # the small base and corpus that every machine has
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
-    domext pretrain af … --replay.corpus general.txt    # learns more, forgets less""",
+    domext pretrain af … --replay.corpus general.txt    # general text of yours, not the base's
+    domext pretrain af … --replay.corpus none           # heads and units alone, as in the paper""",
     ("replay.corpus", "method.heads", "method.ffn_units"),
-    keeping_preset="af_words",
+    preset="af_words",
+    plain_preset="af",
 )
 
 BERT = _make_method(
@@ -103,8 +109,8 @@ LORA = _make_method(
     ("method.lora_rank", "method.lora_targets"),
 )
 
-METHODS = {each.preset: each for each in (AF, BOTTLENECK, EXBERT, LORA, BERT)}
-"""The methods of pretrain, by the names of their presets."""
+METHODS = {each.verb.split()[1]: each for each in (AF, BOTTLENECK, EXBERT, LORA, BERT)}
+"""The methods of pretrain, by name."""
 
 
 def _prepare(config: PretrainConfig) -> None:

@@ -25,6 +25,9 @@ from domext_ray.options.fields import (
     require_one_of,
 )
 
+SELF, NO_TEXT = "self", "none"
+"""What --replay.corpus may be beside a place: general text that the base writes itself, and none."""
+
 MAX_LANES = 64
 """Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""
 
@@ -106,11 +109,20 @@ class PrepareConfig:
 class ReplayConfig:
     """General text that is read beside the domain's, so that the model keeps what its base knew (--objective.keep)."""
 
-    corpus: str = added("")  # general text, from the same kinds of places as --corpus; empty: none
+    corpus: str = added(
+        ""
+    )  # general text, from the same kinds of places as --corpus; self: the base writes it; none or empty: none
     frac: float = added(0.25)  # share of all rows that are general
 
     def __post_init__(self) -> None:
+        if self.corpus == NO_TEXT:
+            object.__setattr__(self, "corpus", "")
         require(0.0 < self.frac < 1.0, "replay.frac", self.frac, "between 0 and 1")
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the base writes it."""
+        return self.corpus == SELF
 
     @property
     def share(self) -> Fraction:
@@ -412,6 +424,8 @@ class PretrainConfig:
         require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
         require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         check_place("init_from", self.init_from, "a run's directory")
+        writes = self.base == "none" and self.replay.is_written
+        require(not writes, "replay.corpus", SELF, "general text, or none, when --base is none: nothing can write it")
         require(
             not self.has_general_text or self.base != "none" or self.objective.keep == "none",
             "objective.keep",

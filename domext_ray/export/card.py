@@ -266,7 +266,8 @@ def _describe_objective(config: PretrainConfig) -> str:
         return _VECTOR_OBJECTIVES["pairs" if config.prepare.pair else config.objective.kind]
     text = "masked-language modelling" + (" and next-sentence prediction" if config.objective.next_sentence else "")
     kept = {"kl": ", keeping to the base's predictions on it", "replay": "", "none": ""}[config.objective.keep]
-    text += f", with {config.replay.frac:.0%} of general text{kept}" if config.replay.corpus else ""
+    written = " written by the base" if config.replay.is_written else ""
+    text += f", with {config.replay.frac:.0%} of general text{written}{kept}" if config.replay.corpus else ""
     further = ", ".join(part.name for part in config.mixture.list_parts())
     return f"{text}, also on {further}" if further else text
 

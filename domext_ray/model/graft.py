@@ -249,6 +249,36 @@ def build_model(
     return model
 
 
+def build_base(
+    base: Base, device: torch.device, *, causal: bool = False, bf16: bool = False, is_narrow: bool = False
+) -> DomextForMaskedLM:
+    """Make a model of the base alone, frozen.
+
+    Args:
+        base: the base.
+        device: where it is to be.
+        causal: tokens attend to those before them only.
+        bf16: it is asked under autocast.
+        is_narrow: its matrices are stored in bf16.
+    """
+    model = build_model(
+        base,
+        ShapeConfig(),
+        MethodConfig(name="base", trains="layer_norms", heads=0, ffn_units=0),
+        vocab_size=base.config.vocab_size,
+        causal=causal,
+        pad_token_id=base.config.pad_token_id,
+        dropout=0.0,
+        seed=0,
+    )
+    cast(nn.Module, model).requires_grad_(False)
+    choose_attention(model, device, bf16=bf16)
+    cast(nn.Module, model).to(device)
+    if is_narrow:
+        store_base(model, torch.bfloat16)
+    return model
+
+
 def _start_from_sinusoids(table: Tensor, scale: float) -> None:
     """Fill a learned position table with sinusoids of root mean square `scale` (Vaswani et al. 2017, section 3.5).
 

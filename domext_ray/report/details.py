@@ -84,7 +84,8 @@ def _describe_replay(config: PretrainConfig, records: Sequence[Mapping[str, Any]
         "replay": "its masked words are learned",
         "none": "like the domain's",
     }
-    source, share = hide_places(config.replay.corpus), f"{config.replay.frac:.0%} of all rows"
+    source = "written by the base" if config.replay.is_written else hide_places(config.replay.corpus)
+    share = f"{config.replay.frac:.0%} of all rows"
     return f"{source}: {share}, {keep[config.objective.keep]}{read}"
 
 

@@ -20,6 +20,7 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.progress import format_seconds
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.rate import Rate
+from domext_ray.training.writing import estimate_written
 
 BYTES_PER_VALUE = 4  # checkpoints and exports are fp32
 TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments
@@ -86,7 +87,7 @@ def make_forecast(
     sources: Sources,
     counts: ParameterCounts,
     measure: Callable[[], Rate],
-    beside: Sequence[Sources] = (),
+    beside: Sequence[Sources | None] = (),
 ) -> Forecast:
     """Estimate what a run will take.
 
@@ -97,7 +98,7 @@ def make_forecast(
         sources: its corpus.
         counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
-        beside: the texts of `config.parts`.
+        beside: the texts of `config.parts`; None: text that the base is going to write.
 
     Raises:
         CorpusError: the sample that is read is damaged, or lacks the field.
@@ -108,6 +109,8 @@ def make_forecast(
     estimates, *others = (
         tuple(
             estimate_rows(each, config.prepare, make_settings(tokenizer, config.prepare, length, pairs))
+            if each is not None
+            else estimate_written(length)
             for length in lengths
         )
         for each in (sources, *beside)

@@ -110,8 +110,8 @@ def _read_preset(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> P
         )
     if keeps(preset) and not made.replay.corpus:
         raise ConfigError(
-            f"the method {name!r} reads general text beside the domain's; give --replay.corpus, or leave it out of "
-            "--methods."
+            f"the method {name!r} reads general text beside the domain's; give --replay.corpus (self: the base writes "
+            "it), or leave it out of --methods."
         )
     kind = made.objective.kind
     require(kind == "masked", "objective.kind", kind, "masked in a study, whose measures ask for masked words")

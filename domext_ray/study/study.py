@@ -139,8 +139,9 @@ def _describe_identity(
     del identity["replay"]  # counts once a method reads general text
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
     if strictest.replay.corpus:
-        general = resolve_sources(strictest.replay.corpus, config.prepare)
-        identity |= {"replay_frac": config.replay.frac, "replay_fingerprint": general.fingerprint}
+        general = strictest.replay.corpus
+        found = general if strictest.replay.is_written else resolve_sources(general, config.prepare).fingerprint
+        identity |= {"replay_frac": config.replay.frac, "replay_fingerprint": found}
     scored = {name: getattr(config.train, name) for name in ("eval_rows", "general_probe")}
     return {
         **identity,

@@ -9,6 +9,9 @@ A logistic regression on the words of a row and on pairs of neighbours, hashed, 
 Rows of any length are learned from: beside each row there are pieces of it. One half of the held-out text gives the
 threshold: the score that `KEPT_FRAC` of the domain's text reaches, or, where `LEFT_FRAC` of the general text stays
 below a lower one, halfway down to that. Shares are measured on the other half.
+
+General text that the base wrote (writing.py) is further from the domain than real text is. So rows of the domain of
+which the base has written half stand beside it, and the threshold is never lowered.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
+from domext_ray.training.writing import refill_rows
 
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
     from scipy.sparse import csr_matrix
@@ -48,6 +52,8 @@ TRAIN_ROWS, HELD_OUT_ROWS = 24_000, 4_000
 """Most rows of each text that a router is fitted on, and measured on."""
 LONGEST, SHORTEST_LEARNED, SHORTEST_MEASURED = 128, 6, 16
 """Words of a row that count at most; fewest words of a piece of it to learn from, and to measure on."""
+REFILLED_ROWS = 1_000
+"""Rows of the domain that the base writes in part."""
 PIECES = 2
 """Pieces of each row to learn from; one to measure on."""
 _SCALE, _MAX_ITERATIONS = 10.0, 300  # of the features, at scikit-learn's own regularisation
@@ -63,15 +69,22 @@ class RouterRecord:
         threshold: log-odds per word from which a row is the domain's.
         kept: share of held-out domain text that it gives the domain, 0 to 1.
         taken: share of held-out general text that it gives the domain, 0 to 1.
+        written: the general text is the base's own: what users' general text is like, nobody has told it.
     """
 
     threshold: float
     kept: float
     taken: float
+    written: bool = False
 
 
 def fit_router(
-    domain: Manifest, general: Manifest, tokenizer: PreTrainedTokenizerBase, num_words: int, seed: int
+    domain: Manifest,
+    general: Manifest,
+    tokenizer: PreTrainedTokenizerBase,
+    num_words: int,
+    seed: int,
+    writer: Base | None = None,
 ) -> tuple[Tensor, RouterRecord]:
     """Learn to tell a domain's text from general text.
 
@@ -81,14 +94,16 @@ def fit_router(
         tokenizer: its special words do not count.
         num_words: words of the base; new words do not count, for the general text may not have them.
         seed: of the pieces.
+        writer: the base, where it has written the general text.
 
     Returns:
         The table, int32 [num_words + ROUTER_PAIRS], and what it reaches on held-out text.
     """
     draw = np.random.default_rng(seed)
-    own, others = (
-        _add_pieces(_read_rows(each, "train", TRAIN_ROWS), draw, PIECES, SHORTEST_LEARNED) for each in (domain, general)
-    )
+    own, others = (_read_rows(each, "train", TRAIN_ROWS) for each in (domain, general))
+    if writer is not None:
+        others += refill_rows(writer, tokenizer, _list_known(_read_rows(domain, "train", REFILLED_ROWS), num_words))
+    own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
     counts = np.ones(num_words, dtype=bool)
     counts[[each for each in tokenizer.all_special_ids if each < num_words]] = False
     router = Router(Domain(router_words=num_words))
@@ -99,22 +114,29 @@ def fit_router(
         held_out = _read_rows(manifest, "held_out", HELD_OUT_ROWS)
         for rows in (held_out[::2], held_out[1::2] or held_out):
             halves.append(_score(router, _add_pieces(rows, draw, 1, SHORTEST_MEASURED), tokenizer.pad_token_id))
-    threshold = choose_threshold(halves[0], halves[2])
+    threshold = choose_threshold(halves[0], halves[2] if writer is None else None)
     kept, taken = (float((scores >= threshold).mean()) for scores in (halves[1], halves[3]))
-    return router.weight, RouterRecord(threshold, kept, taken)
+    return router.weight, RouterRecord(threshold, kept, taken, written=writer is not None)
 
 
-def choose_threshold(domain: np.ndarray, general: np.ndarray) -> float:
+def _list_known(rows: Rows, num_words: int) -> Rows:
+    """Rows without new words, which the base does not have."""
+    return [known for row in rows if len(known := row[row < num_words])]
+
+
+def choose_threshold(domain: np.ndarray, general: np.ndarray | None) -> float:
     """Choose the score from which a row is the domain's.
 
     Args:
         domain: scores of rows of the domain's text, float64 [R]; minus infinity for rows without words.
-        general: those of general text.
+        general: those of general text; None: the domain's alone decide.
 
     Returns:
         Log-odds per word, finite.
     """
     keeps = np.quantile(domain, 1 - KEPT_FRAC, method="lower")
+    if general is None:
+        return _floor(keeps)
     leaves = np.quantile(general, LEFT_FRAC, method="higher")
     return _floor(keeps if leaves >= keeps or not np.isfinite(leaves) else (leaves + keeps) / 2)
 
@@ -213,7 +235,8 @@ def provide_routers(
     domain, general = texts
     if config.method.has_domain and config.method.domain not in known and general is not None and base is not None:
         tokenizer = load_tokenizer(tokenizer_dir)
-        fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed)
+        writer = base if config.replay.is_written else None
+        fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed, writer)
         routers[config.method.domain] = fitted
         print(f"router: {describe_router(config, asdict(fitted[1]))}", flush=True)
     if routers:
@@ -238,7 +261,8 @@ def read_records(run_dir: Path) -> dict[str, RouterRecord]:
         return {}
     values = read_json(path, _REMEDY)
     names = [each.name for each in fields(RouterRecord)]
-    read_json(path, _REMEDY, {f"{domain}.{name}": NUMBER for domain in values for name in names})
+    kinds = {name: bool if name == "written" else NUMBER for name in names}
+    read_json(path, _REMEDY, {f"{domain}.{name}": kind for domain in values for name, kind in kinds.items()})
     return {domain: RouterRecord(**{name: record[name] for name in names}) for domain, record in values.items()}
 
 
@@ -283,7 +307,8 @@ def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) 
         return ""
     if record is None:
         return "" if config.replay.corpus else "none, as no general text was given (--replay.corpus)"
+    general = "held-out text that the base wrote" if record["written"] else "held-out general text"
     return (
-        f"gives the domain {record['kept']:.1%} of held-out domain text and {record['taken']:.1%} of held-out general "
-        f"text, at the threshold {record['threshold']:.2f}"
+        f"gives the domain {record['kept']:.1%} of held-out domain text and {record['taken']:.1%} of {general}, at the "
+        f"threshold {record['threshold']:.2f}" + ("; fitted without general text" if record["written"] else "")
     )

@@ -93,6 +93,18 @@ def test_the_threshold_keeps_a_share_of_the_domain_and_more_where_it_stands_apar
     assert choose_threshold(domain, far) == pytest.approx((0.3 - 5) / 2, abs=0.02), "halfway to 99.7 % of general text"
 
 
+def test_beside_written_text_rows_that_the_base_refilled_are_general_and_the_domain_sets_the_threshold(
+    base: Base, texts: tuple[Manifest, Manifest]
+) -> None:
+    tokenizer, num_words = load_tokenizer(base.tokenizer_folder), base.config.vocab_size
+    plain = fit(base, texts)
+    table, record = fit_router(*texts, tokenizer, num_words, 0, base)
+    assert (record.written, plain[1].written) == (True, False) and record.kept >= 0.9
+    assert record.threshold > plain[1].threshold, "general text that stands apart lowers it, written text does not"
+    unseen = sorted({*range(num_words)} - {*OWN, *COMMON, *OTHER, *tokenizer.all_special_ids})
+    assert (table[unseen] < plain[0][unseen]).float().mean() > 0.9, "words that only the base writes are general"
+
+
 def test_shares_are_those_of_texts_that_cannot_be_told_apart(base: Base, texts: tuple[Manifest, Manifest]) -> None:
     record = fit(base, (texts[0], replace(texts[0], train=texts[0].held_out)))[1]
     assert record.taken > 0.8, "nothing is hidden where the general text is the domain's"
@@ -181,11 +193,15 @@ def test_routers_of_the_run_before_come_along(base: Base, texts: tuple[Manifest,
 
 
 def test_what_is_said_follows_the_run() -> None:
-    record = {"threshold": 1.234, "kept": 0.9712, "taken": 0.0049}
+    record = {"threshold": 1.234, "kept": 0.9712, "taken": 0.0049, "written": False}
     config = PretrainConfig(method=METHOD, replay=ReplayConfig(corpus="general.txt"))
     assert describe_router(config, None) == "", "it is fitted at the end"
     assert describe_router(config, record) == (
         "gives the domain 97.1% of held-out domain text and 0.5% of held-out general text, at the threshold 1.23"
+    )
+    assert describe_router(config, {**record, "written": True}) == (
+        "gives the domain 97.1% of held-out domain text and 0.5% of held-out text that the base wrote, at the "
+        "threshold 1.23; fitted without general text"
     )
     full = replace(config, method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0))
     assert describe_router(replace(full, replay=ReplayConfig()), None) == ""

@@ -38,7 +38,7 @@ def command(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "train.eval_rows": 20,
     }
     flags = [each for name, value in options.items() for each in (f"--{name}", str(value))]
-    return [sys.executable, "jobs/pretrain_af.py", "--method.ffn_units", "8", *flags]
+    return [sys.executable, "jobs/pretrain_af.py", "--replay.corpus", "none", "--method.ffn_units", "8", *flags]
 
 
 def test_a_worker_on_every_node_trains(cluster: Cluster, command: list[str]) -> None:

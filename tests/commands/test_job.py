@@ -97,24 +97,27 @@ def test_help_shows_the_values_of_a_run_without_flags(name: str) -> None:
             assert shown[option].endswith(f"[{str(value).lower()}]"), option
 
 
-def test_general_text_changes_the_preset_of_af_wherever_it_is_given(tmp_path: Path) -> None:
+def test_without_general_text_the_preset_of_af_is_another_wherever_that_is_said(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("replay: {corpus: general.txt}\nmethod: {ffn_units: 64}\n")
+    file.write_text("replay: {corpus: none}\nmethod: {ffn_units: 64}\n")
 
     def ask(*args: str, verb: str = "pretrain af") -> PretrainConfig:
         return configure(JOBS[verb], read_flags(PretrainConfig, args))
 
-    plain, flag, written = ask(), ask("--replay.corpus", "general.txt"), ask("--config_path", str(file))
-    assert (plain.method.word_rows, plain.run.name, plain.method.ffn_units) == (0, "", 512)
-    assert (flag.method.word_rows, flag.run.name, flag.method.ffn_units) == (32000, "af-words", 400)
-    assert (written.method.word_rows, written.run.name, written.method.ffn_units) == (32000, "af-words", 64)
-    assert ask("--config_path", str(file), "--replay.corpus", "").method.word_rows == 0
-    assert ask("--replay.corpus", "general.txt", verb="pretrain exbert").method.word_rows == 0
+    plain, own = ask(), ask("--replay.corpus", "general.txt")
+    assert (plain.replay.corpus, plain.method.word_rows, plain.method.ffn_units) == ("self", 32000, 400)
+    assert own == replace(plain, replay=replace(plain.replay, corpus="general.txt"))
+    for flags in (("--replay.corpus", "none"), ("--replay.corpus", ""), ("--config_path", "af")):
+        without = ask(*flags)
+        assert (without.replay.corpus, without.method.word_rows, without.method.ffn_units) == ("", 0, 512)
+    assert ask("--config_path", str(file)).method == replace(without.method, ffn_units=64)
+    assert ask("--config_path", str(file), "--replay.corpus", "self").method == replace(plain.method, ffn_units=64)
+    assert ask(verb="pretrain exbert").replay.corpus == ""
 
 
 def test_help_is_the_presets() -> None:
     text = format_help(JOBS["pretrain af"], is_full=False)
-    assert "extra FFN units per layer (AF Adapter's a) [512]" in text and "[0.0004]" in text and "[1024]" not in text
+    assert "extra FFN units per layer (AF Adapter's a) [400]" in text and "[0.001]" in text and "[1024]" not in text
     assert "shape" not in text and "--help_all" in text and "Config file" not in text
     assert "--shape.hidden_size" in format_help(JOBS["pretrain bert"], is_full=True)
 

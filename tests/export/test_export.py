@@ -414,11 +414,11 @@ def test_a_run_is_exported_from_its_newest_checkpoint(
 
 
 def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None:
-    """Of the text that it was made from, a part was free for research use only; so says every card down the line."""
+    """All text that it was made from is free of terms, so its weights are the project's; every card says so."""
     shipped = load_base("general-mini")
     terms = read_terms(shipped.folder)
-    assert (terms.license, terms.name) == ("other", "text-in-part-for-research-use-only")
-    assert "the film reviews, was free for research use only." in terms.text
+    assert (terms.license, terms.name) == ("apache-2.0", "")
+    assert "all text that they come from is free of terms." in terms.text
     config = PretrainConfig(method=FULL)
     counts = count_parameters(shipped.config, FULL, HEADS)
     card = CardFacts("first", config, shipped.sha256, terms, counts, shipped.config, num_steps=1)
@@ -426,12 +426,12 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / "README.md").write_text(build_card(card))
         header = read_header(tmp_path / name / "README.md")
-        assert (header["license"], header["license_name"]) == (terms.license, terms.name)
-        assert (tmp_path / name / "README.md").read_text().count("was free for research use only.") == 1
+        assert header["license"] == terms.license and "license_name" not in header
+        assert (tmp_path / name / "README.md").read_text().count("they come from is free of terms.") == 1
         card = replace(card, name="second", terms=read_terms(tmp_path / name))
     assert card.terms == terms and read_terms(tmp_path) == Terms()
     readme = (REPOSITORY / "README.md").read_text()
-    assert "free for research use only" in readme[readme.index("The base that ships, `domext_ray") :]
+    assert "under Apache-2.0, too" in readme[readme.index("The base that ships, `domext_ray") :]
 
 
 def test_the_card_carries_the_figures_of_this_checkpoint_only(

@@ -62,7 +62,7 @@ def build_command(base: Path, corpus: Path, runs: Path, name: str, *flags: str) 
         *("--train.max_steps", str(NUM_STEPS), "--train.global_batch_size", "8", "--train.seq_length", "32"),
         *("--train.checkpoint_every", "5", "--train.eval_every", "15", "--train.eval_rows", "40"),
         *("--train.general_probe", str(FEW_SENTENCES), "--train.dropout", "0"),
-        *("--engine.precision", "fp32", "--method.ffn_units", "16", "--optim.lr", "1e-3"),
+        *("--engine.precision", "fp32", "--method.ffn_units", "16", "--optim.lr", "1e-3", "--replay.corpus", "none"),
         *flags,
     ]
 

@@ -1,0 +1,171 @@
+"""General text that the base writes: the same rows however they are made, and which bases can."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHAPE, make_random_model, write_corpus, write_tokenizer
+from tiny_layouts import TINY_LAYOUTS
+from transformers import BertConfig, BertModel
+
+from domext_ray.config.pretrain import (
+    EngineConfig,
+    PrepareConfig,
+    PretrainConfig,
+    ReplayConfig,
+    RunConfig,
+    ScaleConfig,
+    TrainConfig,
+)
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import ConfigError
+from domext_ray.inputs import check_texts, provide_inputs
+from domext_ray.model.base import load_base
+from domext_ray.model.graft import build_base
+from domext_ray.plan import load_run_base
+from domext_ray.training import writing
+from domext_ray.training.writing import estimate_written, prepare_written, provide_written_text, refill_rows, write_rows
+
+SELF = PretrainConfig(
+    replay=ReplayConfig(corpus="self"), engine=EngineConfig(precision="fp32"), scale=ScaleConfig(use_gpu=False)
+)
+
+
+def write(folder: Path, number: int) -> np.ndarray:
+    return write_rows(build_base(load_base(str(folder)), torch.device("cpu")), load_tokenizer(folder), number)
+
+
+def predict(folder: Path, ids: torch.Tensor) -> np.ndarray:
+    """What the base says of each place of a row, [N, V]."""
+    scores = build_base(load_base(str(folder)), torch.device("cpu")).eval()(ids).logits[0].detach()
+    scores[:, load_tokenizer(folder).all_special_ids] = -torch.inf
+    return scores.softmax(1).numpy()
+
+
+def check_frequencies(drawn: np.ndarray, expected: np.ndarray) -> None:
+    """Of many draws, each word has the share that is expected, within five standard errors."""
+    found = np.bincount(drawn, minlength=len(expected)) / len(drawn)
+    assert (np.abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / len(drawn)) + 1e-4).all()
+
+
+def test_a_row_depends_on_its_place_alone(tiny_base_folder: Path) -> None:
+    rows, before = write(tiny_base_folder, 6), torch.get_num_threads()
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        assert np.array_equal(rows[:4], write(tiny_base_folder, 4)) and torch.get_num_threads() == num_threads
+    torch.set_num_threads(before)
+    assert len(np.unique(rows, axis=0)) == 6
+    tokenizer = load_tokenizer(tiny_base_folder)
+    assert (rows[:, 0] == tokenizer.cls_token_id).all() and (rows[:, -1] == tokenizer.sep_token_id).all()
+    assert not np.isin(rows[:, 1:-1], tokenizer.all_special_ids).any(), "no mask is left, and no special word drawn"
+
+
+def test_words_are_drawn_as_the_base_predicts_them(tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "LENGTH", 6)
+    drawn, tokenizer = write(tiny_base_folder, 20_000), load_tokenizer(tiny_base_folder)
+    ids = torch.full((1, 6), tokenizer.mask_token_id)
+    ids[0, 0], ids[0, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
+    expected = predict(tiny_base_folder, ids)
+    for place in range(1, 5):
+        check_frequencies(drawn[:, place], expected[place])
+
+
+def test_half_of_a_rows_words_are_written_anew(tiny_base_folder: Path) -> None:
+    base, tokenizer = load_base(str(tiny_base_folder)), load_tokenizer(tiny_base_folder)
+    draw = np.random.default_rng(0)
+    rows = [np.array([2, *draw.integers(60, 120, size), 3]) for size in draw.integers(5, 40, 100)]
+    refilled = refill_rows(base, tokenizer, rows)
+    assert [len(each) for each in refilled] == [len(each) for each in rows]
+    assert all(each[0] == 2 and each[-1] == 3 for each in refilled), "special words stay"
+    share = np.mean(np.concatenate(refilled) != np.concatenate(rows))
+    assert 0.4 < share < 0.55 and not np.isin(np.concatenate(refilled), [0, 1, 4]).any()
+    assert all(map(np.array_equal, refill_rows(base, tokenizer, rows[:11]), refilled[:11]))
+
+
+def test_the_new_words_are_what_the_base_predicts_beside_the_others(
+    tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One word of three is masked in each row; of many rows its new words are as frequent as the base says."""
+    row = np.array([2, 70, 80, 90, 3])
+    monkeypatch.setattr(writing, "has_bf16_units", lambda: False)
+    monkeypatch.setattr(writing, "BATCH_ROWS", 4_000)
+    monkeypatch.setattr(writing, "REFILLED_FRAC", 0.3)
+    masks = writing.to_uniform(writing.hash_counters(writing._MASK, np.arange(20_000)[:, None], np.arange(5))) < 0.3
+    chosen = masks[:, 2] & ~masks[:, 1] & ~masks[:, 3]
+    base, tokenizer = load_base(str(tiny_base_folder)), load_tokenizer(tiny_base_folder)
+    refilled = np.stack(refill_rows(base, tokenizer, [row] * 20_000))
+    ids = torch.tensor([[2, 70, tokenizer.mask_token_id, 90, 3]])
+    check_frequencies(refilled[chosen, 2], predict(tiny_base_folder, ids)[2])
+
+
+def test_it_is_written_once_and_whole(
+    tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = load_base(str(tiny_base_folder))
+    path = provide_written_text(base, tmp_path / "cache")
+    texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    assert len(texts) == writing.NUM_ROWS and all(texts) and list(path.parent.iterdir()) == [path]
+    assert "general text: 1,600 rows of 96 tokens, written by the base" in capsys.readouterr().out
+    before = path.stat().st_mtime_ns
+    assert provide_written_text(base, tmp_path / "cache") == path and path.stat().st_mtime_ns == before
+    path.unlink()
+    again = provide_written_text(base, tmp_path / "cache")
+    assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
+
+
+def test_it_becomes_rows_like_any_general_text(
+    local_ray: None, tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "NUM_ROWS", 64)
+    lines = write_corpus(tmp_path / "corpus.txt", 2000, seed=1).read_text().splitlines()
+    bodies = [json.dumps({"body": " ".join(lines[i : i + 40])}) for i in range(0, 2000, 40)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(bodies), encoding="utf-8")
+    config = replace(
+        SELF,
+        base=str(tiny_base_folder),
+        corpus=str(tmp_path / "corpus.jsonl"),
+        run=RunConfig(name="written", dir=str(tmp_path / "runs")),
+        prepare=PrepareConfig(field="body", min_document_chars=2000),  # which written text has not
+        train=TrainConfig(seq_length=64),
+    )
+    check_texts(config)
+    _, corpora = provide_inputs(config)
+    [general] = corpora.beside[0]
+    assert general.num_documents == writing.NUM_ROWS and general.num_rows("held_out") > 0
+    expected = estimate_written(64)
+    assert abs(general.num_tokens("train") - expected.num_tokens) < 0.3 * expected.num_tokens
+    assert prepare_written(PrepareConfig(packed=True)).packed, "rows of one batch have one layout"
+
+
+@pytest.mark.parametrize("name", ["roberta", *TINY_LAYOUTS])
+def test_other_layouts_and_vocabularies_write(name: str, tiny_roberta_folder: Path, tmp_path: Path) -> None:
+    folder = tiny_roberta_folder if name == "roberta" else TINY_LAYOUTS[name].save(tmp_path / name)
+    rows, tokenizer = write(folder, 3), load_tokenizer(folder)
+    assert rows.shape == (3, writing.LENGTH) and not np.isin(rows[:, 1:-1], tokenizer.all_special_ids).any()
+    assert all(tokenizer.batch_decode(rows, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("folder", ["encoder", "discriminator"])
+def test_a_base_without_a_head_cannot(folder: str, tmp_path: Path) -> None:
+    if folder == "encoder":
+        config = BertConfig(vocab_size=write_tokenizer(tmp_path / folder), **SHAPE)
+        make_random_model(BertModel, config).save_pretrained(tmp_path / folder)
+    else:
+        TINY_LAYOUTS["electra"].save(tmp_path / folder, "ForPreTraining")
+    with pytest.warns(UserWarning, match="no masked-LM head"), pytest.raises(ConfigError) as raised:
+        load_run_base(replace(SELF, base=str(tmp_path / folder)))
+    assert str(raised.value) == (
+        f"--replay.corpus is self, and the base {str(tmp_path / folder)!r} has no MLM head to write general text with; "
+        "give general text, or none."
+    )
+
+
+def test_none_is_no_text_and_random_weights_cannot_write() -> None:
+    assert ReplayConfig(corpus="none") == ReplayConfig() and not ReplayConfig().is_written
+    with pytest.raises(ConfigError, match="--replay.corpus is 'self'; it must be general text, or none, when --base"):
+        PretrainConfig(base="none", replay=ReplayConfig(corpus="self"))
