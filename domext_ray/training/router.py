@@ -38,7 +38,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
-from domext_ray.training.writing import refill_rows
+from domext_ray.training.writing import Writer
 
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
     from scipy.sparse import csr_matrix
@@ -102,7 +102,7 @@ def fit_router(
     draw = np.random.default_rng(seed)
     own, others = (_read_rows(each, "train", TRAIN_ROWS) for each in (domain, general))
     if writer is not None:
-        others += refill_rows(writer, tokenizer, _list_known(_read_rows(domain, "train", REFILLED_ROWS), num_words))
+        others += Writer(writer).refill_rows(_list_known(_read_rows(domain, "train", REFILLED_ROWS), num_words))
     own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
     counts = np.ones(num_words, dtype=bool)
     counts[[each for each in tokenizer.all_special_ids if each < num_words]] = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_base
 from domext_ray.plan import load_run_base
 from domext_ray.training import writing
-from domext_ray.training.writing import estimate_written, prepare_written, provide_written_text, refill_rows, write_rows
+from domext_ray.training.writing import Writer, estimate_written, prepare_written, provide_written_text
 
 SELF = PretrainConfig(
     replay=ReplayConfig(corpus="self"), engine=EngineConfig(precision="fp32"), scale=ScaleConfig(use_gpu=False)
@@ -37,7 +38,11 @@ SELF = PretrainConfig(
 
 
 def write(folder: Path, number: int) -> np.ndarray:
-    return write_rows(build_base(load_base(str(folder)), torch.device("cpu")), load_tokenizer(folder), number)
+    return Writer(load_base(str(folder))).write_rows(number)
+
+
+def raise_interrupt(*_: Any, **__: Any) -> int:
+    raise KeyboardInterrupt
 
 
 def predict(folder: Path, ids: torch.Tensor) -> np.ndarray:
@@ -53,20 +58,24 @@ def check_frequencies(drawn: np.ndarray, expected: np.ndarray) -> None:
     assert (np.abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / len(drawn)) + 1e-4).all()
 
 
+@pytest.fixture(autouse=True)
+def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of the base in this process are fp32's."""
+    monkeypatch.setattr(writing, "has_bf16_units", lambda: False)
+
+
 def test_a_row_depends_on_its_place_alone(tiny_base_folder: Path) -> None:
-    rows, before = write(tiny_base_folder, 6), torch.get_num_threads()
-    for num_threads in (1, 2, 3):
-        torch.set_num_threads(num_threads)
-        assert np.array_equal(rows[:4], write(tiny_base_folder, 4)) and torch.get_num_threads() == num_threads
-    torch.set_num_threads(before)
-    assert len(np.unique(rows, axis=0)) == 6
-    tokenizer = load_tokenizer(tiny_base_folder)
+    rows, tokenizer = write(tiny_base_folder, 40), load_tokenizer(tiny_base_folder)
+    assert np.array_equal(rows[:21], write(tiny_base_folder, 21)) and len(np.unique(rows, axis=0)) == 40
     assert (rows[:, 0] == tokenizer.cls_token_id).all() and (rows[:, -1] == tokenizer.sep_token_id).all()
     assert not np.isin(rows[:, 1:-1], tokenizer.all_special_ids).any(), "no mask is left, and no special word drawn"
 
 
 def test_words_are_drawn_as_the_base_predicts_them(tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one round, seeing masks alone."""
     monkeypatch.setattr(writing, "LENGTH", 6)
+    monkeypatch.setattr(writing, "ROUNDS", 1)
+    monkeypatch.setattr(writing, "BATCH_ROWS", 4_000)
     drawn, tokenizer = write(tiny_base_folder, 20_000), load_tokenizer(tiny_base_folder)
     ids = torch.full((1, 6), tokenizer.mask_token_id)
     ids[0, 0], ids[0, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -75,42 +84,55 @@ def test_words_are_drawn_as_the_base_predicts_them(tiny_base_folder: Path, monke
         check_frequencies(drawn[:, place], expected[place])
 
 
+def test_later_rounds_see_the_words_of_earlier_ones(tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows whose first word is the same, the second one's frequencies are those beside that word."""
+    monkeypatch.setattr(writing, "LENGTH", 4)
+    monkeypatch.setattr(writing, "ROUNDS", 2)
+    monkeypatch.setattr(writing, "BATCH_ROWS", 4_000)
+    drawn, tokenizer = write(tiny_base_folder, 20_000), load_tokenizer(tiny_base_folder)
+    order = np.argsort(writing.hash_counters(writing._ORDER, np.arange(20_000)[:, None], np.arange(1, 3)), axis=1)
+    left_first = drawn[order[:, 0] == 0]
+    word = np.bincount(left_first[:, 1]).argmax()
+    ids = torch.tensor([[tokenizer.cls_token_id, word, tokenizer.mask_token_id, tokenizer.sep_token_id]])
+    check_frequencies(left_first[left_first[:, 1] == word, 2], predict(tiny_base_folder, ids)[2])
+
+
 def test_half_of_a_rows_words_are_written_anew(tiny_base_folder: Path) -> None:
-    base, tokenizer = load_base(str(tiny_base_folder)), load_tokenizer(tiny_base_folder)
-    draw = np.random.default_rng(0)
+    writer, draw = Writer(load_base(str(tiny_base_folder))), np.random.default_rng(0)
     rows = [np.array([2, *draw.integers(60, 120, size), 3]) for size in draw.integers(5, 40, 100)]
-    refilled = refill_rows(base, tokenizer, rows)
+    refilled = writer.refill_rows(rows)
     assert [len(each) for each in refilled] == [len(each) for each in rows]
     assert all(each[0] == 2 and each[-1] == 3 for each in refilled), "special words stay"
     share = np.mean(np.concatenate(refilled) != np.concatenate(rows))
     assert 0.4 < share < 0.55 and not np.isin(np.concatenate(refilled), [0, 1, 4]).any()
-    assert all(map(np.array_equal, refill_rows(base, tokenizer, rows[:11]), refilled[:11]))
+    assert all(map(np.array_equal, writer.refill_rows(rows[:48]), refilled[:48]))
 
 
-def test_the_new_words_are_what_the_base_predicts_beside_the_others(
+def test_new_words_are_what_the_base_predicts_beside_the_others(
     tiny_base_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One word of three is masked in each row; of many rows its new words are as frequent as the base says."""
-    row = np.array([2, 70, 80, 90, 3])
-    monkeypatch.setattr(writing, "has_bf16_units", lambda: False)
     monkeypatch.setattr(writing, "BATCH_ROWS", 4_000)
     monkeypatch.setattr(writing, "REFILLED_FRAC", 0.3)
     masks = writing.to_uniform(writing.hash_counters(writing._MASK, np.arange(20_000)[:, None], np.arange(5))) < 0.3
     chosen = masks[:, 2] & ~masks[:, 1] & ~masks[:, 3]
-    base, tokenizer = load_base(str(tiny_base_folder)), load_tokenizer(tiny_base_folder)
-    refilled = np.stack(refill_rows(base, tokenizer, [row] * 20_000))
-    ids = torch.tensor([[2, 70, tokenizer.mask_token_id, 90, 3]])
+    refilled = np.stack(Writer(load_base(str(tiny_base_folder))).refill_rows([np.array([2, 70, 80, 90, 3])] * 20_000))
+    ids = torch.tensor([[2, 70, load_tokenizer(tiny_base_folder).mask_token_id, 90, 3]])
     check_frequencies(refilled[chosen, 2], predict(tiny_base_folder, ids)[2])
 
 
 def test_it_is_written_once_and_whole(
-    tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(writing, "NUM_ROWS", 64)
     base = load_base(str(tiny_base_folder))
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(Path, "write_text", raise_interrupt)
+        provide_written_text(base, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("written-*")), "it appears whole or not at all"
     path = provide_written_text(base, tmp_path / "cache")
     texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert len(texts) == writing.NUM_ROWS and all(texts) and list(path.parent.iterdir()) == [path]
-    assert "general text: 1,600 rows of 96 tokens, written by the base" in capsys.readouterr().out
+    assert "general text: 64 rows of 96 tokens, written by the base in" in capsys.readouterr().out
     before = path.stat().st_mtime_ns
     assert provide_written_text(base, tmp_path / "cache") == path and path.stat().st_mtime_ns == before
     path.unlink()
