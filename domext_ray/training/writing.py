@@ -3,16 +3,16 @@
 Enters: a base with an MLM head. Leaves: CACHE/written-NAME.jsonl, a document per line, which the corpus reads as it
 reads any text; and, for a router, rows of the domain in which the base has written half of the words.
 
-Rows of masks are filled in rounds, at places in random order: each word is drawn from what the base predicts there,
-given the words of the rounds before. Every draw is a hash of row and place. For decoders, text that a model writes
-itself is known to serve nearly as well as the text that it was trained on (arXiv 2605.26097); what it does here, and
-how many rounds are worth their time, is in RESULTS ("Text that the base writes").
+The base is shown a row of masks and says which words there may be at each place. Rows are drawn from that, word by
+word, so that one forward pass makes any number of them. Every draw is a hash of row and place. Such rows read like
+nonsense, and keep the base's predictions as well as rows that are filled in rounds, each seeing the words before, or as
+real text (RESULTS, "Text that the base writes"). For decoders, text that a model writes itself is known to serve nearly
+as well as the text that it was trained on (arXiv 2605.26097).
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
@@ -29,19 +29,16 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.files import hash_values, new_file
 from domext_ray.model.base import Base
 from domext_ray.model.graft import build_base
-from domext_ray.progress import StatusLine
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
 
-NUM_ROWS, LENGTH = 800, 96
+NUM_ROWS, LENGTH = 1_600, 96
 """Rows that are written, and their tokens, [CLS] and [SEP] included; fewer where the base has positions for fewer."""
-ROUNDS = 4
-"""Forward passes of a row. In the first one the base sees masks alone, and tells how frequent words are."""
 REFILLED_FRAC = 0.5
 """Share of a domain row's words that the base writes anew."""
 BATCH_ROWS = 16
 FORMAT = 1
 
-_ORDER, _WORD, _MASK, _ANEW = 71, 72, 73, 74  # purposes of hashes: no two draws share their counters
+_WORD, _MASK, _ANEW = 71, 72, 73  # purposes of hashes: no two draws share their counters
 
 
 def provide_written_text(base: Base, cache_dir: Path) -> Path:
@@ -52,19 +49,17 @@ def provide_written_text(base: Base, cache_dir: Path) -> Path:
         cache_dir: where prepared corpora are kept; made where it is missing.
     """
     tokenizer = load_tokenizer(base.tokenizer_folder)
-    settings = {"rows": NUM_ROWS, "length": LENGTH, "rounds": ROUNDS, "format": FORMAT}
+    settings = {"rows": NUM_ROWS, "length": LENGTH, "format": FORMAT}
     name = hash_values({"base": base.sha256, "tokenizer": fingerprint_tokenizer(tokenizer), **settings})[:16]
     path = cache_dir / f"written-{name}.jsonl"
     if not path.exists():
-        started = time.perf_counter()
         ids = Writer(base).write_rows(NUM_ROWS)
         texts = [" ".join(each.split()) for each in tokenizer.batch_decode(ids, skip_special_tokens=True)]
         cache_dir.mkdir(parents=True, exist_ok=True)
         with new_file(path) as temporary:
             lines = [json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts]
             temporary.write_text("".join(lines), encoding="utf-8")
-        took = f"{time.perf_counter() - started:.1f} s"
-        print(f"general text: {NUM_ROWS:,} rows of {ids.shape[1]} tokens, written by the base in {took}", flush=True)
+        print(f"general text: {NUM_ROWS:,} rows of {ids.shape[1]} tokens, written by the base", flush=True)
     return path
 
 
@@ -106,19 +101,12 @@ class Writer:
         Returns:
             int64 [R, N], special tokens at both ends.
         """
-        ids = np.full((number, self.length), self.tokenizer.mask_token_id, dtype=np.int64)
-        ids[:, 0], ids[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        line = StatusLine(is_due=False)
-        for first in range(0, number, BATCH_ROWS):
-            places = np.arange(first, min(first + BATCH_ROWS, number))[:, None], np.arange(1, self.length - 1)
-            order = np.argsort(hash_counters(_ORDER, *places), axis=1, kind="stable")
-            batch = ids[first : first + BATCH_ROWS]
-            for part in np.array_split(order, ROUNDS, axis=1):
-                is_asked = np.zeros(batch.shape, dtype=bool)
-                np.put_along_axis(is_asked, part + 1, True, axis=1)
-                batch[is_asked] = self._draw(batch, is_asked, first, _WORD)
-            line.show(f"writing general text: {first + len(batch):,} of {number:,} rows")
-        return ids
+        row = np.full((1, self.length), self.tokenizer.mask_token_id, dtype=np.int64)
+        row[:, 0], row[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        reached = self._predict(row, row == self.tokenizer.mask_token_id)
+        draws = hash_counters(_WORD, np.arange(number), np.arange(self.length - 2)[:, None])
+        words = _draw(reached, draws).T
+        return np.hstack([row[:, :1].repeat(number, 0), words, row[:, -1:].repeat(number, 0)])
 
     def refill_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Write half of the words of a domain's rows anew, as the base would have them beside the other half.
@@ -133,18 +121,18 @@ class Writer:
             ids = np.full((len(batch), sizes.max()), self.tokenizer.pad_token_id, dtype=np.int64)
             is_word = np.arange(ids.shape[1]) < sizes[:, None]
             ids[is_word] = np.concatenate(batch)
-            draws = hash_counters(_MASK, np.arange(first, first + len(batch))[:, None], np.arange(ids.shape[1]))
-            is_anew = (to_uniform(draws) < REFILLED_FRAC) & is_word & ~np.isin(ids, self.tokenizer.all_special_ids)
+            places = np.arange(first, first + len(batch))[:, None], np.arange(ids.shape[1])
+            is_anew = to_uniform(hash_counters(_MASK, *places)) < REFILLED_FRAC
+            is_anew &= is_word & ~np.isin(ids, self.tokenizer.all_special_ids)
             shown = np.where(is_anew, self.tokenizer.mask_token_id, ids)
-            ids[is_anew] = self._draw(shown, is_anew, first, _ANEW, is_word)
+            reached = self._predict(shown, is_anew, is_word)
+            ids[is_anew] = _draw(reached, hash_counters(_ANEW, *places)[is_anew][:, None]).flatten()
             refilled += [row[:size] for row, size in zip(ids, sizes, strict=True)]
         return refilled
 
     @torch.no_grad()
-    def _draw(
-        self, ids: np.ndarray, is_asked: np.ndarray, first: int, purpose: int, is_word: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Draw words at some places of rows [B, N], the first of which has the number `first`, as predicted."""
+    def _predict(self, ids: np.ndarray, is_asked: np.ndarray, is_word: np.ndarray | None = None) -> Tensor:
+        """Weights of words at the places P of rows [B, N] that are asked, summed up to each word; fp32 [P, V]."""
         mask = None if is_word is None else torch.from_numpy(is_word.astype(np.int64))
         positions = torch.from_numpy(np.flatnonzero(is_asked))
         with (
@@ -154,7 +142,10 @@ class Writer:
             scores = self.model(torch.from_numpy(ids), attention_mask=mask, masked_positions=positions).logits
         scores = scores[:, : len(self.tokenizer)].float()  # further rows of the table are no word's
         scores[:, [each for each in self.tokenizer.all_special_ids if each < scores.shape[1]]] = -torch.inf
-        reached = scores.sub_(scores.amax(1, keepdim=True)).exp_().cumsum_(1)
-        draws = hash_counters(purpose, np.arange(first, first + len(ids))[:, None], np.arange(ids.shape[1]))[is_asked]
-        wanted = torch.from_numpy(to_uniform(draws).astype(np.float32))[:, None] * reached[:, -1:]
-        return torch.searchsorted(reached, wanted, right=True).clamp_(max=reached.shape[1] - 1).flatten().numpy()
+        return scores.sub_(scores.amax(1, keepdim=True)).exp_().cumsum_(1)
+
+
+def _draw(reached: Tensor, draws: np.ndarray) -> np.ndarray:
+    """The words that draws, uint64 [P, R], fall on, where weights are summed up [P, V]."""
+    wanted = torch.from_numpy(to_uniform(draws).astype(np.float32)) * reached[:, -1:]
+    return torch.searchsorted(reached, wanted, right=True).clamp_(max=reached.shape[1] - 1).numpy()
