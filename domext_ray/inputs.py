@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from domext_ray.config.pretrain import SELF, PrepareConfig, PretrainConfig
+from domext_ray.config.mixture import TextPart
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.overlap import find_overlaps
 from domext_ray.corpus.shards import prepare_corpus, provide_hashes
@@ -62,7 +63,7 @@ def check_texts(config: PretrainConfig) -> None:
     """
     check_corpus(config.corpus, config.prepare)
     for part in config.parts:
-        if part.corpus == SELF:
+        if part.is_written:
             continue
         try:
             check_corpus(part.corpus, config.prepare)
@@ -81,7 +82,7 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
     """
     domain = _prepare_domain(config, tokenizer_dir, paths)
     general_dir = _provide_general_tokenizer(config, base, paths)
-    texts = [_place_text(part.corpus, config, base, paths) for part in config.parts]
+    texts = [_place_text(part, config, base, paths) for part in config.parts]
     beside = tuple(
         _prepare_part(config, *text, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
         for part, text in zip(config.parts, texts, strict=True)
@@ -93,10 +94,12 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
     return Corpora(tuple(domain), beside, general_dir, tuple(overlaps))
 
 
-def _place_text(corpus: str, config: PretrainConfig, base: Base | None, paths: RunPaths) -> tuple[str, PrepareConfig]:
+def _place_text(
+    part: TextPart, config: PretrainConfig, base: Base | None, paths: RunPaths
+) -> tuple[str, PrepareConfig]:
     """Where a text beside the domain's is, and how it becomes rows; the base's own is written where it is not yet."""
-    if corpus != SELF:
-        return corpus, config.prepare
+    if not part.is_written:
+        return part.corpus, config.prepare
     assert base is not None, "PretrainConfig refuses none"
     return str(provide_written_text(base, paths.corpora)), prepare_written(config.prepare)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from domext_ray.config.identity import identity_of
 from domext_ray.config.mixture import GENERAL, TextPart
-from domext_ray.config.pretrain import SELF, PretrainConfig
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.export.folder import HUGGINGFACE, check_target
@@ -236,7 +236,7 @@ def _forecast(plan: RunPlan, trial: Trial) -> Forecast:
     """What the run will take; its corpus is read in part, and its model is timed for a moment."""
     config = plan.config
     sources = resolve_sources(config.corpus, config.prepare)
-    beside = [None if each.corpus == SELF else resolve_sources(each.corpus, config.prepare) for each in config.parts]
+    beside = [None if each.is_written else resolve_sources(each.corpus, config.prepare) for each in config.parts]
     return make_forecast(config, plan.base, sources, plan.counts, lambda: measure_rate(trial), beside)
 
 

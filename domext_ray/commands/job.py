@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Any, Generic
 
 from domext_ray.config.identity import ConfigT
+from domext_ray.config.mixture import NO_TEXT
 from domext_ray.config.parsing import build_config
 from domext_ray.config.presets import find_options, find_preset
-from domext_ray.config.pretrain import NO_TEXT
 from domext_ray.errors import ConfigError
 from domext_ray.options.option_list import list_options
 from domext_ray.options.option_values import FILE_OPTION, GivenOptions, read_file

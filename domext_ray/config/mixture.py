@@ -16,6 +16,8 @@ from domext_ray.options.option_values import read_number
 
 DOMAIN, GENERAL = "domain", "general"
 """Names of --corpus and --replay.corpus among the parts of a mixture."""
+SELF, NO_TEXT = "self", "none"
+"""What --replay.corpus may be beside a place: general text that the base writes itself, and none."""
 MAX_PARTS = 100
 _OPTION = "mixture.parts"
 _FIELDS = ("corpus", "weight", "keep")
@@ -41,6 +43,11 @@ class TextPart:
     def option(self) -> str:
         """Where it was given, for sentences."""
         return "--replay.corpus" if self.name == GENERAL else f"--{_OPTION} {self.name}"
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the base writes it."""
+        return self.name == GENERAL and self.corpus == SELF
 
     @property
     def title(self) -> str:

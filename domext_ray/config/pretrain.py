@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.mixture import GENERAL, MixtureConfig, TextPart, list_shares
+from domext_ray.config.mixture import GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.fields import (
@@ -24,9 +24,6 @@ from domext_ray.options.fields import (
     require_at_most,
     require_one_of,
 )
-
-SELF, NO_TEXT = "self", "none"
-"""What --replay.corpus may be beside a place: general text that the base writes itself, and none."""
 
 MAX_LANES = 64
 """Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""
