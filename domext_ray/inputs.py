@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from domext_ray.config.mixture import TextPart
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.overlap import find_overlaps
-from domext_ray.corpus.shards import prepare_corpus, provide_hashes
+from domext_ray.corpus.overlap import find_overlaps, read_hashes
+from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
@@ -32,7 +32,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.plan import count_planned_words, describe_base_words, load_run_base
 from domext_ray.report.summary import describe_manifest, describe_sources
-from domext_ray.runs.run_directory import RunPaths, read_identity, resolve_paths
+from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.writing import prepare_written, provide_written_text
@@ -80,18 +80,17 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
         tokenizer_dir: the run's tokenizer.
         paths: where the run lives.
     """
-    domain = _prepare_domain(config, tokenizer_dir, paths)
+    domain = _prepare_text(config, config.corpus, config.prepare, tokenizer_dir, paths)
     general_dir = _provide_general_tokenizer(config, base, paths)
     texts = [_place_text(part, config, base, paths) for part in config.parts]
     beside = tuple(
-        _prepare_part(config, *text, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
+        _prepare_text(config, *text, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
         for part, text in zip(config.parts, texts, strict=True)
     )
     options = ["--corpus", *(part.option for part in config.parts)]
     manifests = [domain[0], *(each[0] for each in beside)]
-    read = zip(options, [(config.corpus, config.prepare), *texts], manifests, strict=True)
-    overlaps = _tell_overlaps([(option, *text, manifest) for option, text, manifest in read])
-    return Corpora(tuple(domain), beside, general_dir, tuple(overlaps))
+    overlaps = _tell_overlaps(list(zip(options, manifests, strict=True)))
+    return Corpora(domain, beside, general_dir, tuple(overlaps))
 
 
 def _place_text(
@@ -104,36 +103,20 @@ def _place_text(
     return str(provide_written_text(base, paths.corpora)), prepare_written(config.prepare)
 
 
-def _tell_overlaps(texts: Sequence[tuple[str, str, PrepareConfig, Manifest]]) -> list[str]:
+def _tell_overlaps(texts: Sequence[tuple[str, Manifest]]) -> list[str]:
     """Say which documents a run's texts have in common; nothing of one text."""
     if len(texts) == 1:
         return []
-    hashes = [(option, provide_hashes(corpus, prepare, manifest)) for option, corpus, prepare, manifest in texts]
-    sentences = find_overlaps(hashes)
+    sentences = find_overlaps([(option, read_hashes(manifest.folder)) for option, manifest in texts])
     for each in sentences:
         print(f"{each}.", flush=True)
     return sentences
 
 
-def _prepare_domain(config: PretrainConfig, tokenizer_dir: Path, paths: RunPaths) -> list[Manifest]:
-    """Prepare the domain's text for every length phase."""
-    known = (read_identity(paths.run) or {}).get("corpus_fingerprint", "")
-    prepare, manifests = config.prepare, list[Manifest]()
-    for length in (config.train.seq_length, config.train.long_seq_length):
-        if length:
-            pairs = config.objective.next_sentence
-            made = prepare_corpus(
-                config.corpus, prepare, tokenizer_dir, length, paths.corpora, pairs=pairs, known_fingerprint=known
-            )
-            manifests.append(made)
-            prepare = replace(prepare, held_out_by=made.settings.get("held_out_by", "document"))  # one for all lengths
-    return manifests
-
-
-def _prepare_part(
+def _prepare_text(
     config: PretrainConfig, corpus: str, prepare: PrepareConfig, tokenizer_dir: Path, paths: RunPaths
 ) -> tuple[Manifest, ...]:
-    """Prepare a text beside the domain's for every length phase."""
+    """Prepare a text for every length phase."""
     lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
     pairs = config.objective.next_sentence
     return tuple(

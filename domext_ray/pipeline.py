@@ -46,7 +46,7 @@ from domext_ray.runs.run_directory import (
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.training.checkpoint import CheckpointId, choose_checkpoint, identify_checkpoint
 from domext_ray.training.metrics import find_last_step
-from domext_ray.training.phases import FIRST_ORDER, describe_order, make_phases, resolve_max_steps
+from domext_ray.training.phases import describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
 from domext_ray.training.rate import Trial, estimate_memory, make_trial, measure_rate
 from domext_ray.training.router import provide_routers
@@ -148,7 +148,7 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
     identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": corpora.domain[0].fingerprint}
     for part, manifests in zip(config.parts, corpora.beside, strict=True):
         identity |= {_name_fingerprint(part): manifests[0].fingerprint}
-    check_identity(paths.run, identity, PretrainConfig)
+    check_identity(paths.run, identity)
     return PreparedRun(replace(plan, config=config, identity=identity), tokenizer_dir, counts, corpora, goes_on_from)
 
 
@@ -255,7 +255,7 @@ def _note_moved(run_dir: Path, config: PretrainConfig) -> None:
 
 def _look_back(run_dir: Path) -> CheckpointId | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
-    for changed in check_made_with(run_dir, describe_order(), FIRST_ORDER):
+    for changed in check_made_with(run_dir, describe_order()):
         print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)
     choice = choose_checkpoint(run_dir / "checkpoints")
     for sentence in choice.passed_over:

@@ -88,7 +88,7 @@ def plan_run(config: PretrainConfig) -> RunPlan:
         earlier = read_extensions(paths.run) or read_extensions(start)
     config, num_new_words, counts = size_run(config, base, earlier)
     identity = {**identity_of(config), **identity}
-    check_identity(paths.run, {**identity, **_find_moved_corpus(config, paths)}, PretrainConfig)
+    check_identity(paths.run, {**identity, **_find_moved_corpus(config, paths)})
     return RunPlan(config, paths, base, num_new_words, counts, earlier, start, starts_from, identity)
 
 
@@ -242,6 +242,6 @@ def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str
     if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
         return {}
     sources, tokenizer = resolve_sources(config.corpus, config.prepare), load_tokenizer(paths.run / "tokenizer")
-    known, pairs = stored.get("corpus_fingerprint", ""), config.objective.next_sentence
-    found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs, known))
-    return {"corpus_fingerprint": found} if found == known else {}
+    pairs = config.objective.next_sentence
+    found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs))
+    return {"corpus_fingerprint": found} if found == stored.get("corpus_fingerprint") else {}

@@ -186,7 +186,7 @@ class AdapterBank:
             if values["sha256"] != _hash_json(values["adapter"]):
                 raise ValueError("it differs from its sha256")
             if values["format"] == FORMAT:
-                adapter = {"task": None, **values["adapter"]}  # which entries of earlier versions do not have
+                adapter = values["adapter"]
                 check_types(adapter, ENTRY_TYPES)
                 domain = read_domain(name, adapter["domain"], self.shape["num_hidden_layers"])
                 entry = BankEntry(**{**adapter, "domain": domain})

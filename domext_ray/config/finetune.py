@@ -15,7 +15,6 @@ from domext_ray.extensions.table import EXTENSIONS
 from domext_ray.options.fields import (
     MANY,
     UseGpu,
-    added,
     check_folder_name,
     check_place,
     check_use_gpu,
@@ -53,7 +52,7 @@ class LabelledConfig:
     context: bool = False  # ner: rows are filled with the document's neighbouring sentences
     metric: str = ""  # figure that dev chooses by, such as entity_f1.macro; empty: the set's own
     embedding_recall: bool = False  # normalization: candidates are also recalled by the start model's embeddings
-    class_weights: Literal["none", "balanced"] = added("none")  # balanced: rare classes weigh as much as frequent ones
+    class_weights: Literal["none", "balanced"] = "none"  # balanced: rare classes weigh as much as frequent ones
     strict: bool = False  # the first dirty example of a file is an error; else dirty ones are counted and left out
     repair: bool = free(False)  # ner: tags that their scheme forbids, such as a stray I-, are mended and counted
 
@@ -87,7 +86,7 @@ class GridConfig:
     restarts: int = 1  # trainings of each combination, with seeds that count up from --seed
     micro_batch_size: int = free(0)  # rows of one forward pass; 0: the whole batch
     score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
-    patience: int = added(0)  # stop after this many epochs without a better dev, and keep the best; 0: train all
+    patience: int = 0  # stop after this many epochs without a better dev, and keep the best; 0: train all
 
     def __post_init__(self) -> None:
         require(self.patience >= 0, "grid.patience", self.patience, "0 (train all epochs) or more")
@@ -156,7 +155,7 @@ class FinetuneOptimConfig:
     weight_decay: float = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: float = 1.0  # gradients are clipped to this global norm; 0: no clipping
     dropout: float = 0.1  # of hidden states, attention weights and the head's input
-    label_smoothing: float = added(0.0)  # share of a label that is spread over all classes
+    label_smoothing: float = 0.0  # share of a label that is spread over all classes
 
     def __post_init__(self) -> None:
         for name in ("head_lr", "top_layers_lr", "weight_decay", "max_grad_norm", "top_layers"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -30,48 +29,14 @@ def from_dict(config_class: type[ConfigT], values: Mapping[str, Any]) -> ConfigT
 
 def identity_of(config: Any) -> dict[str, Any]:
     """Return the identity fields as nested dictionaries; equal identities may share a run directory."""
-    return _pick(config, lambda field, value: True)
-
-
-def hashed_options(config: Any) -> dict[str, Any]:
-    """Return the identity fields as they go into a hash: `added` ones only where they are not as it was before them."""
-    return _pick(config, lambda field, value: field.metadata.get("before", dataclasses.MISSING) != value)
-
-
-def _pick(config: Any, wanted: Callable[[dataclasses.Field[Any], Any], bool]) -> dict[str, Any]:
-    """The identity fields that are wanted, as nested dictionaries, empty ones left out."""
     kept: dict[str, Any] = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if dataclasses.is_dataclass(value):
-            kept[each.name] = _pick(value, wanted)
-        elif not each.metadata.get("free") and wanted(each, value):
+            kept[each.name] = identity_of(value)
+        elif not each.metadata.get("free"):
             kept[each.name] = value
     return {name: value for name, value in kept.items() if value != {}}
-
-
-def defaults_before(config_class: type, *, identity_only: bool, made: Any = None) -> dict[str, Any]:
-    """Return what a stored run means by the fields that it does not name, as nested dictionaries.
-
-    A field that was added after a run was made stands for its default, or for what `added` says that runs did before.
-
-    Args:
-        config_class: the configuration's class.
-        identity_only: leave the free fields out.
-        made: the defaults, where they are not those of the class.
-    """
-    hints = typing.get_type_hints(config_class)
-    values: dict[str, Any] = {}
-    for each in dataclasses.fields(config_class):
-        default = getattr(made, each.name) if made is not None else each.default
-        if default is dataclasses.MISSING and each.default_factory is not dataclasses.MISSING:
-            default = each.default_factory()
-        if dataclasses.is_dataclass(hints[each.name]):
-            nested = None if default is dataclasses.MISSING else default
-            values[each.name] = defaults_before(hints[each.name], identity_only=identity_only, made=nested)
-        elif not (identity_only and each.metadata.get("free")):
-            values[each.name] = each.metadata.get("before", default)
-    return {name: value for name, value in values.items() if value is not dataclasses.MISSING and value != {}}
 
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

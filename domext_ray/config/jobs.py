@@ -22,7 +22,7 @@ from domext_ray.config.pretrain import (
     check_batch,
 )
 from domext_ray.errors import ConfigError, OptionError
-from domext_ray.options.fields import MANY, added, check_place, free, require, require_at_most, require_one_of
+from domext_ray.options.fields import MANY, check_place, free, require, require_at_most, require_one_of
 from domext_ray.options.option_values import read_whole
 
 
@@ -157,8 +157,8 @@ class StudyConfig:
     tokens_by_method: dict[str, Any] = field(default_factory=dict, metadata={"free": True})  # other numbers by method
     seeds: int = free(3)  # runs of each method
     seed: int = free(0)  # the first run's seed; the others count up from it
-    rates: str = added("")  # peak rates by commas, of which each method takes its best; empty: the presets' rates
-    tune_frac: float = added(0.5)  # share of --seconds or --tokens that a run takes which tries a rate
+    rates: str = ""  # peak rates by commas, of which each method takes its best; empty: the presets' rates
+    tune_frac: float = 0.5  # share of --seconds or --tokens that a run takes which tries a rate
     retention: str = free("")  # general text that no model was trained on: what each model still predicts of it
     retention_texts: int = free(10_000)  # texts that are drawn from it
     presets: dict[str, Any] = field(default_factory=dict, metadata={"free": True})  # further methods: options by name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from domext_ray.options.fields import added, require
+from domext_ray.options.fields import require
 from domext_ray.options.option_values import read_number
 
 DOMAIN, GENERAL = "domain", "general"
@@ -67,7 +67,7 @@ class MixtureConfig:
     from half of the horizon (--optim.decay_steps) on. With keep: true the part is general text, as --replay.corpus is.
     """
 
-    weight: float = added(1.0)  # weight of --corpus itself
+    weight: float = 1.0  # weight of --corpus itself
     parts: dict[str, Any] = field(default_factory=dict, metadata={"before": {}})  # name: {corpus, weight, keep}
 
     def __post_init__(self) -> None:

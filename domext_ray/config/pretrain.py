@@ -14,7 +14,6 @@ from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, na
 from domext_ray.options.fields import (
     MANY,
     UseGpu,
-    added,
     check_folder_name,
     check_place,
     check_use_gpu,
@@ -55,13 +54,13 @@ class PrepareConfig:
 
     document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
-    pair: str = added("")  # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
+    pair: str = ""  # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
     held_out_frac: float = 0.02  # share of documents kept for evaluation
     held_out_by: HeldOutBy = free("auto")  # single documents, blocks of neighbours or files; auto: blocks of text lines
     min_document_chars: int = 20  # shorter documents are dropped and counted
     max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
-    packed: bool = added(False)  # rows hold several documents that do not see each other, each with its own [CLS]
+    packed: bool = False  # rows hold several documents that do not see each other, each with its own [CLS]
     chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word per character
     shard_bytes: int = 8 * 2**20  # source bytes of one reading task, which makes one shard
     max_dropped_frac: float = free(0.5)  # share of rows without text (null, no such field, not UTF-8) that is refused
@@ -106,10 +105,8 @@ class PrepareConfig:
 class ReplayConfig:
     """General text that is read beside the domain's, so that the model keeps what its base knew (--objective.keep)."""
 
-    corpus: str = added(
-        ""
-    )  # general text, from the same kinds of places as --corpus; self: the base writes it; none or empty: none
-    frac: float = added(0.25)  # share of all rows that are general
+    corpus: str = ""  # general text, from where --corpus reads; self: the base writes it; none or empty: none
+    frac: float = 0.25  # share of all rows that are general
 
     def __post_init__(self) -> None:
         if self.corpus == NO_TEXT:
@@ -201,10 +198,8 @@ class ObjectiveConfig(VectorOptions):
     random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
     whole_word: bool = True  # all tokens of a word are predicted together
     next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
-    keep: Literal["kl", "replay", "none"] = added(
-        "kl"
-    )  # what rows of --replay.corpus teach; kl: the base's predictions
-    keep_weight: float = added(3.0)  # weight of that term's mean beside the domain's
+    keep: Literal["kl", "replay", "none"] = "kl"  # what rows of --replay.corpus teach; kl: the base's predictions
+    keep_weight: float = 3.0  # weight of that term's mean beside the domain's
 
     def __post_init__(self) -> None:
         require_one_of(self.kind, "objective.kind", get_args(ObjectiveKind))
@@ -308,8 +303,8 @@ class OptimConfig:
     """
 
     lr: float = 4e-4  # peak learning rate
-    schedule: Literal["linear", "cosine", "wsd"] = added("linear")  # after the warm-up; wsd: stable, then decay
-    decay_frac: float = added(0.2)  # with --optim.schedule wsd: share of the budget in which the rate falls
+    schedule: Literal["linear", "cosine", "wsd"] = "linear"  # after the warm-up; wsd: stable, then decay
+    decay_frac: float = 0.2  # with --optim.schedule wsd: share of the budget in which the rate falls
     warmup_steps: int = 0  # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most (wsd: 100 at most)
     decay_steps: int = 0  # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
     beta1: float = 0.9  # decay of the first moment

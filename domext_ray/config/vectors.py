@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from domext_ray.options.fields import added, require, require_one_of
+from domext_ray.options.fields import require, require_one_of
 
 Pooling = Literal["mean", "cls"]
 """How the states of a text's tokens become its vector (see model/pooling.py)."""
@@ -25,12 +25,12 @@ class VectorOptions:
     `prepare.pair` the views are two texts of the row, such as title and body.
     """
 
-    pooling: Pooling = added("mean")  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's
-    delete_prob: float = added(0.6)  # denoise: share of words that are deleted
-    decoder_layers: int = added(1)  # denoise: layers of the decoder
-    views: Views = added("dropout")  # contrast: a row twice under other dropout, or two stretches of it
-    contrast_rows: int = added(16)  # contrast: rows of a group; a divisor of the rows of a forward pass
-    temperature: float = added(0.05)  # contrast: what cosines are divided by
+    pooling: Pooling = "mean"  # a text's vector, for sentence-transformers: its tokens' mean, or the first one's
+    delete_prob: float = 0.6  # denoise: share of words that are deleted
+    decoder_layers: int = 1  # denoise: layers of the decoder
+    views: Views = "dropout"  # contrast: a row twice under other dropout, or two stretches of it
+    contrast_rows: int = 16  # contrast: rows of a group; a divisor of the rows of a forward pass
+    temperature: float = 0.05  # contrast: what cosines are divided by
 
     def check_vectors(self) -> None:
         """Refuse values outside their rules.

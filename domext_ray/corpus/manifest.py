@@ -130,8 +130,6 @@ def _hash_record(record: Mapping[str, Any]) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a prepared corpus.
 
-    One that was written before manifests had a hash of their own is read, too; what it says is checked alike.
-
     Raises:
         CorpusError: it is missing, damaged, or of another format.
     """
@@ -174,7 +172,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _find_fault(record: dict[str, Any]) -> str:
     """Say what is wrong with the fields of a manifest; empty: nothing."""
-    if record.get("sha256", _hash_record(record)) != _hash_record(record):
+    if record.get("sha256") != _hash_record(record):
         return "it is not what was written: its sha256 is another"
     for name in ("fingerprint", "tokenizer_fingerprint"):
         if not _is_hash(record[name]):

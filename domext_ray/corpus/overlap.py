@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from domext_ray.corpus.manifest import SPLITS, Split
+from domext_ray.errors import CorpusError
 from domext_ray.files import new_file
 
 CHUNK = 2**20
@@ -49,12 +50,16 @@ def write_hashes(folder: Path, hashes: np.ndarray, is_train: np.ndarray, is_held
             np.save(temporary, np.sort(hashes[chosen].astype("<u8")))
 
 
-def read_hashes(folder: Path) -> DocumentHashes | None:
-    """Return the hashes of a prepared corpus, mapped into memory; None where there are none, or damaged ones."""
+def read_hashes(folder: Path) -> DocumentHashes:
+    """Return the hashes of a prepared corpus, mapped into memory.
+
+    Raises:
+        CorpusError: they are missing or damaged.
+    """
     try:
         return DocumentHashes(*(np.load(_place(folder, split), mmap_mode="r") for split in SPLITS))
-    except (OSError, ValueError, EOFError):
-        return None
+    except (OSError, ValueError, EOFError) as error:
+        raise CorpusError(f"{folder} has no sound hashes of its documents; delete it and run again.") from error
 
 
 def _place(folder: Path, split: Split) -> Path:

@@ -11,7 +11,6 @@ it, for it holds held-out documents as text.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -28,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.identity import hashed_options
+from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
@@ -43,7 +42,7 @@ from domext_ray.corpus.manifest import (
     read_manifest,
     write_manifest,
 )
-from domext_ray.corpus.overlap import DocumentHashes, read_hashes, write_hashes
+from domext_ray.corpus.overlap import read_hashes, write_hashes
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
 from domext_ray.corpus.texts.documents import read_documents
@@ -79,7 +78,6 @@ def prepare_corpus(
     seq_length: int,
     cache_dir: Path,
     pairs: bool = False,
-    known_fingerprint: str = "",
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
@@ -90,8 +88,6 @@ def prepare_corpus(
         seq_length: tokens of a full row.
         cache_dir: folder of prepared corpora, one folder a fingerprint.
         pairs: make chunks for next-sentence prediction; `prepare.cross_documents` has no say in these.
-        known_fingerprint: of the corpus that an earlier attempt of the run used: where its documents were held out one
-            by one, so they are again with `--prepare.held_out_by auto`.
 
     Raises:
         CorpusError: nothing to read, nothing usable in it, too many rows without text, or an empty split; with `pairs`
@@ -101,8 +97,8 @@ def prepare_corpus(
     tokenizer = load_tokenizer(tokenizer_folder)
 
     settings = make_settings(tokenizer, prepare, seq_length, pairs)
-    identity = identify_corpus(sources, prepare, tokenizer, seq_length, pairs, known_fingerprint)
-    held_out_by = identity.get("held_out_by", "document")
+    identity = identify_corpus(sources, prepare, tokenizer, seq_length, pairs)
+    held_out_by = identity["held_out_by"]
     fingerprint = hash_values(identity)
     folder = cache_dir / fingerprint[:16]
     manifest = _find_prepared(folder, fingerprint)
@@ -164,22 +160,17 @@ def identify_corpus(
     tokenizer: PreTrainedTokenizerBase,
     seq_length: int,
     pairs: bool,
-    known_fingerprint: str = "",
 ) -> dict[str, Any]:
     """Return everything that decides the rows of a prepared corpus; its hash is the corpus's fingerprint."""
-    identity = {
+    return {
         "format": FORMAT_VERSION,
         "content": sources.fingerprint,
-        "prepare": hashed_options(prepare),
+        "prepare": identity_of(prepare),
+        "held_out_by": resolve_held_out_by(sources, prepare),
         "tokenizer": fingerprint_tokenizer(tokenizer),
         "seq_length": seq_length,
         "pairs": pairs,
     }
-    held_out_by = resolve_held_out_by(sources, prepare)
-    if prepare.held_out_by == "auto" and hash_values(identity) == known_fingerprint:
-        held_out_by = "document"
-    # One by one was the only way once: such corpora keep their names.
-    return identity if held_out_by == "document" else {**identity, "held_out_by": held_out_by}
 
 
 def _find_prepared(folder: Path, fingerprint: str) -> Manifest | None:
@@ -187,7 +178,6 @@ def _find_prepared(folder: Path, fingerprint: str) -> Manifest | None:
     try:
         if not (folder / MANIFEST).exists():
             return None
-        _close_to_others(folder)
     except PermissionError:
         return read_manifest(folder)  # which says what to do
     except OSError:  # there can be no such folder: making it tells why
@@ -197,21 +187,13 @@ def _find_prepared(folder: Path, fingerprint: str) -> Manifest | None:
         fault = find_shard_fault(manifest)
         if not fault and manifest.fingerprint != fingerprint:
             fault = f"{folder / MANIFEST} is that of another corpus"
+        read_hashes(folder)
     except CorpusError as error:
         fault = str(error).split(";")[0]
     if not fault:
         return manifest
     print(f"{fault}; the corpus is prepared anew, as far as it is not whole", file=sys.stderr, flush=True)
     return None
-
-
-def _close_to_others(folder: Path) -> None:
-    """Leave a folder that an earlier version prepared readable to its owner only."""
-    if folder.stat().st_uid == os.geteuid() and folder.stat().st_mode & 0o077:
-        with contextlib.suppress(OSError):  # a file system that cannot be written to, or has no modes
-            folder.chmod(0o700)
-            for each in folder.glob("text-*.jsonl"):
-                each.chmod(0o600)
 
 
 def _reopen(folder: Path, work: Path) -> None:
@@ -276,33 +258,6 @@ def _build(
         "han_frac": han_frac,
         "chinese_words": is_chinese,
     }
-
-
-def provide_hashes(spec: str, prepare: PrepareConfig, manifest: Manifest) -> DocumentHashes:
-    """Return the hashes of a prepared corpus's documents; Ray is initialised.
-
-    Where an earlier version kept none, the text is read once more.
-
-    Args:
-        spec: the `--corpus` option that it was prepared for.
-        prepare: the options likewise.
-        manifest: the corpus.
-
-    Raises:
-        DomextError: see `run_tasks`.
-    """
-    found = read_hashes(manifest.folder)
-    if found is not None:
-        return found
-    prepare = replace(prepare, held_out_by=manifest.settings.get("held_out_by", "document"))
-    kept = KeptParts(manifest.folder, "hashes", manifest.fingerprint)
-    hashes, files, _, _ = _hash_pass(resolve_sources(spec, prepare), prepare, kept)
-    keep, is_held_out = _split_documents(hashes, files, prepare)
-    write_hashes(manifest.folder, _shorten(hashes), keep & ~is_held_out, keep & is_held_out)
-    kept.drop()
-    made = read_hashes(manifest.folder)
-    assert made is not None, "the hashes were just written"
-    return made
 
 
 def _shorten(hashes: bytearray) -> np.ndarray:

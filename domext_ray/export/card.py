@@ -313,7 +313,7 @@ def _format_figures(pairs: dict[str, tuple[dict[str, float | None], str]]) -> st
 
 
 def _list_word_bits(summary: dict[str, Any]) -> dict[str, tuple[dict[str, float | None], str]]:
-    """The row of word bits; none for runs of earlier versions, which did not measure them."""
+    """The row of word bits; none where they were not measured."""
     bits = summary["domain"].get("word_bits_per_character")
     name = "Held-out domain text, words one at a time (word bits per character, which compare between vocabularies)"
     return {name: (bits, "{:.3f}")} if bits else {}

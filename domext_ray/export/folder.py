@@ -5,15 +5,12 @@ Enters: what is exported, and a block of code that fills a folder. Leaves: that 
     domext_export.json   kind, run, step and checkpoint that it was made from, and the sha256 of its other files
 
 A folder without that file, or with a file that is not in it or has changed since, holds somebody's work: it is refused.
-Versions before this one wrote no such file. Their exports are replaced inside a run's directory only, and only where
-nothing but an export's own files is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,15 +24,6 @@ MARKER = "domext_export.json"
 _BESIDE = ("task.json",)
 """Files beside the exports of a task of several models."""
 KINDS = HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
-
-_WEIGHTS = r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
-_TOKENIZER = r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.txt"
-_CODE = r"(configuration|layers|modeling|heads)_domext\.py"
-_EARLIER_FILE = re.compile(
-    rf"(base/)?(config\.json|generation_config\.json|{_WEIGHTS}|{_TOKENIZER}|vocab\.json|merges\.txt)|{_CODE}|README\.md|"
-    r"(adapter/)?adapter_config\.json|adapter/adapter\.safetensors"
-)
-"""What versions without a marker have written, as paths inside the folder."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +72,10 @@ def check_target(folder: Path, kind: str, source: Path | None = None) -> None:
         raise RunError(f"{folder} is what the export is made from; give another folder.")
     values = _read_marker(folder)
     if values is None:
-        _check_earlier(folder)
-        return
+        raise RunError(
+            f"{folder} holds files that are no export of this project (it has no {MARKER}); give another folder or "
+            "empty it."
+        )
     if values["made_from"]["kind"] != kind:
         raise RunError(
             f"{folder} holds an export of another kind ({values['made_from']['kind']}); give another folder."
@@ -157,22 +147,6 @@ def new_export(target: Path, made_from: ExportRecord, source: Path | None = None
             _write_marker(temporary, made_from)
     except OSError as error:
         raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
-
-
-def _check_earlier(folder: Path) -> None:
-    """Refuse a folder without a marker, but an earlier version's export of a run with nothing else in it."""
-    is_inside_run = any(  # a task of several models has a folder a model, RUN/export/STAGE
-        all((place / name).is_file() for name in ("config.yaml", "identity.json"))
-        for place in folder.resolve().parents[:2]
-    )
-    if not is_inside_run:
-        raise RunError(
-            f"{folder} holds files that are no export of this project (it has no {MARKER}); give another folder or "
-            "empty it."
-        )
-    foreign = [name for name in _list_files(folder) if not _EARLIER_FILE.fullmatch(name)]
-    if foreign:
-        raise RunError(f"{folder / foreign[0]} is no part of an export; move it away, or give another folder.")
 
 
 def _list_files(folder: Path) -> list[str]:

@@ -91,7 +91,7 @@ def settle_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, An
     """
     folder = Path(config.output).expanduser().resolve()
     with _name_output():
-        check_identity(folder, identity, type(config))
+        check_identity(folder, identity)
     if (folder / PARTS).exists() and not (folder / IDENTITY).exists():
         raise RunError(f"{folder} holds {PARTS} of something else; give another --output.")
     return folder
@@ -186,7 +186,7 @@ def gather_counts(plan: BlockPlan[Any]) -> dict[str, Any]:
     with new_file(plan.folder / MALFORMED) as temporary, temporary.open("w", encoding="utf-8") as file:
         for record in plan.read_records():
             counts.update({"rows": record["rows"], "empty": record["empty"], "malformed": len(record["malformed"])})
-            cases.update(record.get("cases", {}))  # a block that an earlier version has done has none
+            cases.update(record["cases"])
             for each in record["malformed"][:1]:
                 first = first or f"{each['file']}:{each['line']}: {each['reason']}"
             write_lines(file, record["malformed"])

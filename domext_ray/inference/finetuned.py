@@ -64,11 +64,6 @@ class FinetunedModel:
         """The task's family."""
         return self.description.family
 
-    @property
-    def note(self) -> str:
-        """What a user should know of the folder; "" if nothing."""
-        return self.exported.note
-
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The models' tokenizer."""

@@ -72,9 +72,8 @@ def run_prediction(config: PredictConfig) -> Path:
         DomextError: any mistake of the user's.
     """
     plan = plan_prediction(config)
-    for note in [plan.model.note, *getattr(plan.input, "notes", ())]:
-        if note:
-            print(f"note: {note}")
+    for note in getattr(plan.input, "notes", ()):
+        print(f"note: {note}")
     if config.dry_run:
         print(describe_plan(plan, f"{config.model} ({plan.model.task}, sha256 {plan.model.sha256[:12]})"))
         return plan.folder

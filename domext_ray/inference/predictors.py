@@ -70,13 +70,11 @@ class ModelPlace:
         id: what the user called it.
         task: what it does: fill_mask, or a family.
         sha256: hash of all that its predictions depend on.
-        note: what a user should know of it; "" if nothing.
     """
 
     id: str
     task: str
     sha256: str
-    note: str = ""
 
     def name_fields(self, text: str) -> FieldNames:
         """Return the fields that are read of a row.
@@ -103,7 +101,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
     device = torch.device("cpu")
     if does_task(config):
         model = load_task_model(config.model, device)
-        return ModelPlace(config.model, model.family, hash_export(model.exported.folder), model.note)
+        return ModelPlace(config.model, model.family, hash_export(model.exported.folder))
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:

@@ -119,7 +119,6 @@ def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions)
         ConfigError: see `describe_shape`.
     """
     num_layers = config.num_hidden_layers
-    # A run of an earlier version says less of its domains.
     domains = {name: complete_domain(name, domain, num_layers) for name, domain in earlier.domains.items()}
     if method.has_domain:
         last = num_layers - 1

@@ -6,7 +6,6 @@ change when a run is resumed). Fields are identity unless declared with `free(..
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,16 +18,6 @@ from domext_ray.errors import OptionError
 def free(default: Any) -> Any:
     """Declare a field that may differ between the attempts of one run."""
     return field(default=default, metadata={"free": True})
-
-
-def added(default: Any, before: Any = dataclasses.MISSING) -> Any:
-    """Declare an identity field that came after the first runs were made; hashes of older options stay as they are.
-
-    Args:
-        default: the default of new runs.
-        before: what the older runs did, which do not name it; left out: the default.
-    """
-    return field(default=default, metadata={"before": default if before is dataclasses.MISSING else before})
 
 
 def whole(default_factory: Callable[[], Any], by: Literal["file", "any"] = "any") -> Any:

@@ -127,7 +127,7 @@ def list_cost(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _list_speed(train: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How near the steps came to what the machine can do; nothing of a run of an earlier version."""
+    """How near the steps came to what the machine can do."""
     forms = {
         "gigaflops_per_second": ("operations per second", "{:,.0f} GFLOP/s"),
         "product_share": ("share of the step that its matrix products alone would take", "{:.0%}"),

@@ -120,7 +120,7 @@ def get_word_bits(summary: dict[str, Any]) -> dict[str, float | None]:
     """Return a run's word bits per character, before and after; None where they were not measured.
 
     Args:
-        summary: content of summary.json; those of earlier versions have none.
+        summary: content of summary.json.
     """
     bits: dict[str, float | None] = summary["domain"].get("word_bits_per_character", {"before": None, "after": None})
     return bits

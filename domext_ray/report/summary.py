@@ -145,7 +145,7 @@ _SPEED = {
 
 
 def _measure_speed(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Medians over the steps that say how fast they computed, and the most memory; nothing of an earlier version's."""
+    """Medians over the steps that say how fast they computed, and the most memory."""
     found = {name: [each[key] for each in steps if key in each] for name, key in _SPEED.items()}
     speed = {name: statistics.median(values) for name, values in found.items() if values}
     peaks = [each["memory/peak_mb"] for each in steps if "memory/peak_mb" in each]

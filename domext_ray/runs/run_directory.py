@@ -14,9 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from domext_ray.options.option_values import merge_options
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
-from domext_ray.config.identity import defaults_before, describe_difference, dump_yaml, from_dict
+from domext_ray.config.identity import describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
 from domext_ray.files import Kind, hash_text, read_json, read_text, read_yaml, write_json, write_text
 
@@ -138,15 +137,12 @@ def describe_continuation(config: PretrainConfig, run_dir: Path, options: str = 
     return f"{start} --run.name NEW{options} trains its weights on"
 
 
-def check_identity(run_dir: Path, identity: Mapping[str, Any], config_class: type) -> None:
-    """Refuse a run directory that was made by a run of another identity.
-
-    What was added after the run was made counts as the default that it had then, and what has moved is the same.
+def check_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse a run directory that was made by a run of another identity; what has only moved is the same.
 
     Args:
         run_dir: the run's directory.
         identity: of the run that is asked for, or a part of it.
-        config_class: what its options come from; it knows what older runs mean by those that they do not name.
 
     Raises:
         RunError: naming every option that differs.
@@ -154,10 +150,9 @@ def check_identity(run_dir: Path, identity: Mapping[str, Any], config_class: typ
     stored = read_identity(run_dir)
     if stored is None:
         return
-    known = merge_options(defaults_before(config_class, identity_only=True), stored)
     moved = {name for name, key in _SAME_BYTES.items() if stored.get(key) and stored[key] == identity.get(key)}
-    compared = [name for name in identity if name in known and name not in moved]
-    old, new = ({name: each[name] for name in compared} for each in (known, identity))
+    compared = [name for name in identity if name in stored and name not in moved]
+    old, new = ({name: each[name] for name in compared} for each in (stored, identity))
     differing = describe_difference(old, new)
     if differing:
         raise RunError(
@@ -185,13 +180,12 @@ def write_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
     write_json(run_dir / IDENTITY, identity)
 
 
-def check_made_with(run_dir: Path, order: Mapping[str, Any], first_order: Mapping[str, Any]) -> list[str]:
+def check_made_with(run_dir: Path, order: Mapping[str, Any]) -> list[str]:
     """Refuse to go on with a run whose rows or masks this version would draw in another way.
 
     Args:
         run_dir: the run's directory.
         order: what decides them in this version, beside the run's options.
-        first_order: what did in the versions that recorded nothing.
 
     Returns:
         Packages that have changed since the run's last start, as `name: old -> new`.
@@ -202,7 +196,7 @@ def check_made_with(run_dir: Path, order: Mapping[str, Any], first_order: Mappin
     if not (run_dir / IDENTITY).exists():
         return []
     stored = _read_made_with(run_dir)
-    differing = describe_difference(stored.get("order", dict(first_order)), dict(order))
+    differing = describe_difference(stored.get("order", order), dict(order))
     versions = (stored.get("versions") or [{}])[-1]
     if differing:
         by = f" with domext_ray {versions['domext_ray']}" if "domext_ray" in versions else ""
@@ -254,7 +248,7 @@ def read_config(run_dir: Path, config_class: type[ConfigT]) -> ConfigT:
 
     Args:
         run_dir: the run's directory.
-        config_class: what its options are; those that are newer than the run are as they were before they came.
+        config_class: what its options are.
 
     Raises:
         RunError: `run_dir` is no run directory, or its config.yaml is not what a run wrote.
@@ -263,36 +257,15 @@ def read_config(run_dir: Path, config_class: type[ConfigT]) -> ConfigT:
     if not path.is_file():
         raise RunError(f"{run_dir} is no run directory: it has no {CONFIG}; give one that a job made.")
     text = read_text(path, _CONFIG_REMEDY)
-    if text.startswith(_SEAL):
-        first, _, rest = text.partition("\n")
-        if first.removeprefix(_SEAL) != hash_text(rest):
-            raise RunError(f"{path} is damaged or was edited (its first line has another sha256); {_CONFIG_REMEDY}.")
+    first, _, rest = text.partition("\n")
+    if first.startswith(_SEAL) and first != f"{_SEAL}{hash_text(rest)}":
+        raise RunError(f"{path} is damaged or was edited (its first line has another sha256); {_CONFIG_REMEDY}.")
     values = read_yaml(path, _CONFIG_REMEDY, text)
-    if not text.startswith(_SEAL):
-        _check_complete(run_dir, text, values, config_class)
     try:
-        return from_dict(config_class, merge_options(defaults_before(config_class, identity_only=False), values))
+        return from_dict(config_class, values)
     except Exception as error:  # of the decoder's many kinds
         cause = " ".join(str(find_user_error(error) or error).split()).removesuffix(".")
         raise RunError(f"{path} cannot be used ({cause}); {_CONFIG_REMEDY}.") from error
-
-
-def _check_complete(run_dir: Path, text: str, values: Mapping[str, Any], config_class: type) -> None:
-    """Refuse a config.yaml of an older version, which has no hash, that lacks its end or an option of the identity."""
-    options = defaults_before(config_class, identity_only=True)
-    missing = list(_list_missing(values, read_identity(run_dir) or {}, options))
-    if missing or not text.endswith("\n"):
-        what = f"has no {missing[0]}" if missing else "ends within a line"
-        raise RunError(f"{run_dir / CONFIG} is not complete (it {what}); {_CONFIG_REMEDY}.")
-
-
-def _list_missing(values: Any, stored: dict[str, Any], options: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Names of the options in a stored identity that a config.yaml should have, and has not."""
-    for name in stored.keys() & options.keys():
-        if not isinstance(values, dict) or name not in values:
-            yield f"{prefix}{name}"
-        elif isinstance(options[name], dict) and isinstance(stored[name], dict):
-            yield from _list_missing(values[name], stored[name], options[name], f"{prefix}{name}.")
 
 
 @contextlib.contextmanager

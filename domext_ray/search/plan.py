@@ -70,7 +70,7 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))
     identity = {**identity_of(config), **{f"data_sha256.{i}": each.sha256 for i, each in enumerate(sets)}}
-    check_identity(folder, take_trials(identity, folder), SweepConfig)
+    check_identity(folder, take_trials(identity, folder))
     check_corpus(config.corpus, config.prepare)
     return SweepPlan(config, space, points, refused, folder, sets, identity)
 

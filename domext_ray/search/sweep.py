@@ -90,7 +90,7 @@ def prepare_sweep(plan: SweepPlan, cpus: float) -> SweepWork:
     prepared = _prepare(config, plan.space, folder)
     identity = {**plan.identity, **{f"base_sha256.{name}": each.base_sha256 for name, each in prepared.items()}}
     identity |= {f"corpus_fingerprint.{name}": each.fingerprint for name, each in prepared.items()}
-    check_identity(folder, take_trials(identity, folder), SweepConfig)
+    check_identity(folder, take_trials(identity, folder))
     write_config(folder, config)
     write_identity(folder, identity)
     return SweepWork(config, plan.space, folder, plan.sets, prepared, cpus)

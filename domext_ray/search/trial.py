@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import hashed_options
+from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
@@ -102,7 +102,7 @@ def load_trial_base(config: PretrainConfig) -> Base | None:
 
 def name_preparation(config: PretrainConfig) -> str:
     """Return a name for everything that a tokenizer and a corpus are made from."""
-    identity = hashed_options(config)
+    identity = identity_of(config)
     parts = {name: identity[name.rstrip(".").split(".")[0]] for name in PREPARATION if name.endswith(".")}
     parts |= {"base": config.base, "corpus": config.corpus, "length": config.train.seq_length}
     parts |= {"pairs": config.objective.next_sentence}

@@ -84,8 +84,6 @@ class Catalogue:
     """The base as requests see it; None: it is not there on its own."""
     has_words = False
     """Whether the base has a masked-LM head."""
-    note = ""
-    """What a user should know of what is served; "" if nothing."""
 
     def __init__(self, bank: AdapterBank, max_length: int = 0) -> None:
         self.bank: Any = bank

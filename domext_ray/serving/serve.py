@@ -102,7 +102,7 @@ def describe_served(catalogue: Catalogue) -> str:
     for each in adapters:
         what = f"{each.family}: {', '.join(each.describe()['labels'])}" if each.family else "fills masks"
         lines.append(f"  {each.name:<24} {what[:80]}{', routed' if each.router is not None else ''}")
-    return "\n".join([*lines, *([catalogue.note] if catalogue.note else [])])
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

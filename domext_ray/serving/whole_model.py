@@ -38,13 +38,11 @@ class LoadedModel:
         model: encoder and head.
         tokenizer: its own.
         adapter: what requests see of it.
-        note: what a user should know of it; "" if nothing.
     """
 
     model: Any
     tokenizer: PreTrainedTokenizerBase
     adapter: ServedAdapter
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class WholeModel:
         assert isinstance(exported.task, SingleTask), "every family of TASKS is one"
         ((stage, fitted),) = exported.fitted.items()
         adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, exported.task.task)
-        return LoadedModel(fitted.model, exported.starts[stage].tokenizer, adapter, exported.note)
+        return LoadedModel(fitted.model, exported.starts[stage].tokenizer, adapter)
 
     def _load_masked_lm(self, device: torch.device) -> LoadedModel:
         model, tokenizer = load_masked_lm(str(self.folder), "--model")
@@ -162,7 +160,7 @@ class WholeCatalogue(Catalogue):
 
     def __init__(self, model: WholeModel, max_length: int = 0) -> None:
         loaded = model.load(torch.device("cpu"))
-        self.bank, self.note, self._model = model, loaded.note, loaded.adapter
+        self.bank, self._model = model, loaded.adapter
         self._start(loaded.tokenizer, loaded.model.config.max_row_length, max_length)
 
     def read(self, name: str) -> ServedAdapter:

@@ -21,7 +21,7 @@ from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.errors import CorpusError, RunError
+from domext_ray.errors import CorpusError
 from domext_ray.files import write_json, write_text
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
@@ -82,7 +82,7 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     _check_inputs(config, strictest, paths)
     arms, left_out = plan_arms(config, presets, base)
     identity = _describe_identity(config, presets, base.sha256, strictest)
-    _check_study(paths.run, identity)
+    check_identity(paths.run, identity)
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
     if config.dry_run:
@@ -151,24 +151,6 @@ def _describe_identity(
         **{f"presets.{name}": preset for name, preset in presets.items()},
         **{f"presets.{name}.tokens": tokens for name, tokens in own.items()},
     }
-
-
-def _check_study(folder: Path, identity: dict[str, Any]) -> None:
-    if (folder / "steps.json").exists():
-        raise RunError(
-            f"the study in {folder} is of a version that timed each method before it trained; finish it with that "
-            "version, or give another --run.name."
-        )
-    stored = read_identity(folder) or {}
-    if "tokens" in stored:  # in earlier versions one number for all methods
-        former = {f"{name}.tokens": stored["tokens"] for name in stored if f"{name}.tokens" not in stored}
-        if any(identity.get(name, tokens) != tokens for name, tokens in former.items()):
-            raise RunError(
-                f"the study in {folder} was begun with {stored['tokens']:,} tokens for every method; leave "
-                "--tokens_by_method out, or give another --run.name."
-            )
-    compared = {name: each for name, each in identity.items() if name in stored or name[:8] != "presets."}
-    check_identity(folder, compared, StudyConfig)
 
 
 def _run_all(

@@ -33,15 +33,6 @@ from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan
 from domext_ray.training.objective import Masker
 
 _REPLAY, _PART = 61, 67  # purposes of a hash: no two draws share their counters
-FIRST_ORDER = {
-    "max_lanes": 64,
-    "block_rows": 4096,
-    "pair_attempts": 16,
-    "pair_length_tolerance": 0.2,
-    "rows": "9cb56678662aa23a",
-    "masks": "dd6cfe747d967ad3",
-}
-"""`describe_order` of the versions that recorded nothing: it stays as it is, whatever later ones do."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Documents that texts have in common are counted exactly, also of corpora that an earlier version prepared."""
+"""Documents that texts have in common are counted exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import BertTokenizer
 
 from domext_ray.corpus import overlap
 from domext_ray.corpus.overlap import DocumentHashes, count_common, find_overlaps, read_hashes
-from domext_ray.corpus.shards import provide_hashes
+from domext_ray.errors import CorpusError
 
 
 def make_hashes(train: list[int], held_out: list[int]) -> DocumentHashes:
@@ -40,7 +40,7 @@ def test_what_spoils_held_out_figures_is_said_first() -> None:
     assert find_overlaps([texts[0], ("third", make_hashes([10], [11]))]) == []
 
 
-def test_a_prepared_corpus_keeps_its_documents_and_an_older_one_gets_them(local_ray: None, tmp_path: Path) -> None:
+def test_a_prepared_corpus_keeps_the_hashes_of_its_documents(local_ray: None, tmp_path: Path) -> None:
     tokenizer_dir = tmp_path / "tokenizer"
     BertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(tokenizer_dir)
     first = write_lines(tmp_path / "first.txt", [*range(300), *range(50)])
@@ -49,7 +49,7 @@ def test_a_prepared_corpus_keeps_its_documents_and_an_older_one_gets_them(local_
         prepare = replace(PREPARE, held_out_by=held_out_by)
         manifests = [prepare_lines(each, tokenizer_dir, tmp_path / "cache", prepare) for each in (first, second)]
         hashes = [read_hashes(each.folder) for each in manifests]
-        own, other = (each for each in hashes if each is not None)
+        own, other = hashes
         assert (len(own), len(other)) == (300, 200)
         lines = [{split: {*read_numbers(each, split)} for split in ("train", "held_out")} for each in manifests]
         for split in ("train", "held_out"):
@@ -59,9 +59,9 @@ def test_a_prepared_corpus_keeps_its_documents_and_an_older_one_gets_them(local_
                 assert count_common(getattr(own, split), getattr(other, another)) == len(common)
         for each in manifests[0].folder.glob("documents-*.npy"):
             each.unlink()
-        assert read_hashes(manifests[0].folder) is None
-        again = provide_hashes(str(first), prepare, manifests[0])
+        prepare_lines(first, tokenizer_dir, tmp_path / "cache", prepare)  # which finds the corpus not whole
+        again = read_hashes(manifests[0].folder)
         assert np.array_equal(again.train, own.train) and np.array_equal(again.held_out, own.held_out)
-        assert not [*manifests[0].folder.glob("parts/hashes-*")]
     (manifests[1].folder / "documents-train.npy").write_bytes(b"\x93NUMPY")
-    assert read_hashes(manifests[1].folder) is None
+    with pytest.raises(CorpusError, match="has no sound hashes of its documents"):
+        read_hashes(manifests[1].folder)

@@ -306,19 +306,10 @@ def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
         assert "rows-000001.json is damaged; that part is made anew" in told
 
 
-def test_held_out_text_is_for_its_owner_only(
-    prepared: tuple[Path, Path, Manifest], tokenizer_dir: Path, tmp_path: Path
-) -> None:
-    path, _, manifest = prepared
+def test_held_out_text_is_for_its_owner_only(prepared: tuple[Path, Path, Manifest]) -> None:
+    _, _, manifest = prepared
     assert manifest.folder.stat().st_mode & 0o777 == 0o700
     assert {(manifest.folder / each.path).stat().st_mode & 0o777 for each in manifest.texts} == {0o600}
-    copied = tmp_path / "cache" / manifest.folder.name
-    shutil.copytree(manifest.folder, copied)
-    copied.chmod(0o755)  # as earlier versions left it
-    (copied / manifest.texts[0].path).chmod(0o644)
-    prepare_lines(path, tokenizer_dir, tmp_path / "cache")
-    assert copied.stat().st_mode & 0o777 == 0o700
-    assert (copied / manifest.texts[0].path).stat().st_mode & 0o777 == 0o600
 
 
 def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Path, Manifest]) -> None:
@@ -425,18 +416,17 @@ def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None
             read_manifest(copied.folder)
 
 
-def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any], has_hash: bool) -> None:
+def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     record = json.loads(path.read_text())
     change(record)
     record.pop("sha256", None)
-    path.write_text(json.dumps({**record, **({"sha256": manifest._hash_record(record)} if has_hash else {})}))
+    path.write_text(json.dumps({**record, "sha256": manifest._hash_record(record)}))
 
 
 def swap(record: dict[str, Any]) -> None:
     record["train"], record["held_out"] = record["held_out"], record["train"]
 
 
-@pytest.mark.parametrize("has_hash", [True, False])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -460,13 +450,13 @@ def swap(record: dict[str, Any]) -> None:
     ],
 )
 def test_every_field_of_a_manifest_is_checked(
-    copied: Manifest, change: Callable[[dict[str, Any]], Any], message: str, has_hash: bool
+    copied: Manifest, change: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
-    """With a hash that somebody made to fit, and without one, as of earlier versions."""
+    """With a hash that somebody made to fit."""
     path = copied.folder / "manifest.json"
-    change_manifest(path, lambda record: None, has_hash)
+    change_manifest(path, lambda record: None)
     assert read_manifest(copied.folder) == copied
-    change_manifest(path, change, has_hash)
+    change_manifest(path, change)
     with pytest.raises(CorpusError, match=f"manifest.json is damaged .*{message}|{message}"):
         read_manifest(copied.folder)
 
@@ -596,18 +586,6 @@ def test_whole_files_are_held_out(local_ray: None, tokenizer_dir: Path, tmp_path
     assert not files & {number // 1000 for number in read_numbers(manifest, "train")}
     with pytest.raises(CorpusError, match="--prepare.held_out_by is 'file' and the documents are of 1 file"):
         prepare_lines(tmp_path / "7.txt", tokenizer_dir, tmp_path / "cache", prepare)
-
-
-def test_an_earlier_split_is_kept(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
-    """A run whose documents were held out one by one goes on with them; another run's lines come in blocks."""
-    path = write_lines(tmp_path / "text.txt", list(range(300)))
-    single = prepare_lines(path, tokenizer_dir, tmp_path / "cache", replace(PREPARE, held_out_by="document"))
-    again = prepare_corpus(
-        str(path), PREPARE, tokenizer_dir, 32, tmp_path / "cache", known_fingerprint=single.fingerprint
-    )
-    assert again == single
-    blocks = prepare_corpus(str(path), PREPARE, tokenizer_dir, 32, tmp_path / "cache", known_fingerprint="another")
-    assert blocks.fingerprint != single.fingerprint and blocks.settings["held_out_by"] == "block"
 
 
 def test_rows_without_text_are_told(

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import BertTokenizer
 
-from domext_ray.config.identity import hashed_options
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.estimate import estimate_rows
@@ -195,10 +194,6 @@ def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_pa
     settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
     estimate = estimate_rows(resolve_sources(str(path), PAIR), PAIR, settings)
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
-
-
-def test_other_corpora_keep_their_names() -> None:
-    assert "pair" not in hashed_options(PrepareConfig()) and hashed_options(PAIR)["pair"] == "title,body"
 
 
 @pytest.mark.parametrize("pair", ["title", "title,body,more", "title,", "title, title"])

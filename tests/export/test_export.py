@@ -39,7 +39,7 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, describe_base_model, read_header, read_terms
-from domext_ray.export.folder import MARKER, ExportRecord, new_export, read_export_record
+from domext_ray.export.folder import ExportRecord, new_export, read_export_record
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
@@ -361,28 +361,6 @@ def test_an_export_says_which_checkpoint_it_is(base: Base, tokenizer: PreTrained
     record = read_export_record(export_run(run_dir, run_dir / "export"))
     tensors = run_dir / "checkpoints" / "step-00000003" / "tensors.safetensors"
     assert record == ExportRecord("huggingface", "run", 3, hashlib.sha256(tensors.read_bytes()).hexdigest())
-
-
-def test_an_export_of_an_earlier_version_is_replaced_inside_its_run_only(
-    base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    config = replace(CONFIG, base=str(base.folder))
-    run_dir = make_run(tmp_path / "run", config, make_model(base, config), base)
-    (run_dir / "identity.json").write_text("{}")
-    tokenizer.save_pretrained(run_dir / "tokenizer")
-    folder = export_run(run_dir, run_dir / "export")
-    shutil.rmtree(folder / "1_Pooling")  # this and the following came later
-    for name in (MARKER, "words_domext.py", "routers_domext.py", "modules.json", "sentence_bert_config.json"):
-        (folder / name).unlink()
-    shutil.copytree(folder, tmp_path / "elsewhere")
-    (folder / "notes.txt").write_text("mine")
-    for place, reason in ((tmp_path / "elsewhere", "no export of this project"), (folder, "notes.txt")):
-        before = read_tree(place)
-        with pytest.raises(RunError, match=reason):
-            export_run(run_dir, place)
-        assert read_tree(place) == before
-    (folder / "notes.txt").unlink()
-    assert read_export_record(export_run(run_dir, folder)) is not None
 
 
 def test_what_killed_exports_left_goes_with_the_next_one(tmp_path: Path) -> None:

@@ -90,21 +90,6 @@ def test_a_model_on_roberta_does(tiny_roberta_folder: Path, tmp_path: Path) -> N
         check_alone(load_start_model(str(tiny_roberta_folder)), family, FULL, tmp_path / family)
 
 
-def test_an_export_of_an_earlier_version_is_read_where_its_labels_say_enough(start: StartModel, tmp_path: Path) -> None:
-    task, fitted = fit(start, "ner", FULL)
-    export_stages(start, task, fitted, tmp_path / "export")
-    expected = load_finetuned(tmp_path / "export", CPU).predict(task.data.test)
-    (tmp_path / "export" / "task.json").unlink()
-    old = load_finetuned(tmp_path / "export", CPU)
-    assert "has no task.json" in old.note and "ner of 2 labels" in old.note and old.note.endswith(".")
-    assert old.predict(task.data.test).predictions == expected.predictions
-    path = tmp_path / "export" / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"task_thresholds": {"tau": 1.0}}))
-    with pytest.raises(RunError, match=r"has no task.json, and its config.json alone does not say how to read"):
-        load_finetuned(tmp_path / "export", CPU)
-
-
 def test_a_folder_that_is_no_such_export_is_refused(start: StartModel, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no fine-tuned model; give the export of a fine-tuning run"):
         load_finetuned(tmp_path, CPU)

@@ -27,7 +27,7 @@ def make_compared(folder: Path, name: str, num_characters: int = 9000) -> Path:
 def test_the_job_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
     runs = [make_compared(tmp_path, name) for name in ("adapter", "words")]
     summary = json.loads((runs[0] / "summary.json").read_text())
-    summary["domain"]["word_bits_per_character"] = {"before": 2.0, "after": 1.5}  # an earlier version wrote the other
+    summary["domain"]["word_bits_per_character"] = {"before": 2.0, "after": 1.5}
     (runs[0] / "summary.json").write_text(json.dumps(summary))
     code, out, err = call_job(
         "compare_runs", "--runs", ",".join(map(str, runs)), "--output", str(tmp_path / "both.png")

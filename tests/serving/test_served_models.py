@@ -171,9 +171,6 @@ def test_the_job_says_what_it_serves_or_why_not(
     run_serving(ServeConfig(model=str(tmp_path / "notes"), dry_run=True))
     said = capsys.readouterr().out
     assert "one model, without a base beside it" in said and "notes " in said and "multilabel: weather, animal" in said
-    (export(start, "ner", FULL, tmp_path / "old") / "task.json").unlink()  # as an earlier version exported it
-    run_serving(ServeConfig(model=str(tmp_path / "old"), dry_run=True))
-    assert "old has no task.json, for an earlier version exported it" in capsys.readouterr().out
     export(start, "nested_ner", BOTTLENECK, tmp_path / "nested")
     (tmp_path / "unfinished" / "trainings").mkdir(parents=True)
     for folder, sentence in (

@@ -226,20 +226,6 @@ def test_a_method_may_read_another_number_of_tokens(
     run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--methods", "full,af,lora"), SHIPPED)
 
 
-def test_a_study_that_was_begun_with_one_number_of_tokens_keeps_it(
-    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
-) -> None:
-    flags = ("--tokens", "1001", "--seeds", "1")
-    folder = run_study(small(tiny_base_folder, text_file, tmp_path, *flags), SHIPPED)
-    stored = json.loads((folder / "identity.json").read_text())
-    former = {name: each for name, each in stored.items() if not name.endswith(".tokens")}  # as versions before had it
-    (folder / "identity.json").write_text(json.dumps(former))
-    run_study(small(tiny_base_folder, text_file, tmp_path, *flags), SHIPPED)
-    (folder / "identity.json").write_text(json.dumps(former))
-    with pytest.raises(RunError, match="was begun with 1,001 tokens for every method"):
-        run_study(small(tiny_base_folder, text_file, tmp_path, *flags, "--tokens_by_method", "{full: 1200}"), SHIPPED)
-
-
 def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(
     runs: FakeRuns,
     tiny_base_folder: Path,
@@ -300,15 +286,6 @@ def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
     (tmp_path / "s" / "rates.json").write_text('{"full": [1, 2]}')
     with pytest.raises(RunError, match=r"rates\.json does not say what rates reached"):
         run_study(config, SHIPPED)
-
-
-def test_a_study_of_an_earlier_version_is_refused(
-    runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "steps.json").write_text("{}")
-    with pytest.raises(RunError, match="is of a version that timed each method before it trained"):
-        run_study(small(tiny_base_folder, text_file, tmp_path), SHIPPED)
 
 
 def test_general_text_counts_once_a_method_reads_it(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.config.identity import hashed_options
+from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
@@ -89,7 +89,7 @@ def learn_extension(
     sources = resolve_sources(spec, prepare)
     made_from = {
         "content": sources.fingerprint,
-        "prepare": hashed_options(prepare),
+        "prepare": identity_of(prepare),
         "size": vocab.size,
         "min_frequency": vocab.min_frequency,
         "whole_words": vocab.whole_words,

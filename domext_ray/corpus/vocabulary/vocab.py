@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from domext_ray.config.identity import hashed_options
+from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
@@ -197,7 +197,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
         "content": sources.fingerprint,
         "size": vocab.size,
         "lowercase": vocab.lowercase,
-        "prepare": hashed_options(prepare),
+        "prepare": identity_of(prepare),
         "model_max_length": model_max_length,
     }
     path = folder / "learned_from.json"
@@ -225,11 +225,10 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
 
 
 def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
-    """Whether a vocabulary's record says the same; what an earlier version did not note may be anything."""
+    """Whether a vocabulary's record says the same."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return bool(stored) and all(record.get(name) == value for name, value in stored.items())
-    except (FileNotFoundError, ValueError, AttributeError):  # damaged: it is learned anew
+        return bool(json.loads(path.read_text(encoding="utf-8")) == record)
+    except (FileNotFoundError, ValueError):  # damaged: it is learned anew
         return False
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.identity import hashed_options
+from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped
@@ -55,7 +55,7 @@ def keep_counts(sources: Sources, prepare: PrepareConfig, tokenizer_json: str, c
         RunError: counts cannot be written.
     """
     splitter_json = json.dumps(find_kind(tokenizer_json).strip(json.loads(tokenizer_json)))
-    identity = [sources.fingerprint, hashed_options(prepare), splitter_json]
+    identity = [sources.fingerprint, identity_of(prepare), splitter_json]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     with hold_work_folder(cache_dir, f"words-{key[:16]}", f"counting the words of --corpus {sources.spec!r}") as work:
         yield _count_words(sources, prepare, splitter_json, KeptParts(work, "words", key))

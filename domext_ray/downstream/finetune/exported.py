@@ -1,17 +1,13 @@
 """An exported fine-tuned model -> the models of all stages and their task, without run, start model or labelled set.
 
-Enters: the folder that `export_stages` wrote; of an export without task.json (versions before it), flat entities and
-classes are read from config.json's labels. Leaves: what predicts exactly as the run that wrote it did. Code that the
+Enters: the folder that `export_stages` wrote. Leaves: what predicts exactly as the run that wrote it did. Code that the
 folder brings along is never run.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,14 +18,11 @@ from domext_ray.downstream.start.head import find_head
 from domext_ray.downstream.start.model import TRAININGS, StartModel, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.families import ONLY_STAGE
 from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import Task, TaskOptions
-from domext_ray.downstream.tasks.task_file import HERE, TASK_FILE, TaskFile, read_task_file
-from domext_ray.downstream.tasks.tokens import list_tags
+from domext_ray.downstream.tasks.task import Task
+from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
 from domext_ray.files import hash_file, hash_values
-from domext_ray.labelled.set_families import FAMILIES
 from domext_ray.model.graft import choose_attention
 
 _NO_METHOD = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -46,7 +39,6 @@ class ExportedModel:
         task: the task, without examples.
         fitted: the model of every stage.
         starts: the encoder, head and tokenizer of every stage, as they were read.
-        note: what a user should know of an export without task.json; "" otherwise.
     """
 
     folder: Path
@@ -54,7 +46,6 @@ class ExportedModel:
     task: StagedTask
     fitted: dict[str, Fitted]
     starts: dict[str, StartModel]
-    note: str = ""
 
 
 def is_finetuned_model(folder: str | Path) -> bool:
@@ -98,25 +89,15 @@ def load_exported(folder: str | Path, device: torch.device, *, bf16: bool = Fals
         BaseModelError: a model's files are not what its configuration says.
     """
     folder = find_export(folder)
-    note = ""
-    if (folder / TASK_FILE).is_file():
-        content = read_task_file(folder)
-        starts = {name: _read_stage(folder / place) for name, place in content.stages.items()}
-    else:
-        starts = {ONLY_STAGE: _read_stage(folder)}
-        content = _guess_task(folder, starts[ONLY_STAGE])
-        note = (
-            f"{folder} has no {TASK_FILE}, for an earlier version exported it: its task is taken to be "
-            f"{content.description.family} of {len(content.description.labels)} labels, as config.json has them, in "
-            f"rows of {content.description.options.max_length} tokens."
-        )
+    content = read_task_file(folder)
+    starts = {name: _read_stage(folder / place) for name, place in content.stages.items()}
     tokenizer = next(iter(starts.values())).tokenizer if starts else None
     embed = _read_embedding(folder) if content.description.learned.get("embedding_recall") is True else None
     task = make_described_task(content.description, tokenizer, embed) if tokenizer is not None else None
     if task is None or task.stages.keys() != starts.keys():
         raise RunError(f"{folder / TASK_FILE} has the models {', '.join(starts) or 'none'}; export the model again.")
     fitted = {name: _place_stage(starts[name], stage, device, bf16=bf16) for name, stage in task.stages.items()}
-    return ExportedModel(folder, content.description, task, fitted, starts, note)
+    return ExportedModel(folder, content.description, task, fitted, starts)
 
 
 def _read_stage(folder: Path) -> StartModel:
@@ -136,23 +117,3 @@ def _place_stage(start: StartModel, task: Task, device: torch.device, *, bf16: b
     choose_attention(model, device, bf16=bf16)
     model = model.to(device).eval().requires_grad_(False)
     return Fitted(task, model, TaskLoss(model, device, bf16=bf16, task=task), device, thresholds=task.thresholds)
-
-
-def _guess_task(folder: Path, start: StartModel) -> TaskFile:
-    """Describe the task of an export of an earlier version, where config.json says enough."""
-    assert start.head is not None
-    config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    labels, family = start.head.labels, ""
-    types = tuple(each[2:] for each in labels[1::2])
-    if start.head.kind == "DomextForTokenClassification" and labels == list_tags(types):
-        family, labels = "ner", types
-    elif start.head.kind == "DomextForSequenceClassification" and config.get("problem_type") != "regression":
-        family = "classification"
-    if not family or config.get("task_thresholds"):
-        raise RunError(
-            f"{folder} has no {TASK_FILE}, and its config.json alone does not say how to read what the model predicts; "
-            "remove that export and run the fine-tuning's command again, which writes it anew."
-        )
-    options = TaskOptions(min(TaskOptions.max_length, start.config.max_row_length))
-    description = TaskDescription(family, start.name, labels, FAMILIES[family].metric, options)
-    return TaskFile(description, {ONLY_STAGE: HERE})

@@ -34,7 +34,7 @@ from domext_ray.training.metrics import read_metrics, write_text
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""
 _EPOCHS = ("last_epoch", "best_epoch")
-"""Epochs of a training by its stage; earlier versions' records have none."""
+"""Epochs of a training by its stage."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def build_summary(
 
 
 def _pick_epochs(record: Record) -> dict[str, Any]:
-    return {name: record[name] for name in _EPOCHS if name in record}
+    return {name: record[name] for name in _EPOCHS}
 
 
 def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> str:

@@ -77,7 +77,7 @@ def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     identity = {**identity_of(config), "model_sha256": start.sha256, "data_sha256": loaded.sha256}
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
-    check_identity(folder, _take_grid(identity, read_identity(folder) or {}), FinetuneConfig)
+    check_identity(folder, _take_grid(identity, read_identity(folder) or {}))
     config = settle_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
 

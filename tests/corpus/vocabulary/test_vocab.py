@@ -99,7 +99,6 @@ def test_a_learned_vocabulary_is_of_its_prepare_options(text: Path, tmp_path: Pa
     assert load_tokenizer(folder).tokenize("xq") == ["xq"]
     record = json.loads((folder / "learned_from.json").read_text())
     assert record["prepare"]["min_document_chars"] == 2
-    record.pop("prepare"), record.pop("model_max_length")  # as earlier versions wrote it
     for content, is_kept in ((json.dumps(record), True), ("{", False), ("[]", False), ("[1]", False)):
         (folder / "learned_from.json").write_text(content)
         before = (folder / "tokenizer.json").stat().st_ino

@@ -16,7 +16,7 @@ from job_calls import call_job
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
-from domext_ray.config.identity import describe_difference, hashed_options, identity_of
+from domext_ray.config.identity import describe_difference, identity_of
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
@@ -346,8 +346,6 @@ def test_weights_and_smoothing_reach_the_loss_and_are_part_of_the_run(config: Fi
     assert isinstance(task, ClassTask) and task.label_smoothing == 0.1
     assert task.class_weights is not None and task.class_weights[0] < 1.0 < task.class_weights[1]
     old = {**plan.identity, **{name: identity_of(config)[name] for name in ("labelled", "optim")}}
-    hashed = [hashed_options(each)["labelled"].keys() for each in (config, changed)]
-    assert hashed[1] - hashed[0] == {"class_weights"}, "older runs keep their hashes"
     assert describe_difference(old, plan.identity) == [
         "labelled.class_weights: 'none' -> 'balanced'",
         "optim.label_smoothing: 0.0 -> 0.1",

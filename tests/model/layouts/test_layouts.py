@@ -215,7 +215,6 @@ def test_a_model_tells_its_layout(folders: dict[str, Path], kind: str) -> None:
 
 
 def test_berts_configuration_says_nothing_of_a_layout() -> None:
-    """Files and identities of earlier versions have no such values."""
     config = DomextConfig()
     assert not config.describe_layout() and not LAYOUT_DEFAULTS.keys() & config.to_dict().keys()
     assert not LAYOUT_DEFAULTS.keys() & describe_base(config).keys()
