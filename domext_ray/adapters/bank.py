@@ -250,8 +250,6 @@ class AdapterBank:
                 task=None if task is None else task.to_json(),
             )
             values = json.loads(json.dumps(asdict(entry)))  # as it is read: JSON's keys are text
-            if task is None:
-                del values["task"]
             write_json(
                 temporary / DESCRIPTION,
                 {"format": FORMAT, "sha256": _hash_json(values), "adapter": values},

@@ -50,7 +50,7 @@ def check_alone(start: StartModel, family: str, method: MethodConfig, folder: Pa
     shutil.move(folder / "written", moved)
     own = FinetunedModel(replace(load_exported(moved, CPU), task=task, fitted=fitted))  # the run's, in memory
     alone = load_finetuned(moved, CPU)
-    assert not alone.note and alone.family == family and alone.description == describe_task(task)
+    assert alone.family == family and alone.description == describe_task(task)
     found = alone.predict(task.data.test)
     assert found.predictions == result.predictions["test"]
     assert alone.task.score(task.data.test, found.predictions).values == result.scores["test"].values
