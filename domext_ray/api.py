@@ -20,9 +20,9 @@ from domext_ray.commands.job import Job, configure
 from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.commands.measuring import FINETUNE
 from domext_ray.commands.pretraining import PREPARE
-from domext_ray.config.identity import ConfigT
 from domext_ray.errors import BaseModelError, DomextError, RunError
-from domext_ray.options.option_values import read_arguments
+from domext_ray.options.declare import ConfigT
+from domext_ray.options.read import Given, read_values
 from domext_ray.runs.losses import MLM, find_losses
 from domext_ray.runtime.stopping import raise_user_error
 
@@ -122,7 +122,8 @@ def pretrain(
     *,
     base: Place | None = None,
     corpus: Place | list[Place] | None = None,
-    config_path: Place = "",
+    preset: str = "",
+    config: Place = "",
     **options: Any,
 ) -> Run:
     """Carry a pre-training run from text to report, as `domext pretrain METHOD` does.
@@ -131,7 +132,8 @@ def pretrain(
         method: af, bottleneck, exbert, lora or bert; its preset is what the options change.
         base: the model that is adapted: "general-mini" (ships), a folder, a hub id, or "none"; None: the preset's.
         corpus: its text: a file, a glob, a folder, or a list of them; None: the preset's.
-        config_path: a YAML file of options, or the name of another preset, such as af_base.
+        preset: name of another preset than the method's own, such as af_base.
+        config: a YAML file of options, which changes the preset.
         options: all others by their names; `domext pretrain METHOD --help_all` lists them.
 
     Returns:
@@ -143,17 +145,18 @@ def pretrain(
     """
     with raise_user_error():
         job = JOBS[find_verb(["pretrain", method])]
-        config = _configure(job, {"base": base, "corpus": corpus}, config_path, options)
+        made = _configure(job, {"base": base, "corpus": corpus}, preset, config, options)
         from domext_ray.pipeline import run_pretraining
 
-        return Run(run_pretraining(config))
+        return Run(run_pretraining(made))
 
 
 def prepare(
     *,
     base: Place | None = None,
     corpus: Place | list[Place] | None = None,
-    config_path: Place = "",
+    preset: str = "",
+    config: Place = "",
     **options: Any,
 ) -> Manifest | None:
     """Prepare a corpus ahead of `pretrain`, which finds it, as `domext prepare` does.
@@ -161,7 +164,8 @@ def prepare(
     Args:
         base: the model whose tokenizer cuts it.
         corpus: the text.
-        config_path: a YAML file of options, or the name of a preset.
+        preset: name of another preset than the job's own.
+        config: a YAML file of options, which changes the preset.
         options: all others by their names; `domext prepare --help_all` lists them.
 
     Returns:
@@ -172,10 +176,10 @@ def prepare(
         Stopped: a signal arrived; the same call goes on.
     """
     with raise_user_error():
-        config = _configure(PREPARE, {"base": base, "corpus": corpus}, config_path, options)
+        made = _configure(PREPARE, {"base": base, "corpus": corpus}, preset, config, options)
         from domext_ray.inputs import run_preparation
 
-        return run_preparation(config)
+        return run_preparation(made)
 
 
 def finetune(
@@ -183,7 +187,8 @@ def finetune(
     data: Place | None = None,
     model: Place | Run | None = None,
     *,
-    config_path: Place = "",
+    preset: str = "",
+    config: Place = "",
     **options: Any,
 ) -> FinetunedRun:
     """Fine-tune a model on a labelled set and score it, as `domext finetune` does.
@@ -192,7 +197,8 @@ def finetune(
         task: a task family such as "ner", a described set such as "bc5cdr", or a YAML file that describes one.
         data: folder of the labelled files, or a name on the hub.
         model: a run, an export, a base, or a hub id.
-        config_path: a YAML file of options.
+        preset: name of another preset than the job's own.
+        config: a YAML file of options, which changes the preset.
         options: all others by their names; `domext finetune --help_all` lists them.
 
     Returns:
@@ -204,15 +210,18 @@ def finetune(
     """
     start = model.directory if isinstance(model, Run) else model
     with raise_user_error():
-        config = _configure(FINETUNE, {"task": task, "data": data, "model": start}, config_path, options)
+        made = _configure(FINETUNE, {"task": task, "data": data, "model": start}, preset, config, options)
         from domext_ray.downstream.finetune.finetune import run_finetuning
 
-        return FinetunedRun(run_finetuning(config))
+        return FinetunedRun(run_finetuning(made))
 
 
-def _configure(job: Job[ConfigT], named: dict[str, Any], config_path: Place, options: dict[str, Any]) -> ConfigT:
+def _configure(
+    job: Job[ConfigT], named: dict[str, Any], preset: str, config: Place, options: dict[str, Any]
+) -> ConfigT:
     given = {name: value for name, value in named.items() if value is not None}
-    return configure(job, read_arguments(job.config_class, {**given, **options}, config_path))
+    settings = read_values(job.config_class, {**given, **options})
+    return configure(job, Given(settings, preset, os.fspath(config)))
 
 
 def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
@@ -265,7 +274,8 @@ def _load_pretrained(place: str, folder: Path) -> tuple[PreTrainedTokenizerBase,
     import torch
     import transformers
 
-    from domext_ray.model.base import ASSETS, SHIPPED_BASE, is_own_config
+    from domext_ray.model.base import is_own_config
+    from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
     from domext_ray.model.domext import heads_domext, modeling_domext
     from domext_ray.runtime.quiet import quiet_libraries
 

@@ -44,7 +44,7 @@ class OptionError(ConfigError):
         self.option, self.value, self.rule, self.place = option, value, rule, place
 
     def __str__(self) -> str:
-        shown = repr(self.value)
+        shown = repr(",".join(map(str, self.value)) if isinstance(self.value, tuple) else self.value)
         shown = shown if len(shown) <= 200 else f"{shown[:150]} … {shown[-10:]}"
         return f"--{self.option} is {shown}{f' ({self.place})' if self.place else ''}; it must be {self.rule}."
 

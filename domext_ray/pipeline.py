@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.sources import resolve_sources
@@ -22,6 +21,7 @@ from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import Corpora, check_texts, count_words, provide_corpora, provide_tokenizer
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
+from domext_ray.options.build import identity_of
 from domext_ray.options.places import hide_places
 from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, settle_workers
 from domext_ray.report.examples import make_examples

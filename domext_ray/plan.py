@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
@@ -19,11 +18,13 @@ from domext_ray.corpus.vocabulary.extension import check_given_words, count_brou
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.files import hash_values
-from domext_ray.model.base import SHIPPED_BASE, Base, describe_base, load_base
+from domext_ray.model.base import Base, describe_base, load_base
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.budget import solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, describe_shape
+from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import (
     RunPaths,
     check_identity,

@@ -112,12 +112,12 @@ def test_options_mean_what_flags_mean(
         "af",
         base=tiny_base_folder,
         corpus=[text, str(other)],
-        config_path=mine,
+        config=mine,
         train={"seq_length": np.int64(32), "tokens_per_second": 1000},
         run={"dir": tmp_path / "runs"},
         **{"train.max_steps": 20, "optim.lr": np.float32(0.5), "method.layers": "0-1", "train.eval_rows": 40},
     )
-    flags = ["--config_path", mine, "--base", tiny_base_folder, "--corpus", f"{text},{other}"]
+    flags = ["--config", mine, "--base", tiny_base_folder, "--corpus", f"{text},{other}"]
     flags += ["--train.seq_length", 32, "--train.tokens_per_second", 1000, "--run.dir", tmp_path / "runs"]
     flags += ["--train.max_steps", 20, "--optim.lr", 0.5, "--method.layers", "0-1", "--train.eval_rows", 40]
     assert given == describe_command(capsys, "af", *flags)
@@ -167,7 +167,7 @@ def test_fine_tuning_takes_a_run_and_lists(
         ({"train.max_steps": np.ones(2)}, "--train.max_steps is array([1., 1.]); it must be a whole number."),
         ({"optim.lr": -1.0}, "--optim.lr is -1.0; it must be above 0."),
         ({"base": Path("/nope")}, "--base names '/nope', which does not exist; give general-mini"),
-        ({"config_path": "af_bas"}, "--config_path names 'af_bas', which does not exist; did you mean the preset"),
+        ({"config": "af_bas"}, "--config names 'af_bas', which does not exist; did you mean --preset af_base?"),
         ({"corpus": "/nope.txt", "dry_run": True}, "/nope.txt"),
     ],
 )

@@ -29,13 +29,13 @@ from conftest import REPOSITORY
 from domext_ray.commands.job import Job
 from domext_ray.commands.main import JOBS as VERBS
 from domext_ray.commands.main import find_verb
-from domext_ray.config.identity import from_dict
-from domext_ray.config.parsing import build_config
+from domext_ray.config import presets
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.labelled.set_description import read_description
-from domext_ray.options.option_list import list_options
-from domext_ray.options.option_values import FILE_OPTION, read_flags
+from domext_ray.options.build import from_dict
+from domext_ray.options.kinds import list_options
+from domext_ray.options.read import CONFIG, PRESET, read_flags
 from domext_ray.search.space import read_space
 
 PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", "domext_ray/assets/*/README.md")
@@ -49,7 +49,16 @@ IMAGE = "/opt/domext_ray/"
 """Where the image has the repository."""
 FREE = set("cd docker git kubectl mlflow mypy pre-commit pytest ruff scancel tail tensorboard".split())
 """Commands of others whose options are not looked at; the files of ours that they name are."""
-OTHERS_OPTIONS = {"--help", "--help_all", f"--{FILE_OPTION}", "--generate", "--head", "--runtime-env", "--working-dir"}
+OTHERS_OPTIONS = {
+    "--help",
+    "--help_all",
+    f"--{CONFIG}",
+    f"--{PRESET}",
+    "--generate",
+    "--head",
+    "--runtime-env",
+    "--working-dir",
+}
 """Options in running text that are no option of a job."""
 
 
@@ -160,13 +169,11 @@ def read_job_options(job: Job[Any], options: list[str]) -> None:
     """Let a job read its options; one that it does not use would get a warning."""
     if {"--help", "--help_all"} & set(options):
         return
-    file = read_flags(job.config_class, options).file
+    file = read_flags(job.config_class, options).config
     if file.startswith("runs/"):  # an earlier command's
-        place = options.index(f"--{FILE_OPTION}")
+        place = options.index(f"--{CONFIG}")
         del options[place : place + 2]
-    build_config(
-        job.config_class, find_preset(job.preset) if job.preset else None, read_flags(job.config_class, options)
-    )
+    presets.configure(job.config_class, job.preset, read_flags(job.config_class, options))
     unused = [each for each in read_flags(job.config_class, options).settings if job.is_unused(each)]
     assert not [each for each in unused if not each.startswith(("shape.", "vocab.lowercase"))]
 

@@ -8,12 +8,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from domext_ray.commands.job import Job
 from domext_ray.config.presets import find_preset
-from domext_ray.options.option_list import Option, list_options, list_sections
-from domext_ray.options.option_values import FILE_OPTION, Settings, list_values, read_file
+from domext_ray.options.build import list_values
+from domext_ray.options.kinds import Option, list_options, list_sections
+from domext_ray.options.read import CONFIG, PRESET, Settings, read_file
 
 FEW, ALL = ("--help", "-h"), ("--help_all",)
 """Flags that ask for the options that matter most, and for all of them."""
@@ -42,7 +43,9 @@ def format_help(job: Job[Any], *, is_full: bool, program: str = "") -> str:
     preset: Settings = read_file(job.config_class, find_preset(job.preset), "the preset") if job.preset else {}
     values = list_values(job.config_class, [preset])
     options = {name: each for name, each in list_options(job.config_class).items() if not job.is_unused(name)}
-    file = f"  --{FILE_OPTION} FILE".ljust(_COLUMN) + "a YAML file of options, or the name of a preset"
+    instead = f"a preset instead of {job.preset or 'none'} (domext presets lists them)"
+    file = f"  --{PRESET} NAME".ljust(_COLUMN) + f"{instead}\n"
+    file += f"  --{CONFIG} FILE".ljust(_COLUMN) + "a YAML file of options, which changes the preset"
     if not is_full and len(options) > len(job.main) > 0:
         shown = _format_options((options[each] for each in job.main), values)
         title = f"Options that matter most (of {len(options)}), and the values that they have here:"
@@ -65,7 +68,9 @@ def _format_option(option: Option, value: Any) -> str:
     if option.kind is bool:
         metavar = "|".join([*option.choices, "true", "false"])
     else:
-        metavar = "|".join(map(str, option.choices)) or _METAVARS[option.kind]
+        metavar = _METAVARS.get(option.kind) or "|".join(option.choices)
+    if option.is_list:
+        metavar = "NAME,…" if option.kind is Literal else "|".join([*option.choices, f"{metavar},…"])
     head = f"  --{option.name} {metavar}"
     text = textwrap.wrap(f"{option.help} [{_show(value)}]", _width() - _COLUMN)
     lines = [] if len(head) < _COLUMN else [head]
@@ -78,6 +83,8 @@ def _show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, dict):
         return ", ".join(value) or "none"
+    if isinstance(value, tuple):
+        return ",".join(map(_show, value)) or '""'
     return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
 
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic
 
-from domext_ray.config.identity import ConfigT
-from domext_ray.config.mixture import NO_TEXT
-from domext_ray.config.parsing import build_config
-from domext_ray.config.presets import find_options, find_preset
+from domext_ray.config import presets
+from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.option_list import list_options
-from domext_ray.options.option_values import FILE_OPTION, GivenOptions, read_file
+from domext_ray.options.declare import ConfigT
+from domext_ray.options.kinds import list_options
+from domext_ray.options.read import CONFIG, PRESET, Given
 
 WITHOUT_BASE = ("shape.", "vocab.lowercase")
 """Options, or beginnings of their names, that count with `--base none` only."""
@@ -50,8 +49,7 @@ class Job(Generic[ConfigT]):
         about: what it does, in a sentence, and examples, which begin with `domext` and the verb.
         config_class: its options.
         run: carries it out; imports what it needs.
-        preset: the preset that a file of the user's and flags stand on.
-        plain_preset: the one instead, with --replay.corpus none; empty: the same.
+        preset: the preset that a file of the user's and flags stand on, unless --preset names another.
         main: options of the first screen of help.
         used: options that it reads, where they are few: names, or beginnings that end in a dot or an underscore.
         unused: options that it does not read or that it decides itself; help leaves them out.
@@ -64,7 +62,6 @@ class Job(Generic[ConfigT]):
     config_class: type[ConfigT]
     run: Callable[[ConfigT], object]
     preset: str = ""
-    plain_preset: str = ""
     main: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -85,7 +82,7 @@ def _is_one_of(option: str, names: tuple[str, ...]) -> bool:
     return any(option.startswith(each) if each[-1] in "._" else option == each for each in names)
 
 
-def configure(job: Job[ConfigT], given: GivenOptions) -> ConfigT:
+def configure(job: Job[ConfigT], given: Given) -> ConfigT:
     """Return a job's configuration: its preset, then a file, then single options.
 
     Args:
@@ -96,8 +93,7 @@ def configure(job: Job[ConfigT], given: GivenOptions) -> ConfigT:
         ConfigError: an option outside its rule, or a place that is not there.
         CorpusError: a task or a labelled set that there is not.
     """
-    preset = _choose_preset(job, given)
-    config = build_config(job.config_class, find_preset(preset) if preset else None, given)
+    config = presets.configure(job.config_class, job.preset, given)
     _check_found(job, config)
     if job.check is not None:
         job.check(config)
@@ -105,19 +101,11 @@ def configure(job: Job[ConfigT], given: GivenOptions) -> ConfigT:
     return config
 
 
-def _choose_preset(job: Job[Any], given: GivenOptions) -> str:
-    """Return the name of a job's preset, which the lack of general text changes."""
-    if not job.plain_preset:
-        return job.preset
-    file = read_file(job.config_class, find_options(given.file)) if given.file else {}
-    corpus = {**file, **given.settings}.get("replay.corpus")
-    return job.plain_preset if corpus is not None and corpus.value in ("", NO_TEXT) else job.preset
-
-
 def _check_found(job: Job[Any], config: Any) -> None:
     """Refuse places that are not there: those that the job reads at every start, also when it goes on."""
     options = list_options(job.config_class)
-    asked = [(name, each.strip()) for name in job.found for each in getattr(config, name).split(",")]
+    values = [(name, getattr(config, name)) for name in job.found]
+    asked = [(name, each) for name, value in values for each in (value if isinstance(value, tuple) else [value])]
     asked += [(name, attrgetter(name)(config)) for name in READ if name in options]
     asked += [(name, getattr(config, name)) for name in ("base", "model") if name in options]
     for name, place in asked:
@@ -131,11 +119,18 @@ def _check_found(job: Job[Any], config: Any) -> None:
             raise ConfigError(f"--run.dir is {config.run.dir!r}, which is a file; give the folder of all runs.")
 
 
-def _warn(job: Job[Any], given: GivenOptions, config: Any) -> None:
+def _warn(job: Job[Any], given: Given, config: Any) -> None:
     """Say which options change nothing, and which of several flags counts."""
     for name in given.repeated:
-        last = given.file if name == FILE_OPTION else given.settings[name].value
+        files = {PRESET: given.preset, CONFIG: given.config}
+        last = files[name] if name in files else given.settings[name].value
         print(f"warning: --{name} is given more than once; the last one, {last}, counts.", flush=True)
+    if isinstance(config, PretrainConfig) and config.method.word_rows and not config.has_general_text:
+        print(
+            "warning: words shift, and no general text (--replay.corpus) keeps what the base knows: such a run forgets "
+            "as much as full training; --preset af has neither.",
+            flush=True,
+        )
     has_base = getattr(config, "base", "none") != "none"
     unused = [each for each in given.settings if job.is_unused(each)]
     unused = [each for each in unused if has_base or not each.startswith(WITHOUT_BASE)]

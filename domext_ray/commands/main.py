@@ -19,11 +19,11 @@ from domext_ray.commands.models import BANK, COMPARE, COMPARE_RUNS, EXPORT
 from domext_ray.commands.predicting import PREDICT
 from domext_ray.commands.pretraining import METHODS, PREPARE, VOCAB
 from domext_ray.commands.serving import SERVE
-from domext_ray.config.identity import ConfigT
 from domext_ray.config.presets import describe_preset, find_preset, list_presets
 from domext_ray.errors import ConfigError
-from domext_ray.options.option_list import suggest
-from domext_ray.options.option_values import read_flags
+from domext_ray.options.declare import ConfigT
+from domext_ray.options.kinds import suggest
+from domext_ray.options.read import read_flags
 from domext_ray.runtime.stopping import exit_on_user_error
 
 _JOBS: tuple[Job[Any], ...] = (
@@ -35,7 +35,7 @@ JOBS = {each.verb: each for each in _JOBS}
 
 PRESETS = "presets"
 _ABOUT_PRESETS = "List the files of options that come with the package; domext presets show af prints one."
-_USE_OF_PRESETS = "A verb begins with its own; --config_path af_base changes that by another one."
+_USE_OF_PRESETS = "A verb begins with its own; --preset af_base takes another one."
 _ABOUT = """Domain adaptation of BERT models: a frozen base, small extensions, your text.
 
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic

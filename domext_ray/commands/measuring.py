@@ -59,7 +59,7 @@ def _check_sets(config: SweepConfig) -> None:
     """Refuse a task or a place that does not exist."""
     from domext_ray.labelled.set_description import find_set
 
-    for task, data in zip(config.task_names, config.places, strict=True):
+    for task, data in zip(config.tasks, config.places, strict=True):
         find_set(task, data)
 
 
@@ -77,11 +77,11 @@ SWEEP = Job(
 
     domext sweep                                          # AF Adapter's heads, units and rate, on any machine
     domext sweep --tasks ner --data DIR --corpus TEXT --run.name clinic
-    domext sweep --config_path sweeps/exbert_sizes_mini
+    domext sweep --preset sweeps/exbert_sizes_mini
 
 A trial pre-trains under --budget, fine-tunes on --tasks and is scored on dev; test is never read. The space is in the
-file (the preset sweeps/af_mini without --config_path), and all options of a training job hold for every trial.
-The sweep's directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config_path best.yaml)
+file (the preset sweeps/af_mini without --preset), and all options of a training job hold for every trial.
+The sweep's directory gets sweep.html (leaderboard, figures), best.yaml (domext pretrain af --config best.yaml)
 and trials/, each a run that other jobs take as a model. The same command goes on where it stopped.""",
     SweepConfig,
     _sweep,

@@ -7,7 +7,7 @@ from pathlib import Path
 from domext_ray.commands.job import Job
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, StudyConfig
 from domext_ray.config.presets import find_preset
-from domext_ray.options.fields import require
+from domext_ray.options.declare import require
 
 
 def _compare(config: StudyConfig) -> None:
@@ -32,7 +32,7 @@ Makes RUN.DIR/RUN.NAME with a run for each method and seed, comparison.md, compa
 character gained on held-out text of the domain against points of general accuracy lost. Every run ends at rate 0 when
 its --seconds or --tokens are spent. The same command goes on where it stopped; more --methods, --budgets or --seeds may
 come later. Each method is options of a training job under a name: in the preset compare, in a file of your own
-(--config_path, `presets:`), or in --presets. Methods whose presets have objective.keep, keep_weight or replay read the
+(--config, `presets:`), or in --presets. Methods whose presets have objective.keep, keep_weight or replay read the
 general text of --replay.corpus, and no other method does.""",
     StudyConfig,
     _compare,

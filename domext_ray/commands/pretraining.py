@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from domext_ray.commands.early import check_early
 from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
 
@@ -32,22 +33,19 @@ def _make_method(
     main: tuple[str, ...],
     unused: tuple[str, ...] = WITHOUT_BASE,
     preset: str = "",
-    plain_preset: str = "",
 ) -> Job[PretrainConfig]:
     """The verb of a method, whose preset has its name unless told otherwise."""
     preset = preset or name
-    layers = f"Options come from the preset {preset} (domext presets show {preset}), then --config_path, then flags."
-    if plain_preset:
-        layers += f"\nWith --replay.corpus none the preset is {plain_preset}."
+    layers = f"Options come from the preset {preset} (domext presets show {preset}), then --config, then flags."
     return Job(
         f"pretrain {name}",
         f"{about}\n\n{layers}",
         PretrainConfig,
         _pretrain,
         preset,
-        plain_preset,
         main=(*TRAINING, *main, *LENGTH, *PLACE),
         unused=unused,
+        check=check_early,
     )
 
 
@@ -60,10 +58,9 @@ The words of the base shift, too, and on general text that the base writes itsel
     domext pretrain af                                  # the small base and corpus that every machine has
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
     domext pretrain af … --replay.corpus general.txt    # general text of yours, not the base's
-    domext pretrain af … --replay.corpus none           # heads and units alone, as in the paper""",
+    domext pretrain af --preset af …                    # heads and units alone, as in the paper""",
     ("replay.corpus", "method.heads", "method.ffn_units"),
     preset="af_words",
-    plain_preset="af",
 )
 
 BERT = _make_method(

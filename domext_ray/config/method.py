@@ -4,44 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from domext_ray.extensions.anatomy import TRAINS
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, ExtensionOptions, name_options
-from domext_ray.options.fields import check_folder_name, require, require_one_of
+from domext_ray.options.declare import option_group, read_layer_range, require
 
 _ADDS = ("extensions", "domain", "all")
 _SCALED = tuple(each for each in EXTENSIONS if each.scaled)
 
 
-@dataclass(frozen=True)
+@option_group
 class MethodConfig(ExtensionOptions):
     """Which extensions the model carries and which parameters train."""
 
     def __post_init__(self) -> None:
-        check_folder_name("method.name", self.name)
-        require_one_of(self.trains, "method.trains", TRAINS)
-        require_one_of(self.init, "method.init", ("zero", "paper"))
-        require(self.domain.isidentifier(), "method.domain", self.domain, "letters, digits and underscores")
         for extension in EXTENSIONS:
             extension.check(self)
-        budget = self.trainable_budget
-        require(0.0 <= budget < 1.0, "method.trainable_budget", budget, "from 0 to below 1")
-        for name in self.active_domain_names:
-            require(name.isidentifier(), "method.active_domains", self.active_domains, "names separated by commas")
         require(
-            not self.active_domains or not self.has_domain or self.domain in self.active_domain_names,
-            "method.active_domains",
+            not self.active_domains or not self.has_domain or self.domain in self.active_domains,
+            "active_domains",
             self.active_domains,
             f"a list that has {self.domain!r}, which trains",
         )
-        if self.layers:
-            _parse_layers(self.layers)
         self._check_what_trains()
 
     def _check_what_trains(self) -> None:
         """Refuse extensions that would not train, and a budget without a size to solve."""
         require(
-            (self.top_layers > 0) == (self.trains == "top_layers") and self.top_layers >= 0,
-            "method.top_layers",
+            (self.top_layers > 0) == (self.trains == "top_layers"),
+            "top_layers",
             self.top_layers,
             "above 0 with --method.trains top_layers"
             if self.trains == "top_layers"
@@ -50,19 +39,19 @@ class MethodConfig(ExtensionOptions):
         adds = any(getattr(self, size) for size in MAIN_SIZES)
         require(
             self.trains in _ADDS or not adds,
-            "method.trains",
+            "trains",
             self.trains,
             "extensions, domain or all where there are extensions (heads, FFN units, bottlenecks, modules, LoRA, …)",
         )
         require(
             self.trains != "domain" or self.has_domain,
-            "method.trains",
+            "trains",
             self.trains,
             f"extensions when there is no domain; or give one ({name_options(DOMAIN_PARTS)})",
         )
         require(
             not self.trainable_budget or self.is_sized,
-            "method.trainable_budget",
+            "trainable_budget",
             self.trainable_budget,
             f"0 for a method that has no size to solve (give one of {name_options(_SCALED)} a start, and "
             "--method.trains extensions or domain)",
@@ -87,20 +76,7 @@ class MethodConfig(ExtensionOptions):
     @property
     def layer_range(self) -> tuple[int, int] | None:
         """First and last layer of the domain; None: all."""
-        return _parse_layers(self.layers) if self.layers else None
-
-    @property
-    def active_domain_names(self) -> tuple[str, ...]:
-        """Domains that take part; empty: all."""
-        return tuple(each.strip() for each in self.active_domains.split(",")) if self.active_domains else ()
-
-
-def _parse_layers(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    last = last or first
-    is_range = first.strip().isdigit() and last.strip().isdigit() and int(first) <= int(last)
-    require(is_range, "method.layers", text, "a layer, or the first and the last one, such as 6-11")
-    return int(first), int(last)
+        return read_layer_range(self.layers) if self.layers else None
 
 
 _BESIDE = ("word_rows",)

@@ -9,17 +9,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
-from domext_ray.options.fields import require
-from domext_ray.options.option_values import read_number
+from pydantic import AfterValidator, Field
+
+from domext_ray.options.declare import option_group, require
+from domext_ray.options.kinds import to_number
 
 DOMAIN, GENERAL = "domain", "general"
 """Names of --corpus and --replay.corpus among the parts of a mixture."""
 SELF, NO_TEXT = "self", "none"
 """What --replay.corpus may be beside a place: general text that the base writes itself, and none."""
 MAX_PARTS = 100
-_OPTION = "mixture.parts"
+_OPTION = "parts"
 _FIELDS = ("corpus", "weight", "keep")
 
 
@@ -42,7 +44,7 @@ class TextPart:
     @property
     def option(self) -> str:
         """Where it was given, for sentences."""
-        return "--replay.corpus" if self.name == GENERAL else f"--{_OPTION} {self.name}"
+        return "--replay.corpus" if self.name == GENERAL else f"--mixture.parts {self.name}"
 
     @property
     def is_written(self) -> bool:
@@ -59,7 +61,43 @@ class TextPart:
         return [weight for first, weight in self.weights if first <= share][-1]
 
 
-@dataclass(frozen=True)
+def _complete_all(given: dict[str, Any]) -> dict[str, Any]:
+    """Return parts in one form and order for all ways to write them, which JSON and YAML bring back as it is."""
+    require(len(given) <= MAX_PARTS, _OPTION, len(given), f"at most {MAX_PARTS} parts")
+    parts = {str(name): _complete(str(name), each) for name, each in given.items()}
+    return dict(sorted(parts.items()))
+
+
+def _complete(name: str, given: Any) -> dict[str, Any]:
+    """Return a part with all of its fields, each in its one form."""
+    option = f"{_OPTION}.{name}"
+    is_name = re.fullmatch(r"[A-Za-z0-9][\w-]*", name) and name not in (DOMAIN, GENERAL)
+    require(bool(is_name), _OPTION, name, f"names of letters, digits, _ and -, other than {DOMAIN} and {GENERAL}")
+    require(isinstance(given, dict), option, given, "options of a part, such as {corpus: more.txt, weight: 2}")
+    unknown = [str(each) for each in given if each not in _FIELDS]
+    require(not unknown, option, ", ".join(unknown), f"of {', '.join(_FIELDS)}")
+    corpus, weight, keep = given.get("corpus", ""), given.get("weight", 1.0), given.get("keep", False)
+    require(isinstance(corpus, str) and bool(corpus.strip()), f"{option}.corpus", corpus, "at least one file or folder")
+    require(isinstance(keep, bool), f"{option}.keep", keep, "true or false")
+    if not isinstance(weight, dict):
+        return {"corpus": corpus, "weight": _read_weight(f"{option}.weight", weight), "keep": keep}
+    firsts = [to_number(each) for each in weight]
+    is_ascending = bool(firsts) and firsts[0] == 0 and all(isinstance(each, float) and each < 1 for each in firsts)
+    is_ascending = is_ascending and all(a < b for a, b in zip(firsts, firsts[1:], strict=False))
+    rule = "weights from shares of the horizon on, ascending from 0 to below 1, such as {0: 1, 0.5: 3}"
+    require(is_ascending, f"{option}.weight", weight, rule)
+    weights = zip(firsts, weight.values(), strict=True)
+    read = {str(first): _read_weight(f"{option}.weight", each) for first, each in weights}
+    return {"corpus": corpus, "weight": read, "keep": keep}
+
+
+def _read_weight(option: str, value: Any) -> float:
+    number = to_number(value)
+    require(isinstance(number, float) and 0.0 <= number <= 1e6, option, value, "from 0 to 1,000,000")
+    return float(number)
+
+
+@option_group
 class MixtureConfig:
     """Further parts of the domain's text beside --corpus, read in the ratio of their weights.
 
@@ -67,15 +105,11 @@ class MixtureConfig:
     from half of the horizon (--optim.decay_steps) on. With keep: true the part is general text, as --replay.corpus is.
     """
 
-    weight: float = 1.0  # weight of --corpus itself
-    parts: dict[str, Any] = field(default_factory=dict, metadata={"before": {}})  # name: {corpus, weight, keep}
+    weight: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0  # weight of --corpus itself
+    # name: {corpus, weight, keep}
+    parts: Annotated[dict[str, Any], AfterValidator(_complete_all)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(0.0 < self.weight <= 1e6, "mixture.weight", self.weight, "above 0, at most 1,000,000")
-        require(len(self.parts) <= MAX_PARTS, _OPTION, len(self.parts), f"at most {MAX_PARTS} parts")
-        # In one form and order for all ways to write it, which JSON and YAML bring back as it is.
-        parts = {str(name): _complete(str(name), each) for name, each in self.parts.items()}
-        object.__setattr__(self, "parts", dict(sorted(parts.items())))
         for each in self.list_parts():
             require(any(weight for _, weight in each.weights), f"{_OPTION}.{each.name}.weight", 0, "above 0 somewhere")
 
@@ -109,36 +143,6 @@ def list_shares(
             own[number] = own[number] if part.weights else general_share
         shares.append((first, tuple(own)))
     return shares
-
-
-def _complete(name: str, given: Any) -> dict[str, Any]:
-    """Return a part with all of its fields, each in its one form."""
-    option = f"{_OPTION}.{name}"
-    is_name = re.fullmatch(r"[A-Za-z0-9][\w-]*", name) and name not in (DOMAIN, GENERAL)
-    require(bool(is_name), _OPTION, name, f"names of letters, digits, _ and -, other than {DOMAIN} and {GENERAL}")
-    require(isinstance(given, dict), option, given, "options of a part, such as {corpus: more.txt, weight: 2}")
-    unknown = [str(each) for each in given if each not in _FIELDS]
-    require(not unknown, option, ", ".join(unknown), f"of {', '.join(_FIELDS)}")
-    corpus, weight, keep = given.get("corpus", ""), given.get("weight", 1.0), given.get("keep", False)
-    require(isinstance(corpus, str) and bool(corpus.strip()), f"{option}.corpus", corpus, "at least one file or folder")
-    require(isinstance(keep, bool), f"{option}.keep", keep, "true or false")
-    if not isinstance(weight, dict):
-        return {"corpus": corpus, "weight": _read_weight(f"{option}.weight", weight), "keep": keep}
-    firsts = [read_number(each)[0] for each in weight]
-    is_ascending = bool(firsts) and firsts[0] == 0 and all(each is not None and each < 1 for each in firsts)
-    is_ascending = is_ascending and all(a < b for a, b in zip(firsts, firsts[1:], strict=False))  # type: ignore[operator]
-    rule = "weights from shares of the horizon on, ascending from 0 to below 1, such as {0: 1, 0.5: 3}"
-    require(is_ascending, f"{option}.weight", weight, rule)
-    weights = zip(firsts, weight.values(), strict=True)
-    read = {str(first): _read_weight(f"{option}.weight", each) for first, each in weights}
-    return {"corpus": corpus, "weight": read, "keep": keep}
-
-
-def _read_weight(option: str, value: Any) -> float:
-    number = read_number(value)[0]
-    require(number is not None and 0.0 <= number <= 1e6, option, value, "from 0 to 1,000,000")
-    assert number is not None
-    return number
 
 
 def _read_weights(weight: Any) -> tuple[tuple[Fraction, Fraction], ...]:

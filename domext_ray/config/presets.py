@@ -1,12 +1,21 @@
-"""The presets: YAML files of options that come with the package, each known by its path in presets/ without .yaml."""
+"""A job's configuration: a preset, a YAML file and flags, each standing on the one before.
+
+The presets are YAML files that come with the package, each known by its path in presets/ without .yaml.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from domext_ray.errors import ConfigError
-from domext_ray.options.option_list import suggest
-from domext_ray.options.option_values import FILE_OPTION
+from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.errors import ConfigError, OptionError
+from domext_ray.extensions.table import MAIN_SIZES
+from domext_ray.options.build import build
+from domext_ray.options.declare import ConfigT
+from domext_ray.options.kinds import suggest
+from domext_ray.options.read import PRESET, Given, Settings, read_file
 
 FOLDER = Path(__file__).resolve().parents[1] / "presets"
 
@@ -17,33 +26,30 @@ def list_presets() -> list[str]:
     return sorted(names, key=lambda name: ("/" in name, name))
 
 
-def find_preset(name: str) -> Path:
+def find_preset(name: str, option: str = "") -> Path:
     """Return the file of a preset.
 
     Args:
         name: as `list_presets` has it.
+        option: the option that named it, for the sentence.
 
     Raises:
         ConfigError: there is no preset of this name.
     """
     if name not in list_presets():
-        raise ConfigError(f"{name!r} is no preset{_suggest(name) or '; domext presets lists them.'}")
+        file = " (--config takes a file of yours)" if option and Path(name).expanduser().exists() else ""
+        near = _suggest(name)
+        hint = f"; did you mean the preset {near}?" if near else "; domext presets lists them."
+        raise ConfigError(f"{option and f'{option}: '}{name!r} is no preset{file}{hint}")
     return FOLDER / f"{name}.yaml"
 
 
-def find_options(place: str) -> Path:
-    """Return the file that --config_path names: a file of the user's, else a preset by its name.
-
-    Raises:
-        ConfigError: there is neither.
-    """
-    path = Path(place).expanduser()
-    if place in list_presets() and not path.is_file():
-        return find_preset(place)
-    if not path.exists():
-        hint = _suggest(path.name.removesuffix(".yaml")) or "."
-        raise ConfigError(f"--{FILE_OPTION} names {place!r}, which does not exist{hint}")
-    return path
+def _suggest(name: str) -> str:
+    """Return the names of presets that a name was probably meant to be; empty if none is near."""
+    known = list_presets()
+    leaf = Path(name).name.removesuffix(".yaml")
+    leaves = {each.rpartition("/")[2]: each for each in reversed(known)}
+    return " or ".join([leaves[leaf]] if leaf in leaves else suggest(leaf.lower(), known))
 
 
 def describe_preset(name: str) -> str:
@@ -51,9 +57,44 @@ def describe_preset(name: str) -> str:
     return find_preset(name).read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
-def _suggest(name: str) -> str:
-    """Return the end of a sentence about a name that no preset has; empty if none is near."""
-    known = list_presets()
-    leaves = {each.rpartition("/")[2]: each for each in reversed(known)}
-    near = [leaves[name]] if name in leaves else suggest(name.lower(), known)
-    return f"; did you mean the preset {' or '.join(near)}?" if near else ""
+def configure(config_class: type[ConfigT], preset: str, given: Given) -> ConfigT:
+    """Build a configuration from a preset, a YAML file and single options.
+
+    Args:
+        config_class: the configuration's class.
+        preset: name of the job's own preset; empty: the defaults of the class.
+        given: what a user gave.
+
+    Raises:
+        ConfigError: a preset or file that there is not, or that is no YAML, or a value outside its rule.
+    """
+    start = find_preset(given.preset, f"--{PRESET}") if given.preset else find_preset(preset) if preset else None
+    layers: list[Settings] = [read_file(config_class, start, "the preset") if start else {}]
+    if given.config:
+        if not Path(given.config).expanduser().exists() and (near := _suggest(given.config)):
+            raise ConfigError(f"--config names {given.config!r}, which does not exist; did you mean --preset {near}?")
+        layers.append(read_file(config_class, Path(given.config)))
+    layers += [given.settings]
+    config = build(config_class, layers)
+    method = getattr(config, "method", None)
+    if method is not None:
+        _check_name(method, isinstance(config, PretrainConfig) and config.vocab.extends_base, layers)
+    return config
+
+
+def _check_name(method: MethodConfig, has_words: bool, layers: Sequence[Settings]) -> None:
+    """Refuse a name that says one method while the sizes say another; warn where it is the preset's.
+
+    Who says a name and all sizes (a run's config.yaml, a sweep's best.yaml) may call them what they are not.
+    """
+    name = method.name.lower().replace("-", "_")
+    fitting = list_names(method, has_words)
+    if name not in KNOWN_METHODS or name in fitting:
+        return
+    said = next((each for each in reversed(layers) if "method.name" in each), layers[0])
+    if said is layers[0] or all(f"method.{each}" in said for each in ("trains", *MAIN_SIZES)):
+        if fitting:
+            print(f"warning: --method.name is {method.name!r}, and what trains is {fitting[0]}.", flush=True)
+        return
+    rule = f"{', '.join([*fitting, 'a name of your own'])}, or the sizes must change: {name} has {KNOWN_METHODS[name]}"
+    raise OptionError("method.name", method.name, rule, said["method.name"].place)

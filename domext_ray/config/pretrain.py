@@ -2,94 +2,87 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
-from domext_ray.options.fields import (
-    MANY,
+from domext_ray.options.declare import (
+    Count,
+    CountOrNone,
+    FilePlace,
+    FolderName,
+    Length,
+    Place,
+    Ratio,
+    RunFolder,
+    Share,
+    ShareOrNone,
     UseGpu,
-    check_folder_name,
-    check_place,
-    check_use_gpu,
+    filled,
     free,
     is_gpu_used,
+    option_group,
+    place,
     require,
-    require_at_most,
-    require_one_of,
 )
 
 MAX_LANES = 64
 """Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""
 
 
-@dataclass(frozen=True)
+@option_group
 class RunConfig:
     """Where a run lives."""
 
-    name: str = free("")  # name of the run; empty: the method's name
-    dir: str = free("runs")  # folder of all runs; the run itself is DIR/NAME
-    keep_checkpoints: int = free(2)  # newest checkpoints kept
+    name: FolderName = free("")  # name of the run; empty: the method's name
+    dir: Annotated[str, filled("a folder"), place()] = free("runs")  # folder of all runs; the run itself is DIR/NAME
+    keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
     tensorboard: bool = free(True)  # also write TensorBoard events
 
-    def __post_init__(self) -> None:
-        require(self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "1 or more")
-        if self.name:
-            check_folder_name("run.name", self.name)
-        require(bool(self.dir.strip()), "run.dir", self.dir, "a folder")
-        check_place("run.dir", self.dir)
 
-
-HeldOutBy = Literal["auto", "document", "block", "file"]
-
-
-@dataclass(frozen=True)
+@option_group
 class PrepareConfig:
     """How text becomes rows of tokens."""
 
     document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
-    pair: str = ""  # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
-    held_out_frac: float = 0.02  # share of documents kept for evaluation
-    held_out_by: HeldOutBy = free("auto")  # single documents, blocks of neighbours or files; auto: blocks of text lines
-    min_document_chars: int = 20  # shorter documents are dropped and counted
-    max_document_chars: int = 1_000_000  # longer documents are cut into documents of this many characters
+    # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
+    pair: tuple[str, ...] = ()
+    held_out_frac: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.02  # share of documents kept for evaluation
+    # single documents, blocks of neighbours or files; auto: blocks of text lines
+    held_out_by: Literal["auto", "document", "block", "file"] = free("auto")
+    min_document_chars: PositiveInt = 20  # shorter documents are dropped and counted
+    max_document_chars: PositiveInt = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
     packed: bool = False  # rows hold several documents that do not see each other, each with its own [CLS]
     chinese_words: bool = True  # find words of Han text with jieba (whole-word masking); off: one word per character
-    shard_bytes: int = 8 * 2**20  # source bytes of one reading task, which makes one shard
-    max_dropped_frac: float = free(0.5)  # share of rows without text (null, no such field, not UTF-8) that is refused
-    cache_dir: str = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
+    shard_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20  # source bytes of one reading task, which makes one shard
+    # share of rows without text (null, no such field, not UTF-8) that is refused
+    max_dropped_frac: Ratio = free(0.5)
+    cache_dir: Place = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
 
     def __post_init__(self) -> None:
-        require_one_of(self.document, "prepare.document", ("line", "blank_line", "file"))
-        require(0.0 < self.held_out_frac < 0.5, "prepare.held_out_frac", self.held_out_frac, "between 0 and 0.5")
-        require_one_of(self.held_out_by, "prepare.held_out_by", get_args(HeldOutBy))
-        require(0.0 <= self.max_dropped_frac <= 1.0, "prepare.max_dropped_frac", self.max_dropped_frac, "from 0 to 1")
-        require(self.min_document_chars >= 1, "prepare.min_document_chars", self.min_document_chars, "1 or more")
         require(
             self.max_document_chars >= self.min_document_chars,
-            "prepare.max_document_chars",
+            "max_document_chars",
             self.max_document_chars,
             "at least --prepare.min_document_chars",
         )
-        require(self.shard_bytes >= 1024, "prepare.shard_bytes", self.shard_bytes, "1024 or more")
-        check_place("prepare.cache_dir", self.cache_dir)
-        fields = self.text_fields
-        is_pair = len(fields) == 2 and all(fields) and fields[0] != fields[1]
-        require(not self.pair or is_pair, "prepare.pair", self.pair, "two fields by a comma, such as title,body")
+        is_pair = len(self.pair) == len({*self.pair} - {""}) == 2
+        require(not self.pair or is_pair, "pair", self.pair, "two fields with a comma between them, such as title,body")
         rule = "left out with --prepare.pair, which names both fields"
-        require(not self.pair or self.field == "text", "prepare.field", self.field, rule)
+        require(not self.pair or self.field == "text", "field", self.field, rule)
 
     @property
     def text_fields(self) -> tuple[str, ...]:
         """The fields of a row that are read."""
-        return tuple(each.strip() for each in self.pair.split(",")) if self.pair else (self.field,)
+        return self.pair or (self.field,)
 
     @property
     def fields_option(self) -> str:
@@ -101,17 +94,13 @@ class PrepareConfig:
         return f"{'two texts of ' if self.pair else ''}{seq_length} tokens at most"
 
 
-@dataclass(frozen=True)
+@option_group
 class ReplayConfig:
     """General text that is read beside the domain's, so that the model keeps what its base knew (--objective.keep)."""
 
-    corpus: str = ""  # general text, from where --corpus reads; self: the base writes it; none or empty: none
-    frac: float = 0.25  # share of all rows that are general
-
-    def __post_init__(self) -> None:
-        if self.corpus == NO_TEXT:
-            object.__setattr__(self, "corpus", "")
-        require(0.0 < self.frac < 1.0, "replay.frac", self.frac, "between 0 and 1")
+    # general text, from where --corpus reads; self: the base writes it; none or empty: none
+    corpus: Annotated[str, AfterValidator(lambda place: "" if place == NO_TEXT else place)] = ""
+    frac: Share = 0.25  # share of all rows that are general
 
     @property
     def is_written(self) -> bool:
@@ -124,25 +113,24 @@ class ReplayConfig:
         return Fraction(str(self.frac))
 
 
-@dataclass(frozen=True)
+VocabPlace = Annotated[str, place("a file or folder")]
+
+
+@option_group
 class VocabConfig:
     """Words that are learned on the corpus: new ones beside a base's, or, with `--base none`, WordPieces for all."""
 
-    size: int = 0  # entries to learn: new words beside the base's (0: none), or the whole vocabulary with --base none
+    # entries to learn: new words beside the base's (0: none), or the whole vocabulary with --base none
+    size: CountOrNone = 0
     lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)
-    min_frequency: int = 5  # new words must occur this often in the corpus
+    min_frequency: PositiveInt = 5  # new words must occur this often in the corpus
     whole_words: bool = False  # new entries are whole words only, no pieces of words
-    protected: str = ""  # file of words, one per line, that get an entry whatever their frequency
-    words: str = ""  # your own new words: a file, one per line, or a folder that domext vocab made
-    extend: str = ""  # folder of an earlier extension vocabulary, whose words and ids come first
+    protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
+    words: VocabPlace = ""  # your own new words: a file, one per line, or a folder that domext vocab made
+    extend: VocabPlace = ""  # folder of an earlier extension vocabulary, whose words and ids come first
 
     def __post_init__(self) -> None:
-        require(self.size >= 0, "vocab.size", self.size, "0 or more")
-        require_at_most(self, "vocab.", size=16 * MANY)
-        require(self.min_frequency >= 1, "vocab.min_frequency", self.min_frequency, "1 or more")
-        require(not (self.size and self.words), "vocab.size", self.size, "0 when --vocab.words brings the words")
-        for name in ("protected", "words", "extend"):
-            check_place(f"vocab.{name}", getattr(self, name), "a file or folder")
+        require(not (self.size and self.words), "size", self.size, "0 when --vocab.words brings the words")
 
     @property
     def extends_base(self) -> bool:
@@ -150,36 +138,30 @@ class VocabConfig:
         return bool(self.size or self.words)
 
 
-@dataclass(frozen=True)
+Width = Count
+
+
+@option_group
 class ShapeConfig:
     """The encoder that is made when there is no base (`--base none`)."""
 
-    num_hidden_layers: int = 4  # layers
-    hidden_size: int = 256  # width d
-    num_attention_heads: int = 4  # heads h; d must be divisible by it
-    intermediate_size: int = 1024  # FFN units
-    max_position_embeddings: int = 512  # longest row
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1000)] = 4  # layers
+    hidden_size: Width = 256  # width d
+    num_attention_heads: PositiveInt = 4  # heads h; d must be divisible by it
+    intermediate_size: Width = 1024  # FFN units
+    max_position_embeddings: Width = 512  # longest row
     position_init: Literal["sinusoidal", "normal"] = "sinusoidal"  # start of the learned position table
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            if each.type == "int":
-                require(getattr(self, each.name) >= 1, f"shape.{each.name}", getattr(self, each.name), "1 or more")
-        require_at_most(self, "shape.", num_hidden_layers=1000, hidden_size=MANY, intermediate_size=MANY)
-        require_at_most(self, "shape.", max_position_embeddings=MANY)
-        require_one_of(self.position_init, "shape.position_init", ("sinusoidal", "normal"))
         require(
             self.hidden_size % self.num_attention_heads == 0,
-            "shape.hidden_size",
+            "hidden_size",
             self.hidden_size,
             f"divisible by --shape.num_attention_heads ({self.num_attention_heads})",
         )
 
 
-ObjectiveKind = Literal["masked", "left_to_right", "denoise", "contrast"]
-
-
-@dataclass(frozen=True)
+@option_group
 class ObjectiveConfig(VectorOptions):
     """Masked-language modelling, and next-sentence prediction (BERT section 3.1; AF Adapter masks whole words).
 
@@ -192,34 +174,28 @@ class ObjectiveConfig(VectorOptions):
     to make a vector of a row (`VectorOptions`).
     """
 
-    kind: ObjectiveKind = "masked"  # left_to_right: each token from those before it; denoise, contrast: a row's vector
-    mask_prob: float = 0.15  # share of tokens that are predicted
-    mask_token_frac: float = 0.8  # of these: replaced by [MASK]
-    random_token_frac: float = 0.1  # of these: replaced by a random ordinary token; the rest is kept
+    # left_to_right: each token from those before it; denoise, contrast: a row's vector
+    kind: Literal["masked", "left_to_right", "denoise", "contrast"] = "masked"
+    mask_prob: Share = 0.15  # share of tokens that are predicted
+    mask_token_frac: Ratio = 0.8  # of these: replaced by [MASK]
+    random_token_frac: Ratio = 0.1  # of these: replaced by a random ordinary token; the rest is kept
     whole_word: bool = True  # all tokens of a word are predicted together
     next_sentence: bool = False  # rows are pairs of text, and half of the second ones come from another document
     keep: Literal["kl", "replay", "none"] = "kl"  # what rows of --replay.corpus teach; kl: the base's predictions
-    keep_weight: float = 3.0  # weight of that term's mean beside the domain's
+    keep_weight: Annotated[float, Field(gt=0.0, le=1000.0)] = 3.0  # weight of that term's mean beside the domain's
 
     def __post_init__(self) -> None:
-        require_one_of(self.kind, "objective.kind", get_args(ObjectiveKind))
         require(
             not (self.is_left_to_right and self.next_sentence),
-            "objective.next_sentence",
+            "next_sentence",
             self.next_sentence,
             "false with --objective.kind left_to_right, where the first token sees nothing of the pair",
         )
         rule = f"false with --objective.kind {self.kind}, which reads no pairs"
-        require(not (self.makes_vectors and self.next_sentence), "objective.next_sentence", True, rule)
-        require_one_of(self.keep, "objective.keep", ("kl", "replay", "none"))
-        self.check_vectors()
-        require(0.0 < self.keep_weight <= 1000.0, "objective.keep_weight", self.keep_weight, "above 0, at most 1000")
-        require(0.0 < self.mask_prob < 1.0, "objective.mask_prob", self.mask_prob, "between 0 and 1")
-        for name in ("mask_token_frac", "random_token_frac"):
-            require(0.0 <= getattr(self, name) <= 1.0, f"objective.{name}", getattr(self, name), "from 0 to 1")
+        require(not (self.makes_vectors and self.next_sentence), "next_sentence", True, rule)
         require(
             self.mask_token_frac + self.random_token_frac <= 1.0 + 1e-9,
-            "objective.random_token_frac",
+            "random_token_frac",
             self.random_token_frac,
             "at most 1 - --objective.mask_token_frac",
         )
@@ -245,55 +221,49 @@ class ObjectiveConfig(VectorOptions):
         return self.contrast_rows if self.kind == "contrast" else 1
 
 
-@dataclass(frozen=True)
+@option_group
 class TrainConfig:
     """How long to train, on what batches, and how often to look."""
 
-    max_steps: int = free(1000)  # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
-    epochs: float = free(0.0)  # passes over the corpus, at most; 0: no limit
-    max_tokens: int = free(0)  # tokens read, at most; 0: no limit
-    max_seconds: float = free(0.0)  # seconds spent in training steps, at most; 0: no limit
-    global_batch_size: int = 32  # rows of one optimiser step, over all workers
-    micro_batch_size: int = free(0)  # rows of one forward pass; 0: the largest divisor of a worker's share up to 32
-    seq_length: int = 128  # tokens of a row, [CLS] and [SEP] included
-    long_seq_length: int = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
-    long_frac: float = 0.1  # share of --optim.decay_steps that the second phase takes
-    long_micro_batch_size: int = free(0)  # rows of a forward pass there; 0: as many tokens as in the first phase
-    dropout: float = 0.1  # dropout of hidden states and attention
-    checkpoint_every: int = free(200)  # steps between checkpoints (one more at the end)
-    eval_every: int = free(200)  # steps between evaluations (also at the start and at the end)
-    eval_rows: int = free(400)  # held-out rows of an evaluation, at most
-    max_failures: int = free(3)  # worker failures after which the job gives up
-    tokens_per_second: float = free(0.0)  # rate that a dry run assumes; 0: it times a few steps on this machine
-    teraflops: float = free(0.0)  # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
-    general_probe: str = free("")  # sentences of the forgetting meter, one per line; empty: those that ship
+    # optimiser steps, at most; 0: as many as --train.epochs or --train.max_tokens make
+    max_steps: NonNegativeInt = free(1000)
+    epochs: NonNegativeFloat = free(0.0)  # passes over the corpus, at most; 0: no limit
+    max_tokens: NonNegativeInt = free(0)  # tokens read, at most; 0: no limit
+    max_seconds: NonNegativeFloat = free(0.0)  # seconds spent in training steps, at most; 0: no limit
+    global_batch_size: Width = 32  # rows of one optimiser step, over all workers
+    # rows of one forward pass; 0: the largest divisor of a worker's share up to 32
+    micro_batch_size: NonNegativeInt = free(0)
+    seq_length: Length = 128  # tokens of a row, [CLS] and [SEP] included
+    long_seq_length: CountOrNone = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
+    long_frac: Share = 0.1  # share of --optim.decay_steps that the second phase takes
+    # rows of a forward pass there; 0: as many tokens as in the first phase
+    long_micro_batch_size: NonNegativeInt = free(0)
+    dropout: ShareOrNone = 0.1  # dropout of hidden states and attention
+    checkpoint_every: PositiveInt = free(200)  # steps between checkpoints (one more at the end)
+    eval_every: PositiveInt = free(200)  # steps between evaluations (also at the start and at the end)
+    eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
+    max_failures: NonNegativeInt = free(3)  # worker failures after which the job gives up
+    # rate that a dry run assumes; 0: it times a few steps on this machine
+    tokens_per_second: NonNegativeFloat = free(0.0)
+    # or each worker's operations per second, 1e12: 400 is two fifths of an H100's peak
+    teraflops: NonNegativeFloat = free(0.0)
+    general_probe: FilePlace = free("")  # sentences of the forgetting meter, one per line; empty: those that ship
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "checkpoint_every", "eval_every", "eval_rows"):
-            require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "1 or more")
         is_limited = self.epochs > 0 or self.max_tokens > 0
-        rule = "0 or more" if is_limited else "1 or more, or 0 with --train.epochs or --train.max_tokens"
-        require(self.max_steps >= (0 if is_limited else 1), "train.max_steps", self.max_steps, rule)
-        require(self.micro_batch_size >= 0, "train.micro_batch_size", self.micro_batch_size, "0 (automatic) or more")
-        require(self.seq_length >= 8, "train.seq_length", self.seq_length, "8 or more")
-        require_at_most(self, "train.", global_batch_size=MANY, seq_length=MANY, long_seq_length=MANY)
-        for name in ("epochs", "max_tokens", "max_seconds", "long_micro_batch_size", "tokens_per_second", "teraflops"):
-            require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
+        rule = "1 or more, or 0 with --train.epochs or --train.max_tokens"
+        require(self.max_steps > 0 or is_limited, "max_steps", self.max_steps, rule)
         both = self.tokens_per_second > 0 and self.teraflops > 0
-        require(not both, "train.teraflops", self.teraflops, "0 with --train.tokens_per_second, which says as much")
+        require(not both, "teraflops", self.teraflops, "0 with --train.tokens_per_second, which says as much")
         require(
             self.long_seq_length == 0 or self.long_seq_length > self.seq_length,
-            "train.long_seq_length",
+            "long_seq_length",
             self.long_seq_length,
             f"0, or above --train.seq_length ({self.seq_length})",
         )
-        require(0.0 < self.long_frac < 1.0, "train.long_frac", self.long_frac, "between 0 and 1")
-        require(0.0 <= self.dropout < 1.0, "train.dropout", self.dropout, "from 0 to below 1")
-        require(self.max_failures >= 0, "train.max_failures", self.max_failures, "0 or more")
-        check_place("train.general_probe", self.general_probe, "a file")
 
 
-@dataclass(frozen=True)
+@option_group
 class OptimConfig:
     """AdamW with linear warm-up and a decay to zero.
 
@@ -302,59 +272,46 @@ class OptimConfig:
     tokens ends at rate 0, too (warm-up, stable, decay; Hu et al. 2024, "MiniCPM", section 4).
     """
 
-    lr: float = 4e-4  # peak learning rate
+    lr: Annotated[float, Field(gt=0.0)] = 4e-4  # peak learning rate
     schedule: Literal["linear", "cosine", "wsd"] = "linear"  # after the warm-up; wsd: stable, then decay
-    decay_frac: float = 0.2  # with --optim.schedule wsd: share of the budget in which the rate falls
-    warmup_steps: int = 0  # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most (wsd: 100 at most)
-    decay_steps: int = 0  # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
-    beta1: float = 0.9  # decay of the first moment
-    beta2: float = 0.999  # decay of the second moment
-    eps: float = 1e-8  # added to the denominator
-    weight_decay: float = 0.01  # on matrices; never on biases and LayerNorms
-    max_grad_norm: float = 1.0  # gradients are clipped to this global norm; 0: no clipping
-    on_non_finite: Literal["stop", "skip"] = free(
-        "stop"
-    )  # a loss or gradient that is not finite: stop, or skip the step
-
-    def __post_init__(self) -> None:
-        require(self.lr > 0.0, "optim.lr", self.lr, "above 0")
-        require_one_of(self.schedule, "optim.schedule", ("linear", "cosine", "wsd"))
-        require(0.0 < self.decay_frac <= 1.0, "optim.decay_frac", self.decay_frac, "above 0, at most 1")
-        require_at_most(self, "optim.", weight_decay=10, eps=1)
-        for name in ("warmup_steps", "decay_steps", "weight_decay", "max_grad_norm"):
-            require(getattr(self, name) >= 0, f"optim.{name}", getattr(self, name), "0 or more")
-        for name in ("beta1", "beta2"):
-            require(0.0 <= getattr(self, name) < 1.0, f"optim.{name}", getattr(self, name), "from 0 to below 1")
-        require(self.eps > 0.0, "optim.eps", self.eps, "above 0")
-        require_one_of(self.on_non_finite, "optim.on_non_finite", ("stop", "skip"))
+    # with --optim.schedule wsd: share of the budget in which the rate falls
+    decay_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    # steps from 0 to the peak; 0: one tenth of the horizon, 1,000 at most (wsd: 100 at most)
+    warmup_steps: NonNegativeInt = 0
+    # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
+    decay_steps: NonNegativeInt = 0
+    beta1: ShareOrNone = 0.9  # decay of the first moment
+    beta2: ShareOrNone = 0.999  # decay of the second moment
+    eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8  # added to the denominator
+    weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.01  # on matrices; never on biases and LayerNorms
+    max_grad_norm: NonNegativeFloat = 1.0  # gradients are clipped to this global norm; 0: no clipping
+    # a loss or gradient that is not finite: stop, or skip the step
+    on_non_finite: Literal["stop", "skip"] = free("stop")
 
 
-@dataclass(frozen=True)
+@option_group
 class EngineConfig:
     """DeepSpeed, precision and memory."""
 
-    zero_stage: int = free(0)  # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
-    precision: Literal["auto", "bf16", "fp32"] = free(
-        "auto"
-    )  # bf16: autocast over fp32 trainables; auto: bf16 on GPUs and on CPUs with units for it, else fp32
+    # 0: nothing sharded, 1: optimizer state, 2: and gradients, 3: and parameters
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = free(0)
+    # bf16: autocast over fp32 trainables; auto: bf16 on GPUs and on CPUs with units for it, else fp32
+    precision: Literal["auto", "bf16", "fp32"] = free("auto")
     base_dtype: Literal["auto", "fp32", "bf16"] = free("auto")  # storage of the frozen base; auto: as precision
     offload: bool = free(False)  # keep optimizer state in CPU memory (ZeRO 1 to 3)
     activation_checkpointing: bool = free(False)  # recompute activations in the backward pass
     compile: bool = free(False)  # torch.compile the layers (needs a C++ compiler on a CPU)
 
     def __post_init__(self) -> None:
-        require_one_of(self.zero_stage, "engine.zero_stage", (0, 1, 2, 3))
-        require_one_of(self.precision, "engine.precision", ("auto", "bf16", "fp32"))
-        require_one_of(self.base_dtype, "engine.base_dtype", ("auto", "fp32", "bf16"))
         require(
             not (self.base_dtype == "bf16" and self.precision == "fp32"),
-            "engine.base_dtype",
+            "base_dtype",
             "bf16",
             "fp32 or auto when --engine.precision is fp32",
         )
         # ZeRO-3's hooks, which gather parameters, would break the compiled graph at every module.
-        require(not (self.compile and self.zero_stage == 3), "engine.compile", True, "false at --engine.zero_stage 3")
-        require(not (self.offload and self.zero_stage == 0), "engine.offload", True, "false at --engine.zero_stage 0")
+        require(not (self.compile and self.zero_stage == 3), "compile", True, "false at --engine.zero_stage 3")
+        require(not (self.offload and self.zero_stage == 0), "offload", True, "false at --engine.zero_stage 0")
 
     @property
     def uses_bf16(self) -> bool:
@@ -367,20 +324,14 @@ class EngineConfig:
         return self.uses_bf16 if self.base_dtype == "auto" else self.base_dtype == "bf16"
 
 
-@dataclass(frozen=True)
+@option_group
 class ScaleConfig:
     """Workers and what each of them gets."""
 
-    num_workers: int = free(1)  # training processes (ranks)
+    num_workers: Annotated[int, Field(ge=1, le=MAX_LANES)] = free(1)  # training processes (ranks)
     use_gpu: UseGpu = free("auto")  # one GPU per worker; auto: where there are as many GPUs as workers
-    cpus_per_worker: float = free(
-        0.0
-    )  # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
-
-    def __post_init__(self) -> None:
-        require(1 <= self.num_workers <= MAX_LANES, "scale.num_workers", self.num_workers, f"from 1 to {MAX_LANES}")
-        check_use_gpu(self.use_gpu)
-        require(self.cpus_per_worker >= 0.0, "scale.cpus_per_worker", self.cpus_per_worker, "0 or more")
+    # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
+    cpus_per_worker: NonNegativeFloat = free(0.0)
 
     @property
     def uses_gpu(self) -> bool:
@@ -388,14 +339,20 @@ class ScaleConfig:
         return is_gpu_used(self.use_gpu)
 
 
-@dataclass(frozen=True)
+Base = Annotated[str, filled("a name, a folder or a hub id"), place("a hub id, or a folder")]
+Corpus = Annotated[str, filled("package-docs, or at least one file or folder")]
+
+
+@option_group
 class PretrainConfig:
     """Everything that a pre-training run is made from."""
 
-    base: str = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
-    corpus: str = "package-docs"  # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME
-    init_from: str = ""  # directory of a finished run whose parameters this run starts from (exBERT's second stage)
-    seed: int = 0  # seed of initialisation, data order, masks and dropout
+    base: Base = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
+    # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME
+    corpus: Corpus = "package-docs"
+    # directory of a finished run whose parameters this run starts from (exBERT's second stage)
+    init_from: RunFolder = ""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # seed of initialisation, data order, masks and dropout
     dry_run: bool = free(False)  # validate, print the resolved configuration and the counts, start nothing
     run: RunConfig = field(default_factory=RunConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
@@ -411,11 +368,6 @@ class PretrainConfig:
     scale: ScaleConfig = field(default_factory=ScaleConfig)
 
     def __post_init__(self) -> None:
-        require(bool(self.base.strip()), "base", self.base, "a name, a folder or a hub id")
-        check_place("base", self.base, "a hub id, or a folder")
-        require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
-        check_place("init_from", self.init_from, "a run's directory")
         writes = self.base == "none" and self.replay.is_written
         require(not writes, "replay.corpus", SELF, "general text, or none, when --base is none: nothing can write it")
         require(

@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
@@ -55,6 +54,7 @@ from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_tex
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 from domext_ray.files import hash_file, hash_values, new_file
+from domext_ray.options.build import identity_of
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.anatomy import DomainPart
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
-from domext_ray.model.base import SHIPPED_BASE
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places

@@ -10,20 +10,20 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from domext_ray.options.fields import require, require_one_of
+from pydantic import NonNegativeInt
+
+from domext_ray.options.declare import FolderName, Identifier, LayerRange, ShareOrNone, filled, option_group
 
 if TYPE_CHECKING:
     from torch import nn
 
-TRAINS = ("extensions", "domain", "all", "top_layers", "layer_norms", "biases")
 Format = Literal["bank", "adapterhub", "peft"]
 """What can hold an extension beside a Hugging Face folder, which holds all."""
 
 
-@dataclass(frozen=True)
+@option_group
 class TrainedPart:
     """Which parameters train, and whose extensions they are; the options of every kind stand beside these.
 
@@ -31,18 +31,18 @@ class TrainedPart:
     every parameter; top_layers: the last `top_layers` layers; layer_norms, biases: those of the whole encoder.
     """
 
-    name: str = "af"  # what the method is called: names the run, unless --run.name does
-    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = (
-        "extensions"  # what trains; extensions and domain: beside a frozen base
-    )
-    top_layers: int = 0  # layers that train with --method.trains top_layers
-    domain: str = "domain"  # name of the domain that heads, FFN units and bottlenecks belong to
-    layers: str = ""  # layers that have these, counted from 0, such as 6-11; empty: all
+    # what the method is called: names the run, unless --run.name does
+    name: Annotated[FolderName, filled("a name")] = "af"
+    # what trains; extensions and domain: beside a frozen base
+    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = "extensions"
+    top_layers: NonNegativeInt = 0  # layers that train with --method.trains top_layers
+    domain: Identifier = "domain"  # name of the domain that heads, FFN units and bottlenecks belong to
+    layers: LayerRange = ""  # layers that have these, counted from 0, such as 6-11; empty: all
     init: Literal["zero", "paper"] = "zero"  # the domain's start; zero: step 0 is the base; paper: the papers' own
-    active_domains: str = ""  # domains that take part, separated by commas; empty: all, those of --init_from too
-    trainable_budget: float = (
-        0.0  # trainable share of base and extension, from which sizes are solved; 0: sizes as given
-    )
+    # domains that take part, separated by commas; empty: all, those of --init_from too
+    active_domains: tuple[Identifier, ...] = ()
+    # trainable share of base and extension, from which sizes are solved; 0: sizes as given
+    trainable_budget: ShareOrNone = 0.0
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
 
@@ -223,16 +223,3 @@ class DomainPart(Extension[OptionsT]):
         """See `Extension.find`."""
         number = getattr(shape.domains[domain], self.size) if domain in shape.domains else 0
         return f"{number} extra {self.label} per layer in the domain {domain!r}" if number else ""
-
-
-def check_sizes(method: TrainedPart, limits: Mapping[str, int]) -> None:
-    """Refuse sizes below 0 or above what is given by their names."""
-    for name, limit in limits.items():
-        value = getattr(method, name)
-        require(value >= 0, f"method.{name}", value, "0 or more")
-        require(value <= limit, f"method.{name}", value, f"at most {limit:,}")
-
-
-def check_choice(method: TrainedPart, name: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is none of those allowed."""
-    require_one_of(getattr(method, name), f"method.{name}", allowed)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart, check_choice, check_sizes
-from domext_ray.options.fields import MANY, require
+from pydantic import Field
+
+from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
+from domext_ray.options.declare import CountOrNone, option_group, require
 
 _VARIANTS = ("activation", "layer_norm", "place", "parallel")
 
 
-@dataclass(frozen=True)
+@option_group
 class BottleneckOptions(TrainedPart):
     """Options of bottlenecks; the variants are those of Houlsby et al. section 3.6."""
 
-    bottleneck_size: int = 0  # width m of two bottlenecks per layer (Houlsby: 64); 0: none
+    bottleneck_size: CountOrNone = 0  # width m of two bottlenecks per layer (Houlsby: 64); 0: none
     bottleneck_norms: bool = True  # bottlenecks shift their sublayers' LayerNorms (the base's own do not change)
-    bottleneck_std: float = 0.01  # standard deviation of bottlenecks' weights with --method.init paper
+    # standard deviation of bottlenecks' weights with --method.init paper
+    bottleneck_std: Annotated[float, Field(gt=0.0, le=1.0)] = 0.01
     bottleneck_activation: Literal["gelu", "relu", "tanh"] = "gelu"  # between a bottleneck's two matrices
     bottleneck_layer_norm: bool = False  # a bottleneck normalises what it reads, with a LayerNorm of its own
     bottleneck_place: Literal["both", "attention", "output"] = "both"  # sublayers that have one; output: the FFN
@@ -43,16 +45,11 @@ class Bottlenecks(DomainPart[BottleneckOptions]):
 
     def check(self, method: BottleneckOptions) -> None:
         """See `Extension.check`."""
-        check_sizes(method, {"bottleneck_size": MANY})
-        std = method.bottleneck_std
-        require(0.0 < std <= 1.0, "method.bottleneck_std", std, "above 0, at most 1")
-        check_choice(method, "bottleneck_activation", ("gelu", "relu", "tanh"))
-        check_choice(method, "bottleneck_place", ("both", "attention", "output"))
         for name in _VARIANTS:
             option, value = f"bottleneck_{name}", getattr(method, f"bottleneck_{name}")
             plain = getattr(BottleneckOptions, option)
             rule = f"{str(plain).lower()} without bottlenecks (--method.bottleneck_size 0)"
-            require(method.bottleneck_size > 0 or value == plain, f"method.{option}", value, rule)
+            require(method.bottleneck_size > 0 or value == plain, option, value, rule)
 
     def get_values(self, method: BottleneckOptions) -> dict[str, Any]:
         """See `DomainPart.get_values`."""

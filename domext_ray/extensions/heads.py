@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart, check_sizes
+from pydantic import Field
+
+from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
+from domext_ray.options.declare import option_group
 
 AF_ADAPTER = """@misc{yan2022afadapter,
   title = {{AF} Adapter: Continual Pretraining for Building {Chinese} Biomedical Language Model},
@@ -16,11 +18,11 @@ AF_ADAPTER = """@misc{yan2022afadapter,
 }"""
 
 
-@dataclass(frozen=True)
+@option_group
 class HeadOptions(TrainedPart):
     """Options of extra heads."""
 
-    heads: int = 1  # extra attention heads per layer (AF Adapter's i)
+    heads: Annotated[int, Field(ge=0, le=1000)] = 1  # extra attention heads per layer (AF Adapter's i)
 
 
 class Heads(DomainPart[HeadOptions]):
@@ -31,10 +33,6 @@ class Heads(DomainPart[HeadOptions]):
     label = "heads"
     paper = "AF Adapter"
     citation = AF_ADAPTER
-
-    def check(self, method: HeadOptions) -> None:
-        """See `Extension.check`."""
-        check_sizes(method, {"heads": 1000})
 
     def count_in_layer(self, shape: Shape, domain: Any) -> int:
         """Count 4·d·d_k + 3·d_k parameters per head, and d of the bias b'_O.

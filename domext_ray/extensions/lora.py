@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_sizes
-from domext_ray.options.fields import MANY, require, require_one_of
+from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
+from domext_ray.options.declare import DIFFERENT, SOME, CountOrNone, option_group, require
 
 if TYPE_CHECKING:
     from torch import nn
 
-_PLACES = {
+Target = Literal["query", "key", "value", "attention_output", "intermediate", "output"]
+_PLACES: dict[Target, str] = {
     "query": r"attention\.self\.query",
     "key": r"attention\.self\.key",
     "value": r"attention\.self\.value",
@@ -28,18 +28,14 @@ _PLACES = {
 _GATES = r"intermediate\.gate"
 
 
-@dataclass(frozen=True)
+@option_group
 class LoraOptions(TrainedPart):
     """Options of LoRA."""
 
-    lora_rank: int = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
-    lora_alpha: int = 0  # LoRA's scale times its rank; 0: twice the rank
-    lora_targets: str = "query,value"  # of query,key,value,attention_output,intermediate,output
-
-    @property
-    def lora_target_names(self) -> tuple[str, ...]:
-        """Matrices that LoRA updates."""
-        return tuple(each.strip() for each in self.lora_targets.split(","))
+    lora_rank: CountOrNone = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
+    lora_alpha: CountOrNone = 0  # LoRA's scale times its rank; 0: twice the rank
+    # of query, key, value, attention_output, intermediate, output
+    lora_targets: Annotated[tuple[Target, ...], SOME, DIFFERENT] = ("query", "value")
 
 
 class Lora(Extension[LoraOptions]):
@@ -60,17 +56,14 @@ class Lora(Extension[LoraOptions]):
 
     def check(self, method: LoraOptions) -> None:
         """See `Extension.check`; LoRA trains beside a frozen base only."""
-        check_sizes(method, {"lora_rank": MANY, "lora_alpha": MANY})
-        for target in method.lora_target_names:
-            require_one_of(target, "method.lora_targets", tuple(_PLACES))
         rule = f"extensions with --method.lora_rank {method.lora_rank}"
-        require(method.trains == "extensions" or not method.lora_rank, "method.trains", method.trains, rule)
+        require(method.trains == "extensions" or not method.lora_rank, "trains", method.trains, rule)
 
     def count(self, shape: Shape, method: LoraOptions) -> int:
         """Count rank · (inputs + outputs) parameters per matrix."""
         width, units = shape.hidden_size, shape.intermediate_size
         widths = {"intermediate": (1 + shape.gated_ffn) * (width + units), "output": width + units}
-        a_layer = sum(widths.get(each, 2 * width) for each in set(method.lora_target_names))
+        a_layer = sum(widths.get(each, 2 * width) for each in method.lora_targets)
         return shape.num_hidden_layers * method.lora_rank * a_layer if method.lora_rank else 0
 
     def attach(self, model: nn.Module, method: LoraOptions) -> None:
@@ -92,7 +85,9 @@ class Lora(Extension[LoraOptions]):
 
     def describe(self, shape: Shape, method: LoraOptions) -> str:
         """See `Extension.describe`."""
-        return f"LoRA's updates of rank {method.lora_rank} ({method.lora_targets})" if method.lora_rank else ""
+        return (
+            f"LoRA's updates of rank {method.lora_rank} ({','.join(method.lora_targets)})" if method.lora_rank else ""
+        )
 
     def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
         """See `Extension.find`."""
@@ -108,8 +103,8 @@ def build_lora_config(method: LoraOptions, *, gated: bool = False) -> Any:
     """
     from peft import LoraConfig  # loads slowly, and only LoRA needs it
 
-    targets = [_PLACES[each] for each in method.lora_target_names]
-    if gated and "intermediate" in method.lora_target_names:
+    targets = [_PLACES[each] for each in method.lora_targets]
+    if gated and "intermediate" in method.lora_targets:
         targets.append(_GATES)
     places = "|".join(targets)
     return LoraConfig(

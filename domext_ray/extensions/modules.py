@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import Annotated
 
-from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_sizes
-from domext_ray.options.fields import MANY, require
+from pydantic import Field
+
+from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
+from domext_ray.options.declare import CountOrNone, option_group, require
 
 EXBERT = """@inproceedings{tai2020exbert,
   title = {{exBERT}: Extending Pre-trained Models with Domain-specific Vocabulary Under Constrained Training Resources},
@@ -17,13 +19,15 @@ EXBERT = """@inproceedings{tai2020exbert,
 }"""
 
 
-@dataclass(frozen=True)
+@option_group
 class ModuleOptions(TrainedPart):
     """Options of gated modules."""
 
-    module_hidden_size: int = 0  # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
-    module_ffn_size: int = 0  # FFN units f' of such a module (exBERT: 1024)
-    gate_bias: float = 2.0  # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
+    # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
+    module_hidden_size: CountOrNone = 0
+    module_ffn_size: CountOrNone = 0  # FFN units f' of such a module (exBERT: 1024)
+    # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
+    gate_bias: Annotated[float, Field(ge=-100.0, le=100.0)] = 2.0
 
 
 class Modules(Extension[ModuleOptions]):
@@ -37,12 +41,19 @@ class Modules(Extension[ModuleOptions]):
 
     def check(self, method: ModuleOptions) -> None:
         """See `Extension.check`."""
-        check_sizes(method, {"module_hidden_size": MANY})
-        require(abs(method.gate_bias) <= 100.0, "method.gate_bias", method.gate_bias, "from -100 to 100")
         width, units = method.module_hidden_size, method.module_ffn_size
         rule = f"{'above 0' if width else '0'} when --method.module_hidden_size is {width}"
-        require((units > 0) == (width > 0) and units >= 0, "method.module_ffn_size", units, rule)
-        require(units <= MANY, "method.module_ffn_size", units, f"at most {MANY:,}")
+        require((units > 0) == (width > 0), "module_ffn_size", units, rule)
+
+    def check_heads(self, method: ModuleOptions, num_heads: int) -> None:
+        """Refuse a width that the base's attention heads do not divide.
+
+        Raises:
+            OptionError: they do not.
+        """
+        width = method.module_hidden_size
+        rule = f"divisible by the encoder's {num_heads} attention heads"
+        require(width % num_heads == 0, "method.module_hidden_size", width, rule)
 
     def count(self, shape: Shape, method: ModuleOptions) -> int:
         """See `Extension.count`; a gate adds d + 1 to `count_module_parameters`, a gated FFN (d + 1)·f'."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from domext_ray.extensions.anatomy import DomainPart, Extension, Format, Shape
@@ -14,6 +13,7 @@ from domext_ray.extensions.modules import ModuleOptions, Modules
 from domext_ray.extensions.units import UnitOptions, Units
 from domext_ray.extensions.word_shifts import WordShiftOptions, WordShifts
 from domext_ray.extensions.words import NewWords, WordOptions
+from domext_ray.options.declare import option_group
 
 EXTENSIONS: tuple[Extension[Any], ...] = (
     NewWords(),
@@ -33,7 +33,7 @@ MAIN_SIZES = tuple(each.sizes[0] for each in EXTENSIONS if each.sizes)
 """The first of each kind: above 0 where a method has the kind."""
 
 
-@dataclass(frozen=True)
+@option_group
 class ExtensionOptions(
     LoraOptions, WordOptions, ModuleOptions, BottleneckOptions, WordShiftOptions, UnitOptions, HeadOptions
 ):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart, check_sizes
+from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
 from domext_ray.extensions.heads import AF_ADAPTER
-from domext_ray.options.fields import MANY
+from domext_ray.options.declare import CountOrNone, option_group
 
 
-@dataclass(frozen=True)
+@option_group
 class UnitOptions(TrainedPart):
     """Options of extra FFN units."""
 
-    ffn_units: int = 1024  # extra FFN units per layer (AF Adapter's a)
+    ffn_units: CountOrNone = 1024  # extra FFN units per layer (AF Adapter's a)
 
 
 class Units(DomainPart[UnitOptions]):
@@ -25,10 +24,6 @@ class Units(DomainPart[UnitOptions]):
     label = "FFN units"
     paper = "AF Adapter"
     citation = AF_ADAPTER
-
-    def check(self, method: UnitOptions) -> None:
-        """See `Extension.check`."""
-        check_sizes(method, {"ffn_units": MANY})
 
     def count_in_layer(self, shape: Shape, domain: Any) -> int:
         """Count 2·d·a + a + d parameters, and d·a + a of gates where the base's units have these.

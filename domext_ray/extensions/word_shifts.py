@@ -7,18 +7,17 @@ means, and the tied output when to expect it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
-from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart, check_sizes
-from domext_ray.options.fields import MANY, require
+from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
+from domext_ray.options.declare import CountOrNone, option_group, require
 
 
-@dataclass(frozen=True)
+@option_group
 class WordShiftOptions(TrainedPart):
     """Options of word shifts."""
 
-    word_rows: int = 0  # words of the base, the domain's most frequent, whose embeddings it shifts; 0: none
+    word_rows: CountOrNone = 0  # words of the base, the domain's most frequent, whose embeddings it shifts; 0: none
     word_head: bool = False  # the domain shifts the MLM head's transform, too
 
 
@@ -33,9 +32,8 @@ class WordShifts(DomainPart[WordShiftOptions]):
 
     def check(self, method: WordShiftOptions) -> None:
         """See `Extension.check`."""
-        check_sizes(method, {"word_rows": 16 * MANY})
         rule = "false without shifts of words (--method.word_rows 0)"
-        require(method.word_rows > 0 or not method.word_head, "method.word_head", method.word_head, rule)
+        require(method.word_rows > 0 or not method.word_head, "word_head", method.word_head, rule)
 
     def get_values(self, method: WordShiftOptions) -> dict[str, Any]:
         """See `DomainPart.get_values`."""

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
 
-from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart, check_choice
+from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
 from domext_ray.extensions.modules import EXBERT
+from domext_ray.options.declare import option_group
 
 
-@dataclass(frozen=True)
+@option_group
 class WordOptions(TrainedPart):
     """Options of new words; which ones there are is an option of the vocabulary."""
 
-    word_init: Literal["random", "subword_mean", "distill"] = (
-        "random"  # new words' start; or the mean of the base's pieces; or fitted to what the base makes of these
-    )
+    # new words' start; or the mean of the base's pieces; or fitted to what the base makes of these
+    word_init: Literal["random", "subword_mean", "distill"] = "random"
 
 
 class NewWords(Extension[WordOptions]):
@@ -30,10 +29,6 @@ class NewWords(Extension[WordOptions]):
     def is_in(self, method: WordOptions) -> bool:
         """Always: words train wherever extensions do."""
         return True
-
-    def check(self, method: WordOptions) -> None:
-        """See `Extension.check`."""
-        check_choice(method, "word_init", ("random", "subword_mean", "distill"))
 
     def count(self, shape: Shape, method: WordOptions) -> int:
         """Count d parameters per word."""

@@ -20,7 +20,6 @@ import torch
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
-from domext_ray.config.identity import identity_of
 from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_encoder, take_tensors
@@ -45,6 +44,7 @@ from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
 from domext_ray.inference.predictors import split_bank
 from domext_ray.model.base import hash_tensors
+from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import settle_gpu
 
 VECTORS, IDS = "vectors.npy", "ids.jsonl"

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.errors import ConfigError
 from domext_ray.files import write_json
@@ -40,6 +39,7 @@ from domext_ray.inference.labelled_input import LabelledInput, plan_labelled
 from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, load_predictor
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
+from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import settle_gpu
 
 MOST_LABELS = 20

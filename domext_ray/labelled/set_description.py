@@ -19,7 +19,7 @@ from typing import Any
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import SPLITS
 from domext_ray.labelled.set_families import DEFAULT_FILES, ENDS, FAMILIES, SCHEMES, Column
-from domext_ray.options.yaml_file import parse_yaml
+from domext_ray.options.yaml_text import parse_yaml
 
 SETS = Path(str(resources.files("domext_ray"))) / "assets" / "sets"
 """Descriptions that ship, and beside its description the folder of a set whose files ship."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,12 @@ from transformers.activations import ACT2FN
 
 from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
 from domext_ray.errors import BaseModelError, CorpusError
+from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts.layout import SHARED_FIELDS, Layout
 from domext_ray.model.layouts.table import LAYOUTS
 
-SHIPPED_BASE = "general-mini"
-ASSETS = Path(__file__).parent.parent / "assets"
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -133,21 +131,7 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
 
 def _find_folder(base: str) -> Path:
     """Return the folder of a base; of a hub id, with its small files only, so that a wrong one costs no download."""
-    folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
-    if base == SHIPPED_BASE and not folder.is_dir():
-        raise BaseModelError(
-            f"--base {base!r} is missing from this installation ({folder}); install the package again."
-        )
-    if folder.is_dir():
-        for place in (folder, folder / "export"):  # the second: of a run that trained all weights
-            if (place / "config.json").is_file():
-                return place
-        raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
-    if folder.exists():
-        raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", base):
-        raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
-    folder = _fetch(base, SMALL_FILES)
+    folder = find_local_base(base) or _fetch(base, SMALL_FILES)
     if not (folder / "config.json").is_file():
         raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
     return folder

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
+from domext_ray.extensions.modules import Modules
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
@@ -141,23 +142,19 @@ def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions)
         domains[method.domain] = own
     config.domains = dict(sorted(domains.items()))
     config.domain_init, config.bottleneck_std = method.init, method.bottleneck_std
-    unknown = [name for name in method.active_domain_names if name not in domains]
+    unknown = [name for name in method.active_domains if name not in domains]
     if unknown:
         raise ConfigError(
             f"--method.active_domains names {unknown[0]!r}; the model has {', '.join(sorted(domains)) or 'no domain'}."
         )
-    config.active_domains = list(method.active_domain_names) or None
+    config.active_domains = list(method.active_domains) or None
 
 
 def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
     """Describe the method's modules, or an earlier run's."""
     sizes = method.module_hidden_size, method.module_ffn_size
     before = earlier.module_hidden_size, earlier.module_ffn_size
-    if sizes[0] % config.num_attention_heads:
-        raise ConfigError(
-            f"--method.module_hidden_size is {sizes[0]}; it must be divisible by the encoder's "
-            f"{config.num_attention_heads} attention heads."
-        )
+    Modules().check_heads(method, config.num_attention_heads)
     if sizes[0] and before[0] and sizes != before:
         raise ConfigError(
             f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "

@@ -1,1 +1,1 @@
-"""What an option is: its field and rule, its help, and how text becomes its value."""
+"""Options: declaring them, and how a preset, a YAML file and flags become a checked configuration."""

@@ -16,7 +16,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.files import split_paths
 from domext_ray.report.plots import COLORS, new_picture, write_axis
 from domext_ray.report.results import get_word_bits
 from domext_ray.report.summary import read_summary
@@ -41,17 +40,17 @@ class ComparedRun:
     evaluations: tuple[dict[str, Any], ...]
 
 
-def choose_runs(runs: str) -> list[Path]:
+def choose_runs(runs: Sequence[str]) -> list[Path]:
     """Return the folders of --runs, each one once.
 
     Raises:
         ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
     """
-    folders = [Path(each).expanduser() for each in split_paths(runs)]
+    folders = [Path(each).expanduser() for each in runs]
     places = [each.resolve() for each in folders]
     twice = [folder for i, folder in enumerate(folders) if places[i] in places[:i]]
     if twice:
-        raise ConfigError(f"--runs is {runs!r}; it must be different runs, and {str(twice[0])!r} is given twice.")
+        raise ConfigError(f"--runs must be different runs, and {str(twice[0])!r} is given twice.")
     return folders
 
 

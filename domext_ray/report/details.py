@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.identity import to_dict
 from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.files import read_json
-from domext_ray.options.option_values import list_values, read_file
+from domext_ray.options.build import list_values, to_dict
 from domext_ray.options.places import hide_places
+from domext_ray.options.read import read_file
 from domext_ray.progress import format_seconds
 from domext_ray.runs.events import STAGES, measure_times
 from domext_ray.training.router import describe_router

@@ -15,7 +15,8 @@ from domext_ray.corpus.mixture import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
-from domext_ray.model.base import SHIPPED_BASE, Base, load_base
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.progress import format_seconds
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages

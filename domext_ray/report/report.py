@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.files import new_file
+from domext_ray.options.build import dump_yaml
 from domext_ray.report.curves import list_curves, write_curves
 from domext_ray.report.details import list_changed, list_cost, list_facts, list_times, list_words, suggest_next
 from domext_ray.report.examples import Example, format_examples

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
@@ -16,6 +15,7 @@ from domext_ray.errors import RunError
 from domext_ray.export.folder import read_export_record
 from domext_ray.files import NUMBER, Kind, read_json, write_json
 from domext_ray.model.counts import ParameterCounts
+from domext_ray.options.build import dump_yaml
 from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.parts import measure_parts

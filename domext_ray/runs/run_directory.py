@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
-from domext_ray.config.identity import describe_difference, dump_yaml, from_dict
+from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
 from domext_ray.files import Kind, hash_text, read_json, read_text, read_yaml, write_json, write_text
 

@@ -30,6 +30,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.runtime.machine import find_address, has_gpu_devices, is_cluster
 from domext_ray.runtime.stopping import keep_signals
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -75,7 +76,7 @@ def start_ray() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default of later versions, without a warning
-    address = _find_address()
+    address = find_address()
     if address:
         _check_cluster(address)
         try:
@@ -108,17 +109,6 @@ def start_ray() -> None:
         f"Ray's processes have not started within {START_ATTEMPTS} times 30 s, as on a machine that is very busy; try "
         f"again later (their logs: {options['_temp_dir']}/session_latest/logs)."
     )
-
-
-def _find_address() -> str:
-    """The address of the cluster that is to be used; empty: a Ray of the job's own."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    return "" if address == "local" else address
-
-
-def is_cluster() -> bool:
-    """Whether RAY_ADDRESS or the job server names a cluster; else a job's Ray is its own, on this machine."""
-    return bool(_find_address())
 
 
 def _check_cluster(address: str) -> None:
@@ -245,6 +235,8 @@ def count_gpus() -> int | None:
 
 def _count_own_gpus() -> int:
     """Return the GPUs of this machine."""
+    if not has_gpu_devices():
+        return 0  # without torch, which takes seconds to load
     import torch  # here, because reading tasks import this file and do not compute
 
     return torch.cuda.device_count()

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.errors import ConfigError, DomextError
 from domext_ray.files import read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
+from domext_ray.options.build import identity_of
 from domext_ray.plan import resolve_files, size_run
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
@@ -146,7 +146,7 @@ def _check_point(
 def _load_sets(config: SweepConfig) -> list[LoadedSet]:
     """Read the tasks' sets; their test splits are left behind, so that no trial sees them."""
     sets = []
-    for task, data in zip(config.task_names, config.places, strict=True):
+    for task, data in zip(config.tasks, config.places, strict=True):
         loaded = load_labelled(replace(config.finetune, task=task, data=data))
         sets.append(replace(loaded, data=replace(loaded.data, test=())))
     return sets

@@ -129,7 +129,7 @@ def make_study(search: SearchConfig, space: Space, ended: Sequence[TrialResult])
         ended: earlier trials.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    names = search.objective_names
+    names = search.objectives
     seed = search.seed + len(ended)  # a sampler that goes on must not draw its first points again
     make_sampler: Any = optuna.samplers.TPESampler if len(names) == 1 else optuna.samplers.NSGAIISampler
     directions: Any = ["maximize" if OBJECTIVES[name] == "max" else "minimize" for name in names]

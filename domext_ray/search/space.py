@@ -26,11 +26,10 @@ from typing import Any, cast
 import numpy as np
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import from_dict, to_dict
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.errors import ConfigError, find_user_error
-from domext_ray.options.option_values import merge_options
+from domext_ray.errors import ConfigError
+from domext_ray.options.build import from_dict, merge_options, to_dict
 
 Point = dict[str, Any]
 """Value of every dimension whose condition holds: a number, a string, or the name of a bundle."""
@@ -281,9 +280,8 @@ def configure(config: SweepConfig, space: Space, point: Point) -> TrialConfig:
             from_dict(PretrainConfig, merge_options(to_dict(config.common), nested)),
             from_dict(FinetuneConfig, merge_options(to_dict(config.finetune), finetune)),
         )
-    except Exception as error:  # of the decoder's many kinds
-        cause = find_user_error(error) or error
-        raise ConfigError(" ".join(str(cause).split())) from error
+    except ConfigError as error:
+        raise ConfigError(" ".join(str(error).split())) from error
 
 
 def _put(nested: dict[str, Any], names: list[str], value: Any) -> None:

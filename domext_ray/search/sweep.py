@@ -161,7 +161,7 @@ def search(work: SweepWork, points: Sequence[Point], parallel: int, trainable: t
     if not num_left:
         return
     study = None if points else make_study(search, work.space, ended)
-    searcher = PointSearcher(waiting[:num_left], study, work.space, len(begun), search.objective_names)
+    searcher = PointSearcher(waiting[:num_left], study, work.space, len(begun), search.objectives)
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(trainable, work=work), _describe_resources(work)),
         tune_config=tune.TuneConfig(

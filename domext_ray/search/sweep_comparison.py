@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.identity import describe_difference
 from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.errors import RunError
+from domext_ray.options.build import describe_difference
 from domext_ray.progress import format_seconds
 from domext_ray.report.plots import COLORS, DASHED, MUTED, draw_legend, new_picture
 from domext_ray.report.tables import format_markdown

@@ -20,11 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json, write_json
+from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.report.page import (
     Picture,
@@ -71,7 +71,7 @@ def write_sweep_report(config: SweepConfig, space: Space, folder: Path, walls: M
         RunError: no trial was scored.
     """
     trials = read_trials(folder / "trials", config.search.rungs)
-    objectives = config.search.objective_names
+    objectives = config.search.objectives
     ranked = rank_trials(trials, objectives)
     if not ranked:
         reason = next((each.failure for each in trials if each.failure), "their processes died")
@@ -203,7 +203,7 @@ def _list_pictures(
     importance: Mapping[str, float],
     base: dict[str, Any] | None,
 ) -> list[Picture]:
-    objectives = config.search.objective_names
+    objectives = config.search.objectives
     first = objectives[0]
     second = objectives[1] if len(objectives) > 1 else "trainable" if first != "trainable" else "f1"
     best = rank_trials(trials, objectives)[0]
@@ -263,7 +263,7 @@ def draw_sizes(
         trials: all trials.
         base: what the base scored as it is, if that was asked for: "f1" and "f1_interval".
     """
-    objective = search.objective_names[0]
+    objective = search.objectives[0]
     along = next((each for each in space.dimensions if each.name == search.axis), None)
     scored = [each for each in trials if each.status == "complete"]
     scored = [each for each in scored if not math.isnan(each.get(objective) + _find_size(each, along))]

@@ -43,7 +43,7 @@ class SweepTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Train to the next rung and score it."""
-        objectives = self.work.config.search.objective_names
+        objectives = self.work.config.search.objectives
         try:
             record = self._run_rung()
             missing = [name for name in objectives if record[name] is None]
@@ -51,11 +51,13 @@ class SweepTrial(tune.Trainable):
                 raise RunError(f"--search.objectives has {missing[0]}, which this base and its probe do not give.")
         except DomextError as error:
             record_failure(self.folder, self.point, str(error))
-            record = dict.fromkeys(objectives, float("nan"))
-            return {**record, "done": True}  # without a resource: nothing for the scheduler to compare with
+            return {
+                **{str(name): float("nan") for name in objectives},
+                "done": True,
+            }  # without a resource: nothing for the scheduler to compare with
         shares = list_shares(self.work.config)
         self.rung += 1
-        result = {name: record[name] for name in objectives}
+        result = {str(name): record[name] for name in objectives}
         resource = self.work.config.search.reduction ** (self.rung - 1)
         return {**result, "resource": resource, "done": self.rung == len(shares)}
 

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.manifest import read_manifest
@@ -37,6 +36,7 @@ from domext_ray.files import read_json, write_json, write_text
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.model.base import Base, load_base
+from domext_ray.options.build import identity_of
 from domext_ray.plan import size_run
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import write_config

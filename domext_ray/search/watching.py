@@ -39,7 +39,7 @@ def make_callbacks(work: SweepWork, number: int, num_ended: int) -> list[tune.Ca
     Raises:
         ConfigError: MLflow is asked for and is not installed.
     """
-    callbacks: list[tune.Callback] = [SweepProgress(work.folder, number, num_ended, work.config.search.objective_names)]
+    callbacks: list[tune.Callback] = [SweepProgress(work.folder, number, num_ended, work.config.search.objectives)]
     if work.config.run.tensorboard:
         callbacks.append(TBXLoggerCallback())
     if work.config.mlflow:
@@ -80,8 +80,8 @@ class RememberingASHA(ASHAScheduler):
         self.folder, self.search = folder, search
         super().__init__(
             time_attr="resource",
-            metric=search.objective_names[0],
-            mode=OBJECTIVES[search.objective_names[0]],
+            metric=search.objectives[0],
+            mode=OBJECTIVES[search.objectives[0]],
             max_t=search.reduction ** (search.rungs - 1),
             grace_period=1,
             reduction_factor=search.reduction,
@@ -90,7 +90,7 @@ class RememberingASHA(ASHAScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Take a trial with what it has scored."""
         super().on_trial_add(tune_controller, trial)
-        name = self.search.objective_names[0]
+        name = self.search.objectives[0]
         for i, rung in enumerate(read_rungs(self.folder / get_trial_name(trial))):
             self.on_trial_result(tune_controller, trial, {"resource": self.search.reduction**i, name: rung[name]})
 

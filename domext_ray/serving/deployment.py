@@ -23,10 +23,10 @@ from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from domext_ray.config.identity import from_dict
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import DomextError, find_user_error
 from domext_ray.files import hash_text
+from domext_ray.options.build import from_dict
 from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.serving.app import make_app
@@ -51,7 +51,7 @@ def read_served(config: ServeConfig) -> list[str]:
     kept = _internal_kv_get(_name_key(config))
     if kept is not None:
         return list(json.loads(kept))
-    return list(config.adapter_names) or open_bank(config).names()
+    return list(config.adapters) or open_bank(config).names()
 
 
 def write_served(config: ServeConfig, names: Sequence[str]) -> None:

@@ -88,7 +88,7 @@ def check_served(config: ServeConfig) -> Catalogue:
     with quiet_libraries():
         bank = open_bank(config)
         catalogue = read_catalogue(bank, config.max_length)
-        for name in config.adapter_names or bank.names():
+        for name in config.adapters or bank.names():
             if isinstance(bank, AdapterBank):
                 bank.read_adapter(name)
             catalogue.put(catalogue.read(name))

@@ -13,16 +13,15 @@ from typing import Any
 
 import yaml
 
-from domext_ray.config.identity import from_dict, to_dict
 from domext_ray.config.jobs import StudyConfig, check_limits
 from domext_ray.config.method import KNOWN_METHODS, MethodConfig, list_names
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
-from domext_ray.errors import ConfigError, find_user_error
+from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import SIZES
 from domext_ray.model.base import Base
 from domext_ray.model.counts import ParameterCounts
-from domext_ray.options.fields import require
-from domext_ray.options.option_values import merge_options
+from domext_ray.options.build import from_dict, merge_options, to_dict
+from domext_ray.options.declare import require
 from domext_ray.plan import size_run
 
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "replay", "init_from")  # what a preset may say
@@ -61,17 +60,17 @@ def choose_presets(config: StudyConfig, shipped: Mapping[str, Any]) -> dict[str,
         ConfigError: a method has no preset, or a preset says what a study decides.
     """
     presets = merge_options(shipped, config.presets)
-    for name in config.method_names:
+    for name in config.methods:
         if name not in presets:
             raise ConfigError(
                 f"--methods names {name!r}; it must be one of {', '.join(presets)}, or a name in --presets or "
-                "in presets: of a --config_path file."
+                "in presets: of a --config file."
             )
         preset = presets[name]
         wrong = [preset] if not isinstance(preset, dict) else [each for each in preset if each not in _SECTIONS]
         if wrong:
             raise ConfigError(f"the preset {name!r} has {wrong[0]!r}; it may have {', '.join(_SECTIONS)}.")
-    return {name: presets[name] for name in config.method_names}
+    return {name: presets[name] for name in config.methods}
 
 
 def keeps(preset: Mapping[str, Any]) -> bool:
@@ -88,7 +87,7 @@ def make_configs(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> d
     made = _read_preset(config, name, preset)
     if not made.method.is_sized or "trainable_budget" in preset.get("method", {}):
         return {name: made}
-    budgets = {f"{name}@{each:g}": each for each in config.budget_list} or {name: config.budget}
+    budgets = {f"{name}@{each:g}": each for each in config.budgets} or {name: config.budget}
     return {arm: replace(made, method=replace(made.method, trainable_budget=each)) for arm, each in budgets.items()}
 
 
@@ -101,9 +100,8 @@ def _read_preset(config: StudyConfig, name: str, preset: Mapping[str, Any]) -> P
     try:
         made = from_dict(PretrainConfig, merge_options(to_dict(common), named))
         check_limits(made.train, made.optim)
-    except Exception as error:  # of the decoder's many kinds
-        cause = find_user_error(error) or error
-        raise ConfigError(f"the preset {name!r} cannot be used: {' '.join(str(cause).split())}") from error
+    except ConfigError as error:
+        raise ConfigError(f"the preset {name!r} cannot be used: {' '.join(str(error).split())}") from error
     if name in KNOWN_METHODS and name not in list_names(made.method, made.vocab.extends_base):
         raise ConfigError(
             f"the preset {name!r} must have {KNOWN_METHODS[name]}, or another name than a known method's."

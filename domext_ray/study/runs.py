@@ -114,7 +114,7 @@ def try_rates(place: Workplace, arms: Sequence[Arm]) -> dict[str, dict[float, fl
     known = _read_rates(path)
     for arm in arms:
         own = known.setdefault(arm.name, {})
-        for rate in place.config.rate_list:
+        for rate in place.config.rates:
             if rate not in own:
                 own[rate] = _try_rate(place, arm, rate)
                 write_json(
@@ -173,7 +173,7 @@ def configure_retention(
         route: the models' routers choose.
     """
     return ForgettingConfig(
-        models=",".join(f"{name}={model}" for name, model in models.items()),
+        models=tuple(f"{name}={model}" for name, model in models.items()),
         corpus=config.retention,
         output=str(folder),
         num_texts=config.retention_texts,

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.check import check_corpus
@@ -25,7 +24,8 @@ from domext_ray.errors import CorpusError
 from domext_ray.files import write_json, write_text
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
-from domext_ray.options.fields import require
+from domext_ray.options.build import identity_of
+from domext_ray.options.declare import require
 from domext_ray.options.places import hide_places
 from domext_ray.plan import load_run_base
 from domext_ray.report.summary import read_summary
@@ -110,7 +110,7 @@ def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPath
 
 def describe_plan(config: StudyConfig, arms: Mapping[str, Arm], paths: RunPaths) -> str:
     """Return what a dry run prints: every method with its sizes, parameters and rate, and what the study will take."""
-    num_runs, num_tried = len(arms) * config.seeds, len(arms) * len(config.rate_list)
+    num_runs, num_tried = len(arms) * config.seeds, len(arms) * len(config.rates)
     share = num_runs + num_tried * config.tune_frac
     goal = f"{config.seconds:g} seconds" if config.seconds else _describe_tokens(config)
     hours = f", {share * config.seconds / 3600:.1f} hours of training" if config.seconds else ""
@@ -235,15 +235,15 @@ def _describe_tokens(config: StudyConfig) -> str:
 def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     """Return what all runs of a study have in common, as one or two sentences."""
     goal = f"{config.seconds:g} seconds of training" if config.seconds else _describe_tokens(config)
-    budgets = [f"{each:.3g} %" for each in (100 * budget for budget in config.budget_list or (config.budget,))]
+    budgets = [f"{each:.3g} %" for each in (100 * budget for budget in config.budgets or (config.budget,))]
     size = f"a trainable budget of {', '.join(budgets)} where a method has a size"
-    size = size if config.budget_list or config.budget else "sizes as given"
+    size = size if config.budgets or config.budget else "sizes as given"
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds (mean ± standard deviation)"
     base, corpus = hide_places(config.base), hide_places(config.corpus)
     setting = f"Base {base}, corpus {corpus}: {goal} per run, {size}, {seeds}."
     if not config.rates:
         return setting
-    tried = ", ".join(f"{each:g}" for each in config.rate_list)
+    tried = ", ".join(f"{each:g}" for each in config.rates)
     return (
         f"{setting} Of the rates {tried} each method has the one after which held-out text took the fewest bits, in a "
         f"run of the first seed with {config.tune_frac:.0%} of the {'time' if config.seconds else 'tokens'}."

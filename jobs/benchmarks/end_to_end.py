@@ -27,9 +27,7 @@ import ray
 import torch
 from benchmarks.output import Measured, Record, add_output_options, write_json, write_records
 
-from domext_ray.config.identity import to_dict
-from domext_ray.config.parsing import parse_config
-from domext_ray.config.presets import find_preset
+from domext_ray.config import presets
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.overlap import read_hashes
@@ -41,6 +39,8 @@ from domext_ray.errors import ConfigError
 from domext_ray.files import hash_values, read_json
 from domext_ray.inputs import run_preparation
 from domext_ray.model.base import load_base
+from domext_ray.options.build import to_dict
+from domext_ray.options.read import read_flags
 from domext_ray.plan import settle_workers
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import resolve_schedule
@@ -49,7 +49,7 @@ from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import resolve_max_steps
 
 OURS, RIVAL = "domext_ray", "Trainer"
-RECIPE = ("--config_path", "af_routed", "--train.eval_every", "50")
+RECIPE = ("--preset", "af_routed", "--train.eval_every", "50")
 """Options of our runs that those after -- change: extra heads, units and shifts of the base's words."""
 BITS = "eval/domain_bits_per_character"
 START_TOLERANCE = 1e-3  # bits per character of the base, as both sides see it
@@ -140,7 +140,7 @@ def run_end_to_end(options: argparse.Namespace) -> None:
 def prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     """Read our options, prepare the text once for both sides' evaluations, and write what the rival reads."""
     job_options = (*RECIPE, "--corpus", options.text, *options.job_options)
-    config = parse_config(PretrainConfig, str(find_preset("af")), job_options)
+    config = presets.configure(PretrainConfig, "af_words", read_flags(PretrainConfig, job_options))
     train = config.train
     if config.objective.kind != "masked" or train.long_seq_length or train.max_tokens or train.max_seconds:
         raise ConfigError("the options after -- must be of a run of masked words, with steps or epochs as its limit.")

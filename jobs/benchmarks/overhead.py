@@ -27,7 +27,8 @@ from transformers import BertConfig, BertForMaskedLM
 from domext_ray.corpus.manifest import read_manifest, take_rows
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.model.base import ASSETS, SHIPPED_BASE, load_base
+from domext_ray.model.base import load_base
+from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels

@@ -128,7 +128,7 @@ def describe_method(options: argparse.Namespace, method: str) -> MethodConfig:
         module_ffn_size=options.module_ffn_size if exbert else 0,
         bottleneck_size=options.bottleneck_size if method == "bottleneck" else 0,
         lora_rank=options.lora_rank if method == "lora" else 0,
-        lora_targets=options.lora_targets,
+        lora_targets=tuple(options.lora_targets.split(",")),
         layers=f"{options.layers // 2}-{options.layers - 1}" if method == UPPER_AF else "",
         init="paper",
         trains="all" if method in ("full", "frozen") else "extensions",

@@ -19,6 +19,7 @@ from conftest import SHAPE, make_random_model
 from finetuned_models import BOTTLENECK as BESIDE
 from finetuned_models import FULL as WHOLE
 from finetuned_models import fit
+from given_options import parse_config
 from job_calls import call_job
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -30,10 +31,8 @@ from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKEN
 from domext_ray.adapters.run_base import find_base
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.jobs import BankConfig
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import load_start_model
@@ -44,6 +43,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.graft import build_model
+from domext_ray.options.build import dump_yaml
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
 

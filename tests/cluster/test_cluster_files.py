@@ -27,11 +27,11 @@ from ray.serve.schema import ServeDeploySchema
 from domext_ray.commands.job import configure
 from domext_ray.commands.measuring import SWEEP
 from domext_ray.commands.pretraining import AF
-from domext_ray.config.identity import from_dict
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.options.option_values import read_flags
+from domext_ray.options.build import from_dict
+from domext_ray.options.read import read_flags
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space

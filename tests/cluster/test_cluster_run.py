@@ -72,7 +72,7 @@ def test_the_job_server_refuses_who_has_no_token(cluster: Cluster) -> None:
 
 
 def test_a_submitted_sweep_spreads_over_the_cluster(cluster: Cluster, sweep_file: Path) -> None:
-    command = ("python", "jobs/sweep.py", "--config_path", str(sweep_file))
+    command = ("python", "jobs/sweep.py", "--config", str(sweep_file))
     done = submit(cluster, *command)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     folder = sweep_file.parent / "runs" / "tiny"

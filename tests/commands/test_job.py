@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from domext_ray.commands.help import format_help
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, run_job
+from domext_ray.config import presets
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.parsing import build_config
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import ConfigError
-from domext_ray.options.option_list import list_options, list_sections
-from domext_ray.options.option_values import build, read_file, read_flags
+from domext_ray.options.build import build
+from domext_ray.options.kinds import list_options, list_sections
+from domext_ray.options.read import read_file, read_flags
 
 NEEDED = {
     "ablate": ("--study", "size"),
@@ -47,8 +48,8 @@ def _use_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(*args: str, job: str = "pretrain af") -> Any:
     found = JOBS[job]
-    preset = find_preset(found.preset) if found.preset else None
-    return build_config(found.config_class, preset, read_flags(found.config_class, [*NEEDED.get(job, ()), *args]))
+    given = read_flags(found.config_class, [*NEEDED.get(job, ()), *args])
+    return presets.configure(found.config_class, found.preset, given)
 
 
 def set_option(job: str, option: str, value: str) -> Any:
@@ -97,22 +98,21 @@ def test_help_shows_the_values_of_a_run_without_flags(name: str) -> None:
             assert shown[option].endswith(f"[{str(value).lower()}]"), option
 
 
-def test_without_general_text_the_preset_of_af_is_another_wherever_that_is_said(tmp_path: Path) -> None:
+def test_a_preset_stands_in_the_place_of_the_jobs_own(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("replay: {corpus: none}\nmethod: {ffn_units: 64}\n")
-
-    def ask(*args: str, verb: str = "pretrain af") -> PretrainConfig:
-        return configure(JOBS[verb], read_flags(PretrainConfig, args))
-
-    plain, own = ask(), ask("--replay.corpus", "general.txt")
+    file.write_text("method: {ffn_units: 64}\n")
+    plain, other = read(), read("--preset", "af")
     assert (plain.replay.corpus, plain.method.word_rows, plain.method.ffn_units) == ("self", 32000, 400)
-    assert own == replace(plain, replay=replace(plain.replay, corpus="general.txt"))
-    for flags in (("--replay.corpus", "none"), ("--replay.corpus", ""), ("--config_path", "af")):
-        without = ask(*flags)
-        assert (without.replay.corpus, without.method.word_rows, without.method.ffn_units) == ("", 0, 512)
-    assert ask("--config_path", str(file)).method == replace(without.method, ffn_units=64)
-    assert ask("--config_path", str(file), "--replay.corpus", "self").method == replace(plain.method, ffn_units=64)
-    assert ask(verb="pretrain exbert").replay.corpus == ""
+    assert (other.replay.corpus, other.method.word_rows, other.method.ffn_units) == ("", 0, 512)
+    changed = read("--config", str(file), "--preset", "af", "--replay.corpus", "none")
+    assert changed == replace(other, method=replace(other.method, ffn_units=64))
+    assert read("--preset", "bert", job="pretrain lora") == read(job="pretrain bert")
+
+
+def test_words_that_shift_without_general_text_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, is_warned in ((["--replay.corpus", "none"], True), ([], False), (["--preset", "af"], False)):
+        configure(JOBS["pretrain af"], read_flags(PretrainConfig, flags))
+        assert ("--preset af has neither" in capsys.readouterr().out) == is_warned
 
 
 def test_help_is_the_presets() -> None:
@@ -140,7 +140,11 @@ WRONG = {
 @pytest.mark.parametrize("name", JOBS)
 def test_a_value_of_another_kind_is_refused_by_name(name: str) -> None:
     for option in list_options(JOBS[name].config_class).values():
-        for value in WRONG.get(option.kind, ("nope", "")):
+        if option.is_list and option.kind is not Literal:
+            values = () if option.kind is str else ("abc", "nan", "1,", "1,true", "[1, [2]]")
+        else:
+            values = WRONG.get(option.kind, ("nope", ""))
+        for value in values:
             with pytest.raises(ConfigError) as error:
                 set_option(name, option.name, value)
             assert f"--{option.name}" in str(error.value) and "\n" not in str(error.value)
@@ -163,7 +167,10 @@ def test_a_number_out_of_range_is_refused_or_harmless(name: str) -> None:
         ("--max-steps 3", "did you mean --train.max_steps?"),
         ("--train.max_step 3", "did you mean --train.max_steps?"),
         ("--methd.heads 3", "did you mean --method.heads?"),
-        ("--config a.yaml", "did you mean --config_path?"),
+        ("--config a.yaml", "--config names 'a.yaml', which does not exist."),
+        ("--config af_bse.yaml", "which does not exist; did you mean --preset af_base?"),
+        ("--preset af-base", "--preset: 'af-base' is no preset; did you mean the preset af_base?"),
+        ("--preset", "--preset has no value; give one after it."),
         ("--xyzzy 3", "--xyzzy is no option; --help_all lists them."),
         ("-corpus x", "'-corpus' is no option; options begin with two dashes, such as --corpus."),
         ("--corpus a.txt b.txt c.txt", "('b.txt' is left over); put a pattern such as 'notes/*.txt'"),
@@ -171,10 +178,10 @@ def test_a_number_out_of_range_is_refused_or_harmless(name: str) -> None:
         ("--seed 1 2", "'2' stands after --seed without an option"),
         ("--seed", "--seed has no value; give one after it."),
         ("--corpus --seed 1", "--corpus has no value; give one after it."),
-        ("--config_path", "--config_path has no value; give one after it."),
+        ("--config", "--config has no value; give one after it."),
         ("--method lora.yaml", "--method is 'lora.yaml', and is a group of options; give them by name, such as"),
         ("--method {headz:1}", "--method, line 1: 'method.headz:1' is no option; did you mean method.heads"),
-        ("--seed -1", "--seed is -1; it must be from 0 to 2^63 - 1."),
+        ("--seed -1", "--seed is -1; it must be 0 or more."),
         ("--scale.num_workers 1e9", "--scale.num_workers is 1000000000; it must be from 1 to 64."),
         ("--train.max_steps 1.5", "--train.max_steps is '1.5'; it must be a whole number."),
         ("--optim.lr nan", "--optim.lr is 'nan'; it must be a finite number."),
@@ -200,7 +207,7 @@ def test_flags_are_read_as_they_are_written() -> None:
 def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     lines = ("run: {name: 007}", "corpus: no", "optim.lr: 1e-5", "train: {max_steps: 1e5, max_seconds: 3}", "shape:")
     (tmp_path / "a.yaml").write_text("\n".join([*lines, "dry_run: yes"]), encoding="utf-8")
-    found = read("--config_path", str(tmp_path / "a.yaml"))
+    found = read("--config", str(tmp_path / "a.yaml"))
     assert (found.run.name, found.corpus, found.optim.lr, found.train.max_steps) == ("007", "no", 1e-5, 100_000)
     assert found.train.max_seconds == 3.0 and found.dry_run
 
@@ -218,7 +225,7 @@ def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
         ("train: 3\n", "line 1: train is 3; it must have options of its own."),
         ("train:\n  max_steps: many\n", "--train.max_steps is 'many' ({path}, line 2); it must be a whole number."),
         ("optim:\n  lr: -1\n", "--optim.lr is -1.0 ({path}, line 2); it must be above 0."),
-        ("corpus: [a, b]\n", "--corpus is ['a', 'b'] ({path}, line 1); it must be a text"),
+        ("corpus: {a: b}\n", "--corpus is {{'a': 'b'}} ({path}, line 1); it must be a text"),
         ("corpus:\n", "--corpus is None ({path}, line 1); it must be a text"),
         ("dry_run: 3\n", "--dry_run is '3' ({path}, line 1); it must be true or false."),
         ("seed: 1\nseed: 2\n", "line 2: 'seed' stands here a second time (line 1 has it); give it once."),
@@ -235,16 +242,16 @@ def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
 def test_a_wrong_file_is_one_sentence_with_its_line(text: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text, encoding="utf-8")
-    message = refuse("--config_path", str(path))
+    message = refuse("--config", str(path))
     assert says.format(path=path) in message or says.replace("{max", "{{max").format(path=path) in message
     assert str(path) in message
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes("corpus: Größe\n".encode("latin-1"))
-    assert "which is no UTF-8 text" in refuse("--config_path", str(tmp_path / "latin.yaml"))
-    assert "which does not exist" in refuse("--config_path", "/no/such.yaml")
-    assert "cannot be read (Is a directory)" in refuse("--config_path", str(tmp_path))
+    assert "which is no UTF-8 text" in refuse("--config", str(tmp_path / "latin.yaml"))
+    assert "which does not exist" in refuse("--config", "/no/such.yaml")
+    assert "cannot be read (Is a directory)" in refuse("--config", str(tmp_path))
 
 
 def test_an_option_of_a_part_is_named_in_full() -> None:

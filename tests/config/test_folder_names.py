@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from given_options import parse_config
 
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
-from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import hold_run
@@ -39,30 +39,30 @@ PLACES: list[tuple[type[Any], str, list[str]]] = [
 @pytest.mark.parametrize("option", ["run.name", "method.name"])
 def test_a_name_that_is_no_folders_is_refused(option: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"--{option} is .*; it must be"):
-        parse_config(PretrainConfig, None, [f"--{option}={name}"])
+        parse_config(PretrainConfig, "", [f"--{option}={name}"])
     if option == "run.name":
         with pytest.raises(ConfigError, match=f"--{option} is .*; it must be"):
-            parse_config(FinetuneConfig, None, [f"--{option}={name}"])
+            parse_config(FinetuneConfig, "", [f"--{option}={name}"])
 
 
 @pytest.mark.parametrize("name", ["clinic-a", "clinic.2", "größe", "临床", "a b", "_a", "a" * 200])
 def test_a_name_that_is_a_folders_is_taken(name: str) -> None:
-    assert parse_config(PretrainConfig, None, ["--run.name", name]).run.name == name
+    assert parse_config(PretrainConfig, "", ["--run.name", name]).run.name == name
 
 
 @pytest.mark.parametrize(("config_class", "option", "flags"), PLACES)
 def test_a_place_is_on_a_file_system(config_class: type[Any], option: str, flags: list[str]) -> None:
     for place in ("s3://bucket/x", "gs:/x", "file:///x", "~nobody-of-this-name/x", f"a/{'b' * 256}", "a/" * 3000):
         with pytest.raises(ConfigError, match=f"^{option} is '.*; it must be"):
-            parse_config(config_class, None, [*flags, option, place])
+            parse_config(config_class, "", [*flags, option, place])
 
 
 def test_an_address_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"--run.dir is 's3://bucket/runs'; .* all nodes have \(mount the storage"):
-        parse_config(PretrainConfig, None, ["--run.dir", "s3://bucket/runs"])
+        parse_config(PretrainConfig, "", ["--run.dir", "s3://bucket/runs"])
     with pytest.raises(ConfigError, match="as a plain path, such as /data/runs"):
-        parse_config(PretrainConfig, None, ["--run.dir", "file:///data/runs"])
-    assert parse_config(PretrainConfig, None, ["--run.dir", "C:runs/x:/y z"]).run.dir == "C:runs/x:/y z"
+        parse_config(PretrainConfig, "", ["--run.dir", "file:///data/runs"])
+    assert parse_config(PretrainConfig, "", ["--run.dir", "C:runs/x:/y z"]).run.dir == "C:runs/x:/y z"
 
 
 def test_a_run_that_cannot_be_locked_is_not_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

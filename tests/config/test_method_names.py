@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from given_options import parse_config
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import dump_yaml, from_dict, to_dict
 from domext_ray.config.method import KNOWN_METHODS
-from domext_ray.config.parsing import parse_config
-from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
+from domext_ray.options.build import dump_yaml, from_dict, to_dict
 
 SHIPPED = {"af": "af", "bert": "full", "bottleneck": "bottleneck", "exbert": "exbert", "lora": "lora"}
 """The presets of methods, and what each is called."""
 
 
 def read(preset: str, *flags: str) -> PretrainConfig:
-    return parse_config(PretrainConfig, str(find_preset(preset)), flags)
+    return parse_config(PretrainConfig, preset, flags)
 
 
 @pytest.mark.parametrize("name", KNOWN_METHODS)
@@ -57,14 +56,14 @@ def test_a_file_that_says_a_name_alone_is_refused_with_its_line(tmp_path: Path) 
     path = tmp_path / "mine.yaml"
     path.write_text("corpus: a.txt\nmethod:\n  name: lora\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"'lora' \(.*mine.yaml, line 3\); it must be bert, full"):
-        read("bert", "--config_path", str(path))
+        read("bert", "--config", str(path))
 
 
 def test_a_presets_name_that_no_longer_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--method.trains", "domain", "--method.bottleneck_size", "64")
-    parse_config(FinetuneConfig, str(find_preset("finetune")), flags)
+    parse_config(FinetuneConfig, "finetune", flags)
     assert "warning: --method.name is 'full', and what trains is bottleneck." in capsys.readouterr().out
-    parse_config(FinetuneConfig, str(find_preset("finetune")), (*flags, "--method.name", "bottleneck"))
+    parse_config(FinetuneConfig, "finetune", (*flags, "--method.name", "bottleneck"))
     assert capsys.readouterr().out == ""
 
 
@@ -75,5 +74,5 @@ def test_a_stored_run_of_a_wrong_name_is_read(tmp_path: Path, capsys: pytest.Cap
     stored = from_dict(PretrainConfig, values)
     assert stored.method.name == "lora"
     (tmp_path / "config.yaml").write_text(dump_yaml(stored), encoding="utf-8")
-    assert read("af", "--config_path", str(tmp_path / "config.yaml")) == stored
+    assert read("af", "--config", str(tmp_path / "config.yaml")) == stored
     assert "warning: --method.name is 'lora', and what trains is bert." in capsys.readouterr().out

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from given_options import parse_config
 
-from domext_ray.config.identity import dump_yaml, from_dict, identity_of
-from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError
+from domext_ray.options.build import dump_yaml, from_dict, identity_of
 
 PARTS = {"pubmed": {"corpus": "pubmed/*.txt", "weight": {0: 1, 0.5: 3}}, "guidelines": {"corpus": "guidelines.txt"}}
 
@@ -39,7 +39,7 @@ def test_an_identity_survives_json_and_yaml_and_does_not_depend_on_how_it_is_wri
     assert identity_of(make({**{name: PARTS[name] for name in reversed(PARTS)}})) == identity_of(config)
     path = tmp_path / "run.yaml"
     path.write_text(dump_yaml(config))
-    assert parse_config(PretrainConfig, args=["--config_path", str(path)]) == config
+    assert parse_config(PretrainConfig, args=["--config", str(path)]) == config
     text = "{guidelines: {corpus: guidelines.txt}, pubmed: {corpus: pubmed/*.txt, weight: {0: 1.0, '0.5': 3}}}"
     assert parse_config(PretrainConfig, args=["--mixture.parts", text]) == config
 

@@ -9,30 +9,30 @@ import pytest
 import tomllib
 import yaml
 from conftest import REPOSITORY
+from given_options import parse_config
 
+from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
-from domext_ray.config.identity import describe_difference, dump_yaml, to_dict
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.parsing import parse_config
-from domext_ray.config.presets import FOLDER, describe_preset, find_options, find_preset, list_presets
+from domext_ray.config.presets import FOLDER, describe_preset, find_preset, list_presets
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.errors import ConfigError
 from domext_ray.inputs import run_vocabulary
+from domext_ray.options.build import describe_difference, dump_yaml, to_dict
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.plan import choose_points
 from domext_ray.search.space import read_space
 
 PRESETS = FOLDER
 OTHER_JOBS: dict[str, tuple[type[Any], list[str]]] = {
-    "ablate.yaml": (AblateConfig, ["--study", "size"]),
-    "compare.yaml": (StudyConfig, ["--tokens", "1000"]),
-    "finetune.yaml": (FinetuneConfig, []),
-    "vocab.yaml": (PretrainConfig, ["--vocab.size", "50"]),
+    "ablate": (AblateConfig, ["--study", "size"]),
+    "compare": (StudyConfig, ["--tokens", "1000"]),
+    "finetune": (FinetuneConfig, []),
+    "vocab": (PretrainConfig, ["--vocab.size", "50"]),
 }
 """What is no training job's: its configuration, and what its user must give."""
 SWEEPS = sorted((PRESETS / "sweeps").glob("*.yaml"))
-PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.name not in OTHER_JOBS and path not in SWEEPS]
+PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.stem not in OTHER_JOBS and path not in SWEEPS]
 MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
 
 
@@ -49,7 +49,7 @@ def options(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("path", PRETRAINING, ids=[path.stem for path in PRETRAINING])
 def test_a_training_jobs_file_dry_runs(path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--base", "general-mini"] if path.stem.endswith("_base") else []  # no other one is on every machine
-    config = parse_config(PretrainConfig, None, ["--config_path", str(path), *options, *own])
+    config = parse_config(PretrainConfig, "", ["--config", str(path), *options, *own])
     run = run_pretraining(config)
     printed = capsys.readouterr().out
     assert "dry run: nothing was started" in printed and "trainable" in printed and "at 1,000 tokens/s" in printed
@@ -66,17 +66,17 @@ def test_files_of_a_folder_name_different_runs() -> None:
 @pytest.mark.parametrize("name", OTHER_JOBS)
 def test_another_jobs_file_is_read(name: str, options: list[str]) -> None:
     config_class, given = OTHER_JOBS[name]
-    config = parse_config(config_class, str(PRESETS / name), given)
+    config = parse_config(config_class, name, given)
     assert isinstance(config, config_class)
     if config_class is PretrainConfig:
-        assert run_vocabulary(parse_config(PretrainConfig, str(PRESETS / name), [*given, *options])) is None
+        assert run_vocabulary(parse_config(PretrainConfig, name, [*given, *options])) is None
 
 
 def test_masking_mixes_are_those_of_their_names() -> None:
     """MASK, SAME and RND of BERT's table 8, in per cent."""
     assert MIXES.keys() == {"80_10_10", "100_0_0", "80_0_20", "80_20_0", "0_20_80", "0_0_100"}
     for name, path in MIXES.items():
-        objective = parse_config(PretrainConfig, None, ["--config_path", str(path)]).objective
+        objective = parse_config(PretrainConfig, "", ["--config", str(path)]).objective
         masked, replaced = objective.mask_token_frac, objective.random_token_frac
         shares = [masked, 1 - masked - replaced, replaced]
         assert [round(100 * each) for each in shares] == [int(each) for each in name.split("_")]
@@ -92,13 +92,13 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
     tasks = [read(f"{name}.yaml", "objective")[0] for name in ("next_sentence", "no_next_sentence", "left_to_right")]
     for table in (read("masks_*.yaml", "objective"), read("size_*.yaml", "shape"), tasks):
         assert len(table) >= 3 and all(each == table[0] for each in table)
-    left_to_right = parse_config(PretrainConfig, None, ["--config_path", str(folder / "left_to_right.yaml")])
+    left_to_right = parse_config(PretrainConfig, "", ["--config", str(folder / "left_to_right.yaml")])
     assert left_to_right.objective == ObjectiveConfig(kind="left_to_right")
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
 def test_a_sweeps_space_makes_trials(path: Path) -> None:
-    config = parse_config(SweepConfig, None, ["--config_path", str(path)])
+    config = parse_config(SweepConfig, "", ["--config", str(path)])
     space = read_space(config.space)
     assert config.run.name == path.stem.replace("_", "-") and space.list_preparations()
     if config.base == "general-mini":  # no other one is on every machine
@@ -109,48 +109,12 @@ def test_a_sweeps_space_makes_trials(path: Path) -> None:
         assert all("there is no extension" in reason for reason in reasons), "AF without heads and units is none"
 
 
-JOBS = ("af", "bert", "bottleneck", "exbert")
-METHODS = (*JOBS, "lora")
-
-
-def differ(path: Path, preset: Path, config_class: type[Any] = PretrainConfig) -> list[str]:
-    """The options that a file gives otherwise on a preset than alone."""
-    flags = ["--config_path", str(path)]
-    alone, standing = parse_config(config_class, None, flags), parse_config(config_class, str(preset), flags)
-    return describe_difference(to_dict(alone), to_dict(standing))
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_a_training_job_takes_the_file_of_every_method(job: str) -> None:
-    for method in METHODS:
-        assert differ(PRESETS / f"{method}.yaml", PRESETS / f"{job}.yaml") == []
-
-
-@pytest.mark.parametrize("path", PRETRAINING, ids=[path.stem for path in PRETRAINING])
-def test_a_file_on_another_jobs_preset_is_itself_or_is_refused(path: Path) -> None:
-    """What trains is never a mixture: the files beside the methods' own are those of pretrain_bert.py."""
-    if not path.stem.startswith("general_mini"):  # whose steps and checks a user gives
-        assert differ(path, PRESETS / "bert.yaml") == []
-    for job in JOBS:
-        try:
-            differing = differ(path, PRESETS / f"{job}.yaml")
-        except ConfigError as error:
-            assert "must be" in str(error) and path.stem not in METHODS
-        else:
-            assert not [each for each in differing if not each.startswith("train.")]
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
-def test_a_sweeps_file_is_itself_on_the_jobs_preset(path: Path) -> None:
-    assert differ(path, PRESETS / "sweeps" / "af_mini.yaml", SweepConfig) == []
-
-
 def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_path: Path) -> None:
     path = tmp_path / "only_corpus.yaml"
     path.write_text("corpus: notes.txt\noptim: {lr: 3e-4}\ntrain: {max_steps: 1e3}\n", encoding="utf-8")
-    flags = ["--config_path", str(path), "--train.max_steps", "7"]
-    found = parse_config(PretrainConfig, str(PRESETS / "exbert.yaml"), flags)
-    plain = parse_config(PretrainConfig, str(PRESETS / "exbert.yaml"), [])
+    flags = ["--config", str(path), "--train.max_steps", "7"]
+    found = parse_config(PretrainConfig, "exbert", flags)
+    plain = parse_config(PretrainConfig, "exbert", [])
     assert sorted(describe_difference(to_dict(plain), to_dict(found))) == [
         "corpus: 'package-docs' -> 'notes.txt'",
         "optim.lr: 0.001 -> 0.0003",
@@ -159,10 +123,10 @@ def test_a_file_changes_a_preset_option_by_option_and_flags_change_the_file(tmp_
 
 
 def test_a_sweeps_file_replaces_space_search_and_budget_whole(tmp_path: Path) -> None:
-    path, preset = tmp_path / "sweep.yaml", str(PRESETS / "sweeps" / "af_mini.yaml")
+    path, preset = tmp_path / "sweep.yaml", "sweeps/af_mini"
     space = "{method.layers: {choice: ['0-1', '2-3']}}"
     path.write_text(f"space: {space}\nsearch: {{searcher: grid}}\nbudget: {{seconds: 9}}\n", encoding="utf-8")
-    found = parse_config(SweepConfig, preset, ["--config_path", str(path)])
+    found = parse_config(SweepConfig, preset, ["--config", str(path)])
     assert list(found.space) == ["method.layers"]
     assert (found.search.scheduler, found.search.rungs, found.budget.steps, found.budget.seconds) == ("none", 1, 0, 9)
     assert found.method.ffn_units == 512 and found.train.global_batch_size == 16, "the rest stands on the preset"
@@ -174,8 +138,8 @@ def test_a_sweeps_file_replaces_space_search_and_budget_whole(tmp_path: Path) ->
 def test_presets_of_a_study_are_added_to_those_that_ship(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("presets: {mine: {method: {heads: 2}}, af: {optim: {lr: 1e-4}}}\n", encoding="utf-8")
-    flags = ["--config_path", str(path), "--tokens", "9", "--presets", "{mine: {method: {ffn_units: 0}}}"]
-    found = parse_config(StudyConfig, str(PRESETS / "compare.yaml"), flags).presets
+    flags = ["--config", str(path), "--tokens", "9", "--presets", "{mine: {method: {ffn_units: 0}}}"]
+    found = parse_config(StudyConfig, "compare", flags).presets
     assert found["mine"] == {"method": {"heads": 2, "ffn_units": 0}}
     assert found["af"]["method"] == {"heads": 1, "ffn_units": 512} and {"full", "lora", "exbert"} <= found.keys()
 
@@ -183,11 +147,11 @@ def test_presets_of_a_study_are_added_to_those_that_ship(tmp_path: Path) -> None
 def test_a_complete_file_is_itself_on_every_preset(tmp_path: Path) -> None:
     """A run's config.yaml and a sweep's best.yaml say every option."""
     flags = ["--base", "none", "--vocab.size", "99", "--optim.on_non_finite", "skip", "--method.name", "mine"]
-    complete = parse_config(PretrainConfig, str(PRESETS / "bert.yaml"), flags)
+    complete = parse_config(PretrainConfig, "bert", flags)
     (tmp_path / "config.yaml").write_text(dump_yaml(complete), encoding="utf-8")
-    for job in JOBS:
-        given = ["--config_path", str(tmp_path / "config.yaml")]
-        assert parse_config(PretrainConfig, str(PRESETS / f"{job}.yaml"), given) == complete
+    for job in METHODS:
+        given = ["--config", str(tmp_path / "config.yaml")]
+        assert parse_config(PretrainConfig, METHODS[job].preset, given) == complete
 
 
 @pytest.mark.parametrize("name", list_presets())
@@ -204,30 +168,3 @@ def test_every_preset_is_in_the_wheel() -> None:
     packed = {each for pattern in patterns for each in package.glob(pattern) if each.is_file()}
     packed |= {each for pattern in patterns if pattern.endswith("**") for each in package.glob(f"{pattern}/*")}
     assert {find_preset(each) for each in list_presets()} <= packed and package / "py.typed" in packed
-
-
-def test_config_path_takes_a_presets_name_and_a_file_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    af = str(find_preset("af"))
-    named = parse_config(PretrainConfig, af, ["--config_path", "bert"])
-    assert named == parse_config(PretrainConfig, af, ["--config_path", str(find_preset("bert"))])
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "bert").write_text("seed: 77\n", encoding="utf-8")
-    assert parse_config(PretrainConfig, af, ["--config_path", "bert"]).seed == 77
-    assert find_options("sweeps/af_mini") == FOLDER / "sweeps" / "af_mini.yaml"
-
-
-@pytest.mark.parametrize(
-    ("place", "says"),
-    [
-        ("jobs/configs/af_base.yaml", "which does not exist; did you mean the preset af_base?"),
-        ("af_bas", "which does not exist; did you mean the preset af_base?"),
-        ("mine.yaml", "which does not exist."),
-    ],
-)
-def test_a_file_that_is_not_there_is_told_with_the_preset_of_its_name(place: str, says: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        find_options(place)
-    assert str(error.value) == f"--config_path names {place!r}, {says}"

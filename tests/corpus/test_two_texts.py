@@ -32,7 +32,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.training.evaluate import build_domain_batches
 from domext_ray.training.views import make_masker
 
-PAIR = PrepareConfig(pair="title,body", min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
+PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]
 VOCABULARY += [f"##{i}" for i in range(10)]
 CONTRAST = ObjectiveConfig(kind="contrast", contrast_rows=4)
@@ -86,7 +86,7 @@ def require_one_row(title: np.ndarray, body: np.ndarray) -> int:
 def test_both_fields_are_read_in_the_order_of_the_option(name: str, tmp_path: Path) -> None:
     documents, dropped = read_all(write_records(tmp_path / name, make_records(5)))
     assert documents == [f"title {i}\na body {i}" + " a" * i for i in range(5)] and not dropped.counts
-    other = PrepareConfig(pair=" body , title", min_document_chars=1)
+    other = PrepareConfig(pair=("body", "title"), min_document_chars=1)
     assert read_all(tmp_path / name, other)[0][3] == "a body 3 a a a\ntitle 3"
 
 
@@ -113,9 +113,11 @@ def test_a_row_without_both_texts_is_counted_and_its_place_told(tmp_path: Path) 
 
 def test_a_text_that_is_too_long_is_cut_and_its_pair_stays_one(tmp_path: Path) -> None:
     path = write_records(tmp_path / "rows.jsonl", [{"title": "title " * 10, "body": "body " * 20}])
-    documents, dropped = read_all(path, PrepareConfig(pair="title,body", min_document_chars=9, max_document_chars=50))
+    documents, dropped = read_all(
+        path, PrepareConfig(pair=("title", "body"), min_document_chars=9, max_document_chars=50)
+    )
     assert documents == ["title title title title title title title title ti\n" + ("body " * 10)] and not dropped.counts
-    documents, dropped = read_all(path, PrepareConfig(pair="title,body", min_document_chars=500))
+    documents, dropped = read_all(path, PrepareConfig(pair=("title", "body"), min_document_chars=500))
     assert not documents and dropped.counts == {"too_short": 1}
 
 
@@ -156,7 +158,7 @@ def read_views(
 
 
 def test_the_corpus_says_what_it_holds_and_lost(prepared: Manifest) -> None:
-    assert prepared.dropped == {"no_field": 1, NO_TOKEN: 1} and prepared.settings["pair"] == "title,body"
+    assert prepared.dropped == {"no_field": 1, NO_TOKEN: 1} and prepared.settings["pair"] == ["title", "body"]
     assert prepared.num_rows("train") + prepared.num_rows("held_out") == prepared.num_documents == NUM_ROWS
     assert len(prepared.train) > 2
 
@@ -198,7 +200,7 @@ def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_pa
 
 @pytest.mark.parametrize("pair", ["title", "title,body,more", "title,", "title, title"])
 def test_two_fields_are_asked_for(pair: str) -> None:
-    with pytest.raises(ConfigError, match=r"--prepare.pair is '.*'; it must be two fields by a comma"):
+    with pytest.raises(ConfigError, match=r"--pair is '.*'; it must be two fields with a comma"):
         PrepareConfig(pair=pair)
 
 
@@ -217,10 +219,10 @@ def test_what_does_not_go_with_pairs_is_refused(values: dict[str, Any], message:
 
 def test_pairs_need_no_dropout_and_no_other_option_names_a_field() -> None:
     PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="contrast"), train=TrainConfig(dropout=0.0))
-    with pytest.raises(ConfigError, match=r"--prepare.field is 'body'; .*left out with --prepare.pair"):
-        PrepareConfig(pair="title,body", field="body")
+    with pytest.raises(ConfigError, match=r"--field is 'body'; .*left out with --prepare.pair"):
+        PrepareConfig(pair=("title", "body"), field="body")
     with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*left out here"):
-        ForgettingConfig(models="a", corpus="x.txt", prepare=PAIR)
+        ForgettingConfig(models=("a",), corpus="x.txt", prepare=PAIR)
 
 
 def test_files_without_the_fields_are_one_sentence(tmp_path: Path) -> None:

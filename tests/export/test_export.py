@@ -31,7 +31,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, VocabConfig
 from domext_ray.corpus.vocabulary.extension import decompose, import_words
@@ -45,6 +44,7 @@ from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model
+from domext_ray.options.build import dump_yaml
 
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 

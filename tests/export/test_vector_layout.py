@@ -84,7 +84,9 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_b
     assert "loss (nats per row) | 2.000 | 1.000 |" in card and "75.0%" in card
     assert "telling vectors of the same text from those of others (InfoNCE" in card
     assert "its first token's state" in card and "masked-lm" not in card
-    pairs = replace(config, prepare=PrepareConfig(pair="title,body"), objective=replace(objective, views="dropout"))
+    pairs = replace(
+        config, prepare=PrepareConfig(pair=("title", "body")), objective=replace(objective, views="dropout")
+    )
     assert "telling vectors of two texts that belong together from" in build_card(replace(facts, config=pairs))
 
 

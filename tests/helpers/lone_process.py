@@ -12,7 +12,7 @@ class Without:
 
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {
-            "domext_ray", "ray", "deepspeed", "draccus", "pyarrow", "datasets", "sklearn", "matplotlib"
+            "domext_ray", "ray", "deepspeed", "pyarrow", "datasets", "sklearn", "matplotlib"
         }:
             return None
         return self.finder.find_spec(name, path, target)

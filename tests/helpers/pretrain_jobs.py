@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from domext_ray.config.parsing import parse_config
-from domext_ray.config.presets import find_preset
+from domext_ray.commands.job import configure
+from domext_ray.commands.pretraining import METHODS
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import DomextError
+from domext_ray.options.read import read_flags
 from domext_ray.pipeline import run_pretraining
 from domext_ray.training.evaluate import GENERAL_PROBE
 
@@ -25,8 +26,8 @@ PATIENCE_SECONDS = 600
 
 def train_here(command: list[str]) -> None:
     """Do in this process what a command does in one of its own; the fixture `local_ray` says which Ray trains."""
-    config_path = find_preset(Path(command[1]).stem.removeprefix("pretrain_"))
-    run_pretraining(parse_config(PretrainConfig, str(config_path), command[2:]))
+    job = METHODS[Path(command[1]).stem.removeprefix("pretrain_")]
+    run_pretraining(configure(job, read_flags(PretrainConfig, command[2:])))
 
 
 def check_mistake(command: list[str], message: str) -> None:

@@ -73,7 +73,7 @@ def test_a_sweep(tiny_base_folder: Path, tmp_path: Path) -> None:
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
     path = tmp_path / "sweep.yaml"
     path.write_text("space:\n  optim.lr: {log: [1.0e-3, 1.0e-2]}\n", encoding="utf-8")
-    options = ["--config_path", str(path), "--tasks", "ner", "--data", data, "--budget.steps", "100000"]
+    options = ["--config", str(path), "--tasks", "ner", "--data", data, "--budget.steps", "100000"]
     command = ["sweep.py", *list_options(tiny_base_folder, corpus, tmp_path), *options, "--score_base", "false"]
     assert stop([*command, "--run.name", "sweep"], tmp_path / "sweep", "trials/*/metrics.jsonl").endswith(NOT_FINISHED)
     assert not (tmp_path / "sweep" / "summary.json").exists()

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from methods import ROWS, Row, find_row
 from torch import Tensor
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import (
     EngineConfig,
     OptimConfig,
@@ -40,6 +39,7 @@ from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, name_unwrapped, store_base
+from domext_ray.options.build import dump_yaml
 from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (
     Checkpoint,

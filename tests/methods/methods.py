@@ -9,7 +9,7 @@ from typing import Any, Literal
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig
 
-ALL_MATRICES = "query,key,value,attention_output,intermediate,output"
+ALL_MATRICES = ("query", "key", "value", "attention_output", "intermediate", "output")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ ROWS = [
     ),
     Row(
         "LoRA + AF heads",
-        {"lora_rank": 3, "lora_targets": "query,output", "heads": 1},
+        {"lora_rank": 3, "lora_targets": ("query", "output"), "heads": 1},
         r"\.lora_[AB]\.|\.attention\.domains\.domain\.",
         {"lora_rank": 16},
     ),

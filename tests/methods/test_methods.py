@@ -326,7 +326,7 @@ SIZED = {
     "bottleneck_upper_half": {"bottleneck_size": 64, "layers": "2-3"},
     "bottleneck_variants": {"bottleneck_size": 64, "bottleneck_place": "output", "bottleneck_layer_norm": True},
     "exbert": {"module_hidden_size": 84, "module_ffn_size": 340},
-    "lora": {"lora_rank": 16, "lora_targets": "query,value"},
+    "lora": {"lora_rank": 16, "lora_targets": ("query", "value")},
     "lora_all_matrices": {"lora_rank": 16, "lora_targets": ALL_MATRICES},
     "af_and_bottleneck": {"heads": 1, "ffn_units": 512, "bottleneck_size": 64},
     "exbert_and_bottleneck": {"module_hidden_size": 84, "module_ffn_size": 340, "bottleneck_size": 64},
@@ -446,7 +446,10 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
             lambda: describe({"trains": "top_layers", "top_layers": 5, "heads": 0, "ffn_units": 0}),
             "--method.top_layers is 5; the encoder has 4 layers",
         ),
-        (lambda: MethodConfig(lora_rank=4, lora_targets="query,pooler"), "--method.lora_targets is 'pooler'; it must"),
+        (
+            lambda: MethodConfig(lora_rank=4, lora_targets=("query", "pooler")),
+            "--method.lora_targets is 'pooler'; it must",
+        ),
         (lambda: MethodConfig(ffn_units=0, trainable_budget=0.1), "--method.trainable_budget is 0.1; it must be 0"),
         (
             lambda: solve(load_shipped(), {"heads": 2, "ffn_units": 1}, 0.05),

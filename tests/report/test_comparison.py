@@ -63,10 +63,10 @@ def test_only_a_picture_of_our_own_is_drawn_over(tmp_path: Path) -> None:
 
 def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(ConfigError, match=r"it must be different runs, and .*/a' is given twice"):
-        choose_runs(f"{tmp_path}/a,{tmp_path}/b, {tmp_path}/./a/")
-    with pytest.raises(ConfigError, match="--models is .*; it must be different models, each one once"):
-        ForgettingConfig(models="one=runs/af,two=runs/af/", corpus="x")
+    with pytest.raises(ConfigError, match=r"--runs must be different runs, and .*/a' is given twice"):
+        choose_runs([f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/./a/"])
+    with pytest.raises(ConfigError, match="--models is .*; it must be different ones"):
+        ForgettingConfig(models=("one=runs/af", "two=runs/af/"), corpus="x")
 
 
 def test_other_texts_do_not_compare(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 import torch
 from checkpoint_runs import make_run
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.manifest import Manifest, TextRecord
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
+from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
 from domext_ray.training.checkpoint import find_latest, read_tensors_sha256
 

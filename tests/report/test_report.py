@@ -11,11 +11,11 @@ import pytest
 import yaml
 from report_records import ABOUT, SUMMARY, make_records, make_run
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.errors import RunError
+from domext_ray.options.build import dump_yaml
 from domext_ray.options.places import hide_places
 from domext_ray.report.details import list_facts
 from domext_ray.report.examples import Example, Guess, Masked

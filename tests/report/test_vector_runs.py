@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from report_records import ABOUT, SUMMARY, make_records, make_run
 
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
+from domext_ray.options.build import dump_yaml
 from domext_ray.plan import plan_run
 from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.index import write_index
@@ -103,7 +103,7 @@ def test_a_summary_that_lacks_its_loss_is_damaged(kind: str, tmp_path: Path) -> 
 
 
 def test_rows_of_two_texts_are_told_as_such() -> None:
-    config = PretrainConfig(objective=ObjectiveConfig(kind="contrast"), prepare=PrepareConfig(pair="title,body"))
+    config = PretrainConfig(objective=ObjectiveConfig(kind="contrast"), prepare=PrepareConfig(pair=("title", "body")))
     forecast = Forecast((RowEstimate(900, 50_000, 200_000, 1.0),), 0, 0.0, 0, 0.0, False, 0.0, 0, 0)
     said = "900 of two texts of 128 tokens at most (estimated from 100% of the text)"
     assert said in describe_forecast(forecast, config)

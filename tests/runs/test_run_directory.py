@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from domext_ray.config.identity import identity_of
+from domext_ray.options.build import identity_of
+from domext_ray.options.declare import free
 from domext_ray.config.pretrain import EngineConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.options.fields import free
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import (
     check_identity,

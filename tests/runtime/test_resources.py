@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import ray
 import torch
+from given_options import parse_config
 
 from domext_ray.config.finetune import FinetuneConfig, TrainingScaleConfig
-from domext_ray.config.identity import dump_yaml, from_dict
-from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.options.build import dump_yaml, from_dict
 from domext_ray.pipeline import run_pretraining
 from domext_ray.plan import plan_run
 from domext_ray.runs.run_directory import write_config
@@ -50,11 +50,11 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @pytest.mark.parametrize("value", ["auto", True, False])
 def test_use_gpu_has_three_values(config_class: type[Any], value: Any) -> None:
     stored = from_dict(config_class, {"scale": {"use_gpu": value}})
-    flag = parse_config(config_class, None, ["--scale.use_gpu", str(value).lower()])
+    flag = parse_config(config_class, "", ["--scale.use_gpu", str(value).lower()])
     assert stored == flag and flag.scale.use_gpu is value or flag.scale.use_gpu == value == "auto"
     assert f"use_gpu: {str(value).lower()}\n" in dump_yaml(flag)
     with pytest.raises(ConfigError, match=r"scale\.use_gpu"):
-        parse_config(config_class, None, ["--scale.use_gpu", "3"])
+        parse_config(config_class, "", ["--scale.use_gpu", "3"])
 
 
 def test_auto_must_be_settled_before_it_is_used() -> None:
@@ -116,7 +116,7 @@ def test_the_machine_decides_the_precision(
 ) -> None:
     rooms = {"use_gpu": "scale", "precision": "engine", "base_dtype": "engine"}
     flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
-    assert settle_precision(parse_config(config_class, None, flags)).engine.precision == expected
+    assert settle_precision(parse_config(config_class, "", flags)).engine.precision == expected
 
 
 @pytest.mark.parametrize("unit", cpu_kernels.BF16_UNITS)

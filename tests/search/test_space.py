@@ -80,7 +80,7 @@ def test_a_point_becomes_configurations() -> None:
     assert made.pretrain.method.ffn_units == 8 and made.pretrain.method.bottleneck_size == 8
     assert made.pretrain.optim.lr == 3e-4 and made.pretrain.train.dropout == 0.2
     assert made.pretrain.train.seq_length == 64, "what the space does not have stays the sweep's"
-    assert made.finetune.grid.rates == (3e-4,)
+    assert made.finetune.grid.lr == (3e-4,)
     assert describe_point({"method.heads": 1, "optim.lr": 0.00123456}) == "method.heads 1, optim.lr 0.00123"
 
 
@@ -147,15 +147,21 @@ def test_a_value_out_of_its_range_is_refused(point: dict[str, Any], says: str) -
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: SearchConfig(objectives="f2"), r"--search\.objectives is 'f2'; it must be of f1"),
-        (lambda: SearchConfig(objectives="f1,trainable", scheduler="asha", rungs=2), r"--search\.scheduler is 'asha'"),
-        (lambda: SearchConfig(scheduler="asha"), r"--search\.rungs is 1; it must be 2 or more with asha"),
-        (lambda: BudgetConfig(), r"--budget\.steps is 0"),
-        (lambda: BudgetConfig(steps=3, tokens=5), r"--budget\.tokens is 5; it must be 0 beside --budget\.steps"),
+        (lambda: SearchConfig(objectives=("f2",)), r"--objectives is 'f2'; it must be one of f1"),
+        (
+            lambda: SearchConfig(objectives=("f1", "trainable"), scheduler="asha", rungs=2),
+            r"--scheduler is 'asha'",
+        ),
+        (lambda: SearchConfig(scheduler="asha"), r"--rungs is 1; it must be 2 or more with asha"),
+        (lambda: BudgetConfig(), r"--steps is 0"),
+        (lambda: BudgetConfig(steps=3, tokens=5), r"--tokens is 5; it must be 0 beside --budget\.steps"),
         (lambda: make_config(TEXT, search=SearchConfig(axis="size")), r"--search\.axis is 'size'; .*of the space"),
         (lambda: make_config({}), r"--space is \{\}"),
         (lambda: make_config(TEXT, train=TrainConfig(max_steps=7)), r"--train\.max_steps is 7; .*--budget rules"),
-        (lambda: make_config(TEXT, tasks="ner,rte", data="x"), r"--data is 'x'; it must be as many as --tasks \(2\)"),
+        (
+            lambda: make_config(TEXT, tasks=("ner", "rte"), data=("x",)),
+            r"--data is 'x'; it must be as many as --tasks \(2\)",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused(make: Any, says: str) -> None:

@@ -19,19 +19,19 @@ import psutil
 import pytest
 import ray
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
+from given_options import parse_config
 from job_processes import find_workers, kill_job, start_job
 from labelled_fixtures import write_ner
 from ray import tune
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.parsing import parse_config
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.config.sweep import BudgetConfig, SearchConfig, SweepConfig
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.options.build import dump_yaml
 from domext_ray.pipeline import run_pretraining
 from domext_ray.search.plan import choose_points
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
@@ -58,7 +58,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return SweepConfig(
         base=str(tiny_base_folder),
         corpus=str(write_corpus(folder / "corpus.txt", 3000)),
-        tasks="ner",
+        tasks=("ner",),
         data=str(write_ner(folder / "ner")),
         space={**SPACE, "train.global_batch_size": {"choice": [8, 12, 16, TOO_LARGE]}},
         budget=BudgetConfig(steps=18),
@@ -77,7 +77,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         finetune=FinetuneConfig(
             method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
             labelled=LabelledConfig(max_length=32, stride=8),
-            grid=GridConfig(lr="6e-3", batch_size="8", epochs="4"),
+            grid=GridConfig(lr=(6e-3,), batch_size=(8,), epochs=(4,)),
             optim=FinetuneOptimConfig(dropout=0.0),
             engine=EngineConfig(precision="fp32"),
         ),
@@ -128,8 +128,8 @@ def test_points_are_valid_ones_each_once(config: SweepConfig) -> None:
 
 @pytest.mark.jobs
 def test_the_best_configuration_is_a_training_jobs(sweep: Path, tmp_path: Path) -> None:
-    flags = ["--config_path", str(sweep / "best.yaml"), "--run.dir", str(tmp_path), "--dry_run", "true"]
-    best = parse_config(PretrainConfig, None, flags)
+    flags = ["--config", str(sweep / "best.yaml"), "--run.dir", str(tmp_path), "--dry_run", "true"]
+    best = parse_config(PretrainConfig, "", flags)
     point = read_json(sweep / "summary.json")["best"]["point"]
     found = (best.method.heads, best.method.ffn_units, best.optim.lr, best.train.global_batch_size)
     assert found == tuple(point.values())
@@ -382,8 +382,8 @@ def test_a_value_given_twice_is_refused_or_one_point(config: SweepConfig) -> Non
     points, _ = choose_points(config, read_space({"optim.lr": {"choice": [1e-3, "1e-3"]}}))
     assert points == [{"optim.lr": 1e-3}] or points == [{"optim.lr": "1e-3"}]
     with pytest.raises(ConfigError, match=r"--tasks is 'ner,ner'; it must be different tasks"):
-        replace(config, tasks="ner,ner", data="a,a")
-    assert replace(config, tasks="ner,ner,qa", data="a,b,c").set_names == ("ner a", "ner b", "qa")
+        replace(config, tasks=("ner", "ner"), data=("a", "a"))
+    assert replace(config, tasks=("ner", "ner", "qa"), data=("a", "b", "c")).set_names == ("ner a", "ner b", "qa")
 
 
 def test_a_space_without_a_valid_trial_is_refused(config: SweepConfig) -> None:
@@ -393,7 +393,7 @@ def test_a_space_without_a_valid_trial_is_refused(config: SweepConfig) -> None:
 
 def start_sweep(config: SweepConfig, path: Path) -> subprocess.Popen[bytes]:
     path.write_text(dump_yaml(config), encoding="utf-8")
-    return start_job([sys.executable, str(REPOSITORY / "jobs" / "sweep.py"), "--config_path", str(path)])
+    return start_job([sys.executable, str(REPOSITORY / "jobs" / "sweep.py"), "--config", str(path)])
 
 
 def wait_for(condition: Any, process: subprocess.Popen[bytes], seconds: float = 600.0) -> None:

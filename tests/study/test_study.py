@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
+from given_options import parse_config
 from job_processes import kill_job, start_job
 from report_records import SUMMARY
 
 from domext_ray.config.jobs import StudyConfig
-from domext_ray.config.parsing import parse_config
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunError, TrainingError
@@ -239,9 +239,9 @@ def test_the_same_command_goes_on_and_more_seeds_methods_and_budgets_may_come(
     runs.left = 10**6
     run_study(config, SHIPPED)
     assert runs.names[3:] == ["full-seed1", "af-seed1"], "nothing that is finished is made again"
-    run_study(replace(config, seeds=3, methods="full,af,biases"), SHIPPED)
+    run_study(replace(config, seeds=3, methods=("full", "af", "biases")), SHIPPED)
     assert runs.names[5:] == ["biases-seed0", "biases-seed1", "full-seed2", "af-seed2", "biases-seed2"]
-    run_study(replace(config, seeds=1, budgets="0.2,0.4"), SHIPPED)
+    run_study(replace(config, seeds=1, budgets=(0.2, 0.4)), SHIPPED)
     assert runs.names[10:] == ["af@0.2-seed0", "af@0.4-seed0"]
 
 
@@ -274,7 +274,7 @@ def test_each_method_takes_its_best_rate(
     assert "Of the rates 0.0001, 0.001, 0.1 each method has the one after which" in shown
     assert "| full | 2,632,704 | 32.1% (fixed) | 0.001 |" in shown
     with pytest.raises(RunError, match="rates: '0.1,1e-4,1e-3' -> '1e-4,1e-3'"):
-        run_study(replace(config, rates="1e-4,1e-3"), SHIPPED)
+        run_study(replace(config, rates=(1e-4, 1e-3)), SHIPPED)
 
 
 def test_rates_that_all_diverge_and_a_damaged_record_are_one_sentence(
@@ -294,7 +294,7 @@ def test_general_text_counts_once_a_method_reads_it(
     config = small(tiny_base_folder, text_file, tmp_path, "--seeds", "1")
     run_study(config, SHIPPED)
     general = write_corpus(tmp_path / "general.txt", 40)
-    kept = replace(config, methods="full,af,full_kept", replay=replace(config.replay, corpus=str(general)))
+    kept = replace(config, methods=("full", "af", "full_kept"), replay=replace(config.replay, corpus=str(general)))
     run_study(kept, SHIPPED)
     assert runs.names[3:] == ["full_kept-seed0"] and runs.made[-1].replay.corpus == str(general)
     write_corpus(general, 40, seed=1)
@@ -341,7 +341,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert not runs.made and not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError, match="the method 'af' does not fit"):
         run_study(replace(config, budget=0.001), SHIPPED)
-    run_study(replace(config, budgets="0.001,0.3,0.5", rates="1e-4,1e-3"), SHIPPED)
+    run_study(replace(config, budgets=(0.001, 0.3, 0.5), rates=(1e-4, 1e-3)), SHIPPED)
     shown = capsys.readouterr().out
     assert "note: af@0.001 is left out: --method.trainable_budget is 0.001" in shown
     assert "3 methods, 2 seeds, 20 seconds per run: 6 runs and 6 that try rates, 0.1 hours of training" in shown

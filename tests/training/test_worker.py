@@ -318,7 +318,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(
         sentences = Path(config.corpus).read_text().splitlines()
         rows = [{"title": each[:20], "body": each} for each in sentences]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-        prepare = replace(config.prepare, pair="title,body")
+        prepare = replace(config.prepare, pair=("title", "body"))
         config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
     tokenizer_dir, corpora = provide_inputs(config)
     made = replace(task, config=config, corpus_dirs=(corpora.domain[0].folder,), tokenizer_dir=tokenizer_dir)

@@ -121,7 +121,7 @@ def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
     """
     if prepare.pair and file.kind in (TEXT, PACKAGE_DOCS):
         raise CorpusError(
-            f"{file.path} is plain text, without fields for --prepare.pair {prepare.pair!r}; give JSONL, CSV or "
+            f"{file.path} is plain text, without fields for --prepare.pair {','.join(prepare.pair)!r}; give JSONL, CSV or "
             "Parquet files."
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from domext_ray.config.pretrain import HeldOutBy, PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts.sources import TEXT, Sources
 from domext_ray.errors import CorpusError
 
@@ -20,7 +20,7 @@ MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
 
 
-def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> HeldOutBy:
+def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> str:
     """Return what is held out, "auto" resolved."""
     if prepare.held_out_by != "auto":
         return prepare.held_out_by
@@ -28,7 +28,7 @@ def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> HeldOutBy:
     return "block" if is_lines else "document"
 
 
-def describe_split(sources: Sources, prepare: PrepareConfig, held_out_by: HeldOutBy) -> str:
+def describe_split(sources: Sources, prepare: PrepareConfig, held_out_by: str) -> str:
     """Return a sentence on what is held out where neighbouring documents may be of one text; else nothing."""
     is_text = any(file.kind == TEXT for task in sources.tasks for file in task.files)
     if not is_text or prepare.document == "file":

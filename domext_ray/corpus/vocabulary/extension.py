@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
@@ -27,6 +26,7 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.corpus.vocabulary.word_counts import keep_counts
 from domext_ray.errors import CorpusError
 from domext_ray.files import write_text
+from domext_ray.options.build import identity_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
@@ -19,6 +18,7 @@ from domext_ray.corpus.texts.sources import Sources, resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.errors import CorpusError
 from domext_ray.files import write_json
+from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
 
 if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
@@ -46,14 +46,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
-    if not Path(folder).is_dir():
-        raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
-    files = [name for pattern in VOCABULARY_FILES for name in Path(folder).glob(pattern)]
-    if not files:  # transformers makes an empty tokenizer up
-        raise CorpusError(
-            f"{folder} has no tokenizer (none of {', '.join(VOCABULARY_FILES)}); save the tokenizer there "
-            "(tokenizer.save_pretrained)."
-        )
+    check_tokenizer_files(folder)
     try:
         with quiet_libraries():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
@@ -73,6 +66,22 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
                 "modelling needs one."
             )
     return tokenizer
+
+
+def check_tokenizer_files(folder: str | Path) -> None:
+    """Refuse a folder without a tokenizer's files; nothing is loaded.
+
+    Raises:
+        CorpusError: it has none.
+    """
+    if not Path(folder).is_dir():
+        raise CorpusError(f"{folder} is no folder; a tokenizer's folder is needed.")
+    if not any(each for pattern in VOCABULARY_FILES for each in Path(folder).glob(pattern)):
+        # transformers would make an empty tokenizer up
+        raise CorpusError(
+            f"{folder} has no tokenizer (none of {', '.join(VOCABULARY_FILES)}); save the tokenizer there "
+            "(tokenizer.save_pretrained)."
+        )
 
 
 def make_backend(tokenizer: PreTrainedTokenizerBase | str) -> Tokenizer:

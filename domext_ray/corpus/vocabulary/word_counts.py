@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from domext_ray.config.identity import identity_of
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped
@@ -29,6 +28,7 @@ from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
 from domext_ray.corpus.vocabulary.kind import Splitter, WordCounts
 from domext_ray.corpus.vocabulary.kinds import find_kind
 from domext_ray.errors import CorpusError
+from domext_ray.options.build import identity_of
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""

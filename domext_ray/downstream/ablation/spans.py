@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
-from domext_ray.config.identity import describe_difference
 from domext_ray.downstream.finetune.finetuned import FinetunedModel, rebuild_finetuned
 from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
@@ -29,6 +28,7 @@ from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, compare_p
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import ExtensionOutput, Layer, NormShift
+from domext_ray.options.build import describe_difference
 from domext_ray.progress import StatusLine, format_seconds
 
 SPANS = "spans.json"

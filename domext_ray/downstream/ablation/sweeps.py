@@ -131,17 +131,18 @@ def _list_sigmas(config: AblateConfig) -> list[SweepEntry]:
             sigma,
             replace(config.method, name=f"sigma{sigma:g}", init="paper", bottleneck_std=sigma),
         )
-        for sigma in sorted(config.sigma_values)
+        for sigma in sorted(config.sigmas)
     ]
 
 
 def _list_sizes(config: AblateConfig, num_layers: int) -> list[SweepEntry]:
-    counts = tuple(range(1, num_layers + 1)) if config.top_layers == "all" else config.top_layer_values
+    named = {"all": tuple(range(1, num_layers + 1)), "none": ()}
+    counts = named[config.top_layers] if isinstance(config.top_layers, str) else config.top_layers
     if max(counts, default=0) > num_layers:
         raise ConfigError(f"--top_layers is {config.top_layers!r}; {config.model!r} has {num_layers} layers.")
     entries = [
         _make_entry(config, BOTTLENECKS, size, replace(config.method, name=f"size{size}", bottleneck_size=size))
-        for size in sorted(config.size_values)
+        for size in sorted(config.sizes)
     ]
     entries += [
         _make_entry(config, TOP_LAYERS, k, replace(FULL, name=f"top{k}", trains="top_layers", top_layers=k))

@@ -11,13 +11,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import dump_yaml
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.finetune.grid import GridResults, Record
 from domext_ray.downstream.finetune.plan import FinetunePlan
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.labelled.metrics.scores import flatten
+from domext_ray.options.build import dump_yaml
 from domext_ray.report.page import (
     Picture,
     fill_page,
@@ -177,11 +177,11 @@ def warn_of_little(config: FinetuneConfig, scored: ScoredGrid, metric: str) -> s
     figure, majority = get_figure(final.dev, metric), get_figure(final.baselines["dev"]["majority"], metric)
     if figure > max(0.0, majority) or figure >= 1.0:
         return ""
-    grid = config.grid
+    rates, epochs = (", ".join(f"{each:g}" for each in values) for values in (config.grid.lr, config.grid.epochs))
     return (
         f"{metric} of {figure:.3f} on dev is no better than the majority baseline's {majority:.3f}: "
-        f"{steps:,} steps taught the model too little; raise --grid.epochs (now {grid.epochs}), or try other rates "
-        f"with --grid.lr (now {grid.lr})."
+        f"{steps:,} steps taught the model too little; raise --grid.epochs (now {epochs}), or try other rates "
+        f"with --grid.lr (now {rates})."
     )
 
 

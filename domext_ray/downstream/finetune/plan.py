@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.finetune import FinetuneConfig
-from domext_ray.config.identity import identity_of
 from domext_ray.downstream.finetune.finetuned import make_set_task, read_finetune_summary
 from domext_ray.downstream.finetune.grid import list_points
 from domext_ray.downstream.finetune.training import Point, make_model
@@ -19,6 +18,7 @@ from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
+from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
 
@@ -112,13 +112,10 @@ def is_finished(plan: FinetunePlan) -> bool:
 def count_parameters(config: FinetuneConfig, start: StartModel, task: StagedTask) -> dict[str, tuple[int, int]]:
     """Trained and all parameters of each stage's model; makes the models, which checks that everything fits."""
     grid = config.grid
-    for option, text, named in (
-        ("stage_lr", grid.stage_lr, grid.rates_by_stage),
-        ("stage_epochs", grid.stage_epochs, grid.epochs_by_stage),
-    ):
+    for option, named in (("stage_lr", grid.stage_lr), ("stage_epochs", grid.stage_epochs)):
         if not named.keys() <= task.stages.keys():
             steps = ", ".join(task.stages)
-            raise ConfigError(f"--grid.{option} is {text!r}; the steps of --task {config.task} are {steps}.")
+            raise ConfigError(f"--grid.{option} is {named!r}; the steps of --task {config.task} are {steps}.")
     counts = {}
     for name, stage in task.stages.items():
         model = make_model(start, stage, config, config.seed)

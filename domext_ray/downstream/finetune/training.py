@@ -62,9 +62,7 @@ class Point:
 def at_stage(point: Point, config: FinetuneConfig, stage: str) -> Point:
     """Return a point with the rate and the epochs that a step of a two-step task has."""
     grid = config.grid
-    return replace(
-        point, lr=grid.rates_by_stage.get(stage, point.lr), epochs=grid.epochs_by_stage.get(stage, point.epochs)
-    )
+    return replace(point, lr=grid.stage_lr.get(stage, point.lr), epochs=grid.stage_epochs.get(stage, point.epochs))
 
 
 class TaskLoss(Objective):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Task
-from domext_ray.options.fields import require
+from domext_ray.options.declare import require
 
 NO_TARGET = -100
 """Target of what has no class, or none that the head has: no part of the loss."""

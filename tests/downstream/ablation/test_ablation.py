@@ -29,7 +29,6 @@ from domext_ray.config.finetune import (
     PlaceConfig,
     TrainingScaleConfig,
 )
-from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.ablation.report import draw_spans, format_spans, write_spans, write_sweep
 from domext_ray.downstream.ablation.spans import (
@@ -53,6 +52,7 @@ from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
+from domext_ray.options.build import dump_yaml
 
 CPU = torch.device("cpu")
 JOB = REPOSITORY / "jobs" / "ablate.py"
@@ -162,7 +162,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         run=PlaceConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
         method=replace(BOTTLENECK, bottleneck_size=8),
         labelled=LabelledConfig(max_length=32, stride=8),
-        grid=GridConfig(lr="2e-2", batch_size="8", epochs="5"),
+        grid=GridConfig(lr=(2e-2,), batch_size=(8,), epochs=(5,)),
         optim=FinetuneOptimConfig(dropout=0.0),
         engine=EngineConfig(precision="fp32"),
         num_resamples=100,
@@ -299,7 +299,7 @@ def test_runs_that_cannot_be_studied_are_refused(
         data=str(relations),
         run=replace(config.run, name="staged"),
         labelled=LabelledConfig(max_length=96, stride=16),
-        grid=GridConfig(batch_size="4", epochs="0.3"),
+        grid=GridConfig(batch_size=(4,), epochs=(0.3,)),
     )
     with pytest.raises(ConfigError, match=r"relation_extraction, which takes 2 models"):
         prepare_spans(choose(finetune_here(staged), tmp_path))
@@ -353,7 +353,7 @@ def size_config(config: FinetuneConfig) -> AblateConfig:
         study="size",
         sizes="4,2",
         method=config.method,
-        grid=replace(config.grid, restarts=2, epochs="1"),
+        grid=replace(config.grid, restarts=2, epochs=(1,)),
         run=replace(config.run, name="sweep"),
         num_resamples=100,
     )
@@ -371,9 +371,9 @@ def test_a_sweep_varies_one_thing(size_config: AblateConfig) -> None:
     plan = describe_sweep(size_config, entries)
     assert "sweep-size2: 2 trainings of 1,069 parameters" in plan and "6 runs into" in plan
     with pytest.raises(ConfigError, match=r"--top_layers is '1,3'; .* has 2 layers"):
-        plan_sweep(replace(size_config, top_layers="1,3"))
+        plan_sweep(replace(size_config, top_layers=(1, 3)))
     assert len(plan_sweep(replace(size_config, top_layers="none"))) == 4
-    sigmas = plan_sweep(replace(size_config, study="sigma", sigmas="1,1e-7"))
+    sigmas = plan_sweep(replace(size_config, study="sigma", sigmas=(1, 1e-7)))
     assert [each.name for each in sigmas] == ["sweep-sigma1e-07", "sweep-sigma1"]
     assert [(each.config.method.init, each.config.method.bottleneck_std) for each in sigmas] == [
         ("paper", 1e-7),

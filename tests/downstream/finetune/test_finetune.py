@@ -16,7 +16,6 @@ from job_calls import call_job
 from labelled_fixtures import write_ner
 
 from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, GridConfig, LabelledConfig, PlaceConfig
-from domext_ray.config.identity import describe_difference, identity_of
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
@@ -37,6 +36,7 @@ from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
 from domext_ray.inference.finetuned import load_finetuned
 from domext_ray.labelled.readers.loading import load_labelled
+from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
 from domext_ray.runs.run_directory import hold_run
 
@@ -55,7 +55,7 @@ def config(ner: Path, tiny_base_folder: Path, tmp_path_factory: pytest.TempPathF
         run=PlaceConfig(name="made", dir=str(tmp_path_factory.mktemp("runs"))),
         method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
         labelled=LabelledConfig(max_length=32, stride=8),
-        grid=GridConfig(lr="6e-3,1e-6", batch_size="8", epochs="6", restarts=2),
+        grid=GridConfig(lr=(6e-3, 1e-6), batch_size=(8,), epochs=(6,), restarts=2),
         optim=FinetuneOptimConfig(dropout=0.0),
         engine=EngineConfig(precision="fp32"),
     )
@@ -274,7 +274,7 @@ def test_an_equal_set_elsewhere_is_the_same_set(run_dir: Path, config: FinetuneC
 def test_two_models_are_compared_in_pairs(run_dir: Path, config: FinetuneConfig) -> None:
     """The same model with a useless rate is worse, and the paired interval says so."""
     poor = replace(
-        config, run=replace(config.run, name="poor"), grid=replace(config.grid, lr="1e-6", restarts=1), export=False
+        config, run=replace(config.run, name="poor"), grid=replace(config.grid, lr=(1e-6,), restarts=1), export=False
     )
     first, second = read_finetuned(run_dir), read_finetuned(run_finetuning(poor))
     check_comparable([first, second])
@@ -332,7 +332,7 @@ def test_a_users_mistake_is_one_sentence(config: FinetuneConfig, changes: dict[s
 
 
 def test_a_step_may_have_a_rate_and_epochs_of_its_own(config: FinetuneConfig) -> None:
-    grid = replace(config.grid, stage_lr="entities=1e-2", stage_epochs="entities=10, relations=0.5")
+    grid = replace(config.grid, stage_lr={"entities": 1e-2}, stage_epochs={"entities": 10.0, "relations": 0.5})
     point = Point(1e-3, 8, 3.0, 0)
     found = [at_stage(point, replace(config, grid=grid), name) for name in ("entities", "relations", "model")]
     assert [(each.lr, each.epochs) for each in found] == [(1e-2, 10.0), (1e-3, 0.5), (1e-3, 3.0)]

@@ -342,7 +342,9 @@ def test_a_damaged_prediction_is_told(corpus: str, tiny_base_folder: Path, tmp_p
 
 
 def test_models_are_named() -> None:
-    config = ForgettingConfig(models="base=general-mini, runs/af/,runs/lora/export,runs/a=b,org/bert", corpus="x")
+    config = ForgettingConfig(
+        models=("base=general-mini", "runs/af/", "runs/lora/export", "runs/a=b", "org/bert"), corpus="x"
+    )
     assert config.named_models == (
         ("base", "general-mini"),
         ("af", "runs/af/"),

@@ -116,9 +116,9 @@ def test_a_malformed_folder_is_one_sentence(folder: Path, spoil: Callable[[Path]
 
 
 def test_options_outside_their_rules_are_refused(folder: Path) -> None:
-    config = RetrievalConfig(models="general-mini", data=str(folder))
+    config = RetrievalConfig(models=("general-mini",), data=str(folder))
     for values in ({"models": ""}, {"models": "a,a"}, {"data": ""}, {"split": "../x"}, {"pooling": "max"}):
         with pytest.raises(ConfigError, match=f"--{[*values][0]} is "):
             replace(config, **values)
     with pytest.raises(BaseModelError, match="--models '?/no/such"):
-        evaluate_retrieval(replace(config, models="x=/no/such"))
+        evaluate_retrieval(replace(config, models=("x=/no/such",)))

@@ -193,7 +193,7 @@ def test_an_encoder_alone_gets_a_fresh_head(folders: dict[str, Path], kind: str,
         {"heads": 0, "ffn_units": 0, "bottleneck_size": 4, "bottleneck_place": "output", "bottleneck_layer_norm": True},
         {"heads": 0, "ffn_units": 0, "bottleneck_size": 4, "bottleneck_place": "attention"},
         {"heads": 0, "ffn_units": 0, **MODULES},
-        {"heads": 0, "ffn_units": 0, "lora_rank": 3, "lora_targets": "query,intermediate,output"},
+        {"heads": 0, "ffn_units": 0, "lora_rank": 3, "lora_targets": ("query", "intermediate", "output")},
         {"heads": 0, "ffn_units": 0, "word_rows": 7, "word_head": True},
     ],
 )
@@ -224,7 +224,10 @@ def test_berts_configuration_says_nothing_of_a_layout() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in TINY_LAYOUTS if "peft" in LAYOUTS[kind].formats])
 def test_pefts_folder_loads_beside_transformers_own_model(folders: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    base, method = load(folders, kind), MethodConfig(heads=0, ffn_units=0, lora_rank=3, lora_targets="query,output")
+    base, method = (
+        load(folders, kind),
+        MethodConfig(heads=0, ffn_units=0, lora_rank=3, lora_targets=("query", "output")),
+    )
     model = augment(base, method)
     run_steps(model)
     export_peft(model, tmp_path / "export", method, base)

@@ -1,0 +1,60 @@
+"""What a look at this machine tells about a pre-training run, before torch and the base are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.errors import BaseModelError, ConfigError, CorpusError
+
+
+def check_early(config: PretrainConfig) -> None:
+    """Refuse a text, a base or a GPU that there is not, and heads that do not divide.
+
+    A run that has begun is the job's to look at: one that has ended needs none of them.
+
+    Raises:
+        DomextError: one of these.
+    """
+    from domext_ray.runs.run_directory import IDENTITY, resolve_paths
+
+    if (resolve_paths(config).run / IDENTITY).exists():
+        return
+    _check_gpu(config)
+    _check_base(config)
+    from domext_ray.corpus.texts.sources import find_files
+
+    find_files(config.corpus)
+    for part in config.parts:
+        try:
+            _ = part.is_written or find_files(part.corpus)
+        except CorpusError as error:
+            raise CorpusError(f"{part.option}: {error}") from error
+
+
+def _check_gpu(config: PretrainConfig) -> None:
+    from domext_ray.runtime.machine import has_gpu_devices, is_cluster
+
+    if config.scale.use_gpu is True and not is_cluster() and not has_gpu_devices():
+        raise ConfigError("--scale.use_gpu is true, and this machine has no GPU; leave --scale.use_gpu at auto.")
+
+
+def _check_base(config: PretrainConfig) -> None:
+    from domext_ray.corpus.vocabulary.vocab import check_tokenizer_files
+    from domext_ray.extensions.modules import Modules
+    from domext_ray.model.base_folder import find_local_base
+
+    folder = find_local_base(config.base) if config.base != "none" else None
+    if folder is None:
+        return
+    try:
+        check_tokenizer_files(folder)
+    except CorpusError as error:
+        raise BaseModelError(f"--base {config.base!r}: {error}") from error
+    num_heads = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged file is told when it is read in full
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        num_heads = values.get("num_attention_heads", values.get("n_heads"))
+    if isinstance(num_heads, int) and num_heads > 0:
+        Modules().check_heads(config.method, num_heads)

@@ -1,0 +1,38 @@
+"""Where a base is on this machine, found without loading torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from domext_ray.errors import BaseModelError
+
+SHIPPED_BASE = "general-mini"
+ASSETS = Path(__file__).parent.parent / "assets"
+
+
+def find_local_base(base: str) -> Path | None:
+    """Return the folder of a base that is on this machine, with a config.json; None for the hub's.
+
+    Args:
+        base: "general-mini" (ships with the package), a folder, the directory of a run that trained all weights, or a
+            hub id.
+
+    Raises:
+        BaseModelError: it does not exist, or is no base's folder.
+    """
+    folder = ASSETS / SHIPPED_BASE if base == SHIPPED_BASE else Path(base).expanduser()
+    if base == SHIPPED_BASE and not folder.is_dir():
+        raise BaseModelError(
+            f"--base {base!r} is missing from this installation ({folder}); install the package again."
+        )
+    if folder.is_dir():
+        for place in (folder, folder / "export"):  # the second: of a run that trained all weights
+            if (place / "config.json").is_file():
+                return place
+        raise BaseModelError(f"--base {base!r} has no config.json; give a folder that save_pretrained wrote.")
+    if folder.exists():
+        raise BaseModelError(f"--base {base!r} is a file; give the folder that holds it and its config.json.")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", base):
+        raise BaseModelError(f"--base {base!r} does not exist; give a checkpoint folder or a hub id.")
+    return None

@@ -1,0 +1,191 @@
+"""A configuration is a class of `option_group`, whose fields are options or groups of options.
+
+Field `max_steps` of the group `train` is the option train.max_steps; the comment beside it is its help. pydantic holds
+values to their types and ranges, and a mistake is one sentence: the value and the rule.
+
+Options are *identity* (two runs that differ in one are different runs and may not share a directory) or *free* (they
+may change when a run goes on).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from typing_extensions import dataclass_transform
+
+from domext_ray.errors import OptionError
+from domext_ray.options.kinds import convert, explain, list_options
+
+ConfigT = TypeVar("ConfigT")
+MANY = 2**20
+"""More than any machine has of what a bound speaks of: a slip of the finger, told before memory is asked for it."""
+
+
+def free(default: Any) -> Any:
+    """Declare an option that may differ between the attempts of one run; of a mapping, `default` is dict."""
+    return Field(**{"default_factory" if default is dict else "default": default}, json_schema_extra={"free": True})
+
+
+def whole(default: Callable[[], Any], by: Literal["file", "any"] = "any") -> Any:
+    """Declare an option whose content a file, or any later place, replaces whole instead of value by value."""
+    return Field(default_factory=default, json_schema_extra={"whole": by})
+
+
+@dataclass_transform(frozen_default=True)
+def option_group(owner: type[ConfigT]) -> type[ConfigT]:
+    """Make a class a frozen dataclass whose values are held to their rules, by one OptionError for the first mistake.
+
+    Its `__post_init__` checks rules over several options with `require`, which names them as this class does.
+    """
+    settings = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    made = pydantic.dataclasses.dataclass(frozen=True, config=settings)(owner)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **values: Any) -> None:
+        known = list_options(made)
+        values = {name: convert(known[name], value) if name in known else value for name, value in values.items()}
+        try:
+            init(self, *args, **values)
+        except ValidationError as error:
+            raise explain(made, error) from None
+
+    made.__init__ = checked  # type: ignore[method-assign]
+    return typing.cast("type[ConfigT]", made)
+
+
+def require(condition: bool, option: str, value: object, rule: str) -> None:
+    """Raise OptionError, which names the option, its value and the rule, unless the condition holds."""
+    if not condition:
+        raise OptionError(option, value, rule)
+
+
+def _demand(condition: object, rule: str) -> None:
+    if not condition:
+        raise ValueError(rule)
+
+
+def filled(what: str) -> Any:
+    """Annotate a text that must not be empty; `what` ends the sentence about one that is."""
+
+    def check(text: str) -> str:
+        _demand(text.strip(), what)
+        return text
+
+    return AfterValidator(check)
+
+
+def place(what: str = "a folder") -> Any:
+    """Annotate a text as a path of a file system, which names `what`: runs are made, locked and renamed there."""
+    return AfterValidator(lambda path: check_place(path, what))
+
+
+def check_place(path: str, what: str = "a folder") -> str:
+    """Return a path; see `place`.
+
+    Raises:
+        ValueError: it is none; its text is the rule.
+    """
+    scheme, mark, rest = path.partition(":/")
+    is_address = mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)
+    rule = f"{what} on a file system that all nodes have (mount the storage, and give the folder where it is mounted)"
+    if is_address and scheme.lower() == "file":
+        rule = f"{what} as a plain path, such as /{rest.lstrip('/')}"
+    _demand(not is_address, rule)
+    _demand("\0" not in path, "a path without NUL characters")
+    parts = path.encode("utf-8", "surrogateescape").split(b"/")
+    is_short = max(map(len, parts)) <= 255 and len(path) <= 4000
+    _demand(is_short, "a path that file systems take: parts of at most 255 bytes")
+    is_known = not path.startswith("~") or not os.path.expanduser(path).startswith("~")
+    _demand(is_known, "a path that begins with ~ or with the name of a user of this machine")
+    return path
+
+
+def check_folder_name(name: str) -> str:
+    """Return a name that can be a folder's: of a run, or of a method, which names its run. Empty: none is given.
+
+    Raises:
+        ValueError: it cannot; its text is the rule.
+    """
+    _demand(name.strip() == name, "a name without spaces at its ends")
+    _demand("/" not in name and name not in (".", ".."), "a plain folder name, without a path")
+    _demand(name[:1] not in tuple(".-"), "a name that begins with neither a dot nor a dash")
+    _demand(name.isprintable(), "a name of one line, without control characters")
+    is_short = len(name.encode("utf-8", "surrogateescape")) <= 200  # file systems end at 255, and jobs add endings
+    _demand(is_short, "at most 200 bytes long")
+    return name
+
+
+def check_different(values: Sequence[Any]) -> Sequence[Any]:
+    """Return values that are none of them empty or there twice.
+
+    Raises:
+        ValueError: one is; its text is the rule.
+    """
+    _demand(len(set(values)) == len(values) and "" not in values, "different ones, with one comma between them")
+    return values
+
+
+def check_identifier(name: str) -> str:
+    """Return a name that can be one of the program's own.
+
+    Raises:
+        ValueError: it cannot; its text is the rule.
+    """
+    _demand(name.isidentifier(), "a name of letters, digits and underscores")
+    return name
+
+
+def read_layer_range(text: str) -> tuple[int, int]:
+    """Return the first and the last of some layers, such as 6-11 or 6.
+
+    Raises:
+        ValueError: the text is none; its text is the rule.
+    """
+    first, _, last = text.partition("-")
+    last = last or first
+    is_range = first.strip().isdecimal() and last.strip().isdecimal() and int(first) <= int(last)
+    _demand(is_range, "a layer, or the first and the last one, such as 6-11")
+    return int(first), int(last)
+
+
+def check_layer_range(text: str) -> str:
+    """Return a text that is empty, or that `read_layer_range` reads."""
+    _ = text and read_layer_range(text)
+    return text
+
+
+FolderName = Annotated[str, AfterValidator(check_folder_name)]
+Place = Annotated[str, place()]
+DIFFERENT = AfterValidator(check_different)
+SOME = Field(min_length=1)
+Count = Annotated[int, Field(ge=1, le=16 * MANY)]
+Length = Annotated[int, Field(ge=8, le=MANY)]
+"""Tokens of a row."""
+CountOrNone = Annotated[int, Field(ge=0, le=16 * MANY)]
+"""The second one may be 0."""
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+ShareOrNone = Annotated[float, Field(ge=0.0, lt=1.0)]
+"""The second one may be 0."""
+Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
+RunFolder = Annotated[str, place("a run's directory")]
+FilePlace = Annotated[str, place("a file")]
+ModelPlace = Annotated[str, place("a hub id, or a folder")]
+LayerRange = Annotated[str, AfterValidator(check_layer_range)]
+Identifier = Annotated[str, AfterValidator(check_identifier)]
+UseGpu = bool | Literal["auto"]
+"""A GPU for each worker, or not; auto until it is known how many GPUs there are."""
+
+
+def is_gpu_used(value: UseGpu) -> bool:
+    """Return `--scale.use_gpu` once it is known."""
+    if value == "auto":
+        raise ValueError("--scale.use_gpu auto is not settled yet")
+    return value

@@ -1,0 +1,289 @@
+"""The options of a class: their kinds, how text becomes their values, and what is said of a value that is none.
+
+A class is one of `declare.option_group`; its fields are options, or classes with options of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import io
+import math
+import os
+import tokenize
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
+
+from domext_ray.errors import ConfigError, OptionError
+from domext_ray.options.yaml_text import parse_yaml
+
+_TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a job; its help is the comment beside its field.
+
+    Args:
+        name: such as train.max_steps.
+        kind: str, int, float, bool, dict, or Literal; of a list, its values' kind.
+        is_list: it takes several values.
+        choices: the words of a Literal; of others, what they may be beside their kind.
+        default: its value where nothing is given.
+        plain: its value where its section, which is taken whole, is given without it.
+        owner: the class that has the field.
+        limits: its bounds: ge, gt, le, lt.
+        is_free: see `free`.
+        whole: see `whole`.
+    """
+
+    name: str
+    kind: Any
+    is_list: bool
+    choices: tuple[str, ...]
+    default: Any
+    plain: Any
+    owner: type
+    limits: Mapping[str, float]
+    is_free: bool
+    whole: str
+
+    @property
+    def help(self) -> str:
+        """The comment beside its field; empty if there is none."""
+        leaf = self.name.rpartition(".")[2]
+        return next((found for each in self.owner.__mro__ if (found := read_comments(each).get(leaf))), "")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A group of options within another; see `whole`."""
+
+    name: str
+    owner: type
+    whole: str
+
+
+@functools.cache
+def read_comments(owner: type) -> Mapping[str, str]:
+    """Return the comments beside the fields of a class, or above them where they would make long lines."""
+    if owner.__module__ in ("builtins", "typing"):
+        return {}
+    source = inspect.getsource(owner)
+    lines = source.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {each.start[0]: each.string.lstrip("# ") for each in tokens if each.type == tokenize.COMMENT}
+    found = {}
+    for each in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            is_above = each.lineno not in comments and lines[each.lineno - 2].lstrip().startswith("#")
+            found[each.target.id] = comments.get(each.lineno - is_above, "")
+    return found
+
+
+def list_options(config_class: type) -> Mapping[str, Option]:
+    """Return a class's options by name, in the order of its fields."""
+    return _list(config_class)[0]
+
+
+def list_sections(config_class: type) -> Mapping[str, Section]:
+    """Return a class's sections by name, in the order of its fields, a section before those within it."""
+    return _list(config_class)[1]
+
+
+@functools.cache
+def _list(config_class: type) -> tuple[Mapping[str, Option], Mapping[str, Section]]:
+    found = list(_walk(config_class))
+    options = {each.name: each for each in found if isinstance(each, Option)}
+    return options, {each.name: each for each in found if isinstance(each, Section)}
+
+
+def _walk(config_class: Any, instance: Any = None, prefix: str = "") -> Iterator[Option | Section]:
+    for name, field in config_class.__pydantic_fields__.items():
+        made, said = field.get_default(call_default_factory=True), field.json_schema_extra or {}
+        default = getattr(instance, name, made)
+        if dataclasses.is_dataclass(field.annotation):
+            yield Section(f"{prefix}{name}", typing.cast(type, field.annotation), said.get("whole", ""))
+            yield from _walk(field.annotation, default, f"{prefix}{name}.")
+        else:
+            limits = {key: getattr(each, key) for each in field.metadata for key in _BOUNDS if hasattr(each, key)}
+            kind = _read_kind(field.annotation)
+            rest = (default, made, config_class, limits, said.get("free", False), said.get("whole", ""))
+            yield Option(f"{prefix}{name}", *kind, *rest)
+
+
+def _read_kind(annotation: Any) -> tuple[Any, bool, tuple[str, ...]]:
+    """Return an annotation as an option's kind, whether it is a list, and its choices."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _read_kind(parts[0])
+    if origin is Literal:
+        return Literal, False, parts
+    if origin is tuple:
+        kind, _, choices = _read_kind(parts[0])
+        return kind, True, choices
+    if origin is dict:
+        return dict, False, ()
+    if parts:  # such as bool | Literal["auto"]
+        words = next(get_args(each) for each in parts if get_origin(each) is Literal)
+        kind, is_list, _ = _read_kind(next(each for each in parts if get_origin(each) is not Literal))
+        return kind, is_list, words
+    return annotation, False, ()
+
+
+def suggest(name: str, known: Iterable[str]) -> list[str]:
+    """Return the names that an unknown one was probably meant to be, at most three.
+
+    The last part counts most: `lr` and `train.lr` are probably optim.lr.
+    """
+    known, name = list(known), name.lower().replace("-", "_")
+    if name in known:
+        return [name]
+    leaf = name.rpartition(".")[2]
+    same = [each for each in known if each.rpartition(".")[2] == leaf]
+    if same:
+        return sorted(same, key=len)[:3]
+    begun = [each for each in known if len(name) > 2 and each.startswith(name)]
+    if begun:
+        return begun[:3]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if near:
+        return near
+    leaves = {each.rpartition(".")[2]: each for each in reversed(known)}
+    return [leaves[each] for each in difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)]
+
+
+def to_number(value: Any) -> Any:
+    """Return the finite number that a value is or says, as a float; what is none as it is."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
+    return number if math.isfinite(number) else value
+
+
+def convert(option: Option, value: Any) -> Any:
+    """Turn what was given into the option's kind where that can be; pydantic refuses the rest.
+
+    Raises:
+        OptionError: a text is not of one line, a number is too long, or a name stands twice.
+    """
+    value = _to_plain(value)
+    if option.is_list:
+        if isinstance(value, str) and value not in option.choices:
+            listed = value.lstrip().startswith("[")
+            value = parse_yaml(value, f"--{option.name}").as_written if listed else value.split(",") if value else []
+        values = value if isinstance(value, list | tuple) else [value]
+        return value if value in option.choices else tuple(_convert_scalar(option, each) for each in values)
+    if option.kind is dict and isinstance(value, str):
+        if "=" in value and not value.lstrip().startswith("{"):
+            pairs = [each.partition("=") for each in value.split(",")]
+            made = {name.strip(): to_number(number) for name, _, number in pairs}
+            _demand(len(made) == len(pairs), option.name, value, "different names, each one once")
+            return made
+        return parse_yaml(value, f"--{option.name}").value
+    if option.kind is str and isinstance(value, list):  # paths, which flags have with commas between them
+        return ",".join(map(str, value))
+    return _convert_scalar(option, value)
+
+
+def _demand(condition: bool, option: str, value: object, rule: str) -> None:
+    if not condition:
+        raise OptionError(option, value, rule)
+
+
+def _to_plain(value: Any) -> Any:
+    """A number of NumPy or torch becomes Python's own, and a path a text."""
+    if isinstance(value, list | tuple):
+        return [_to_plain(each) for each in value]
+    is_number = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return os.fspath(value) if isinstance(value, os.PathLike) else value.item() if is_number else value
+
+
+def _convert_scalar(option: Option, value: Any) -> Any:
+    if not isinstance(value, str):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return str(value) if option.kind is str and is_number else value
+    if option.kind is bool:
+        return _TRUTH.get(value.lower(), value)
+    if option.kind is str:
+        value = value.strip() if option.is_list else value
+        rule = "a text of one line, without tabs and other control characters"
+        _demand(not any(ord(each) < 32 or ord(each) == 127 for each in value), option.name, value, rule)
+        is_text = not any(0xD800 <= ord(each) < 0xE000 for each in value)  # how Python reads bytes that are none
+        _demand(is_text, option.name, value, "a text in UTF-8")
+        return value
+    if option.kind is not int:
+        return to_number(value) if option.kind is float else value
+    number = to_number(value)
+    if not isinstance(number, float) or not number.is_integer():
+        return value
+    _demand(abs(number) < 2**63, option.name, value, "a whole number below 2^63")
+    return int(Decimal(value.strip()))  # 1e5 is 100000
+
+
+_KIND_RULES = {int: "a whole number", float: "a number", bool: "true or false", str: 'a text ("" is an empty one)'}
+_BOUNDS = ("ge", "gt", "le", "lt")
+
+
+def explain(owner: Any, error: ValidationError) -> ConfigError:
+    """Make the sentence about the first mistake that pydantic found in a group."""
+    found = error.errors(include_url=False)[0]
+    cause = found.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return cause
+    name = str(found["loc"][0]) if found["loc"] else ""
+    if name not in list_options(owner):
+        raise TypeError(f"{owner.__name__}: {found['msg']} ({name})") from error  # the program's mistake, not a user's
+    option, value = list_options(owner)[name], found["input"]
+    if option.kind is dict and len(found["loc"]) > 1:
+        name = f"{name}.{found['loc'][1]}"
+    broken = {key: limit for key, limit in found.get("ctx", {}).items() if key in _BOUNDS}
+    if isinstance(cause, ValueError):
+        rule = str(cause)
+    elif broken:
+        limits = option.limits if broken.items() <= option.limits.items() else broken
+        if option.kind is int and "gt" in limits:  # as pydantic's PositiveInt says it
+            limits, broken = (
+                {**{k: v for k, v in each.items() if k != "gt"}, **({"ge": each["gt"] + 1} if "gt" in each else {})}
+                for each in (limits, broken)
+            )
+        rule = _describe_limits(limits, broken)
+    else:
+        rule = _describe_kind(option, value)
+    return OptionError(name, value, rule)
+
+
+def _describe_kind(option: Option, value: Any) -> str:
+    if option.is_list and value == ():
+        return "one value, or several with commas between them"
+    if option.kind is float and str(value).strip(" +-").lower() in ("nan", "inf", "infinity"):
+        return "a finite number"
+    if option.kind is Literal:
+        return f"one of {', '.join(option.choices)}"
+    if option.kind is dict:
+        return "a mapping, such as '{name: {option: value}}'"
+    return ", ".join([*option.choices, _KIND_RULES[option.kind]])
+
+
+def _describe_limits(limits: Mapping[str, float], broken: Mapping[str, float]) -> str:
+    """Say a range; of one that is wide, the end that was passed."""
+    shown = {key: f"{limit:,}" if isinstance(limit, int) else f"{limit:,g}" for key, limit in limits.items()}
+    if len(limits) > 1 and max(limits.values()) >= 1000:
+        shown = {key: shown[key] for key in broken}
+    lower, upper = shown.get("ge", shown.get("gt")), shown.get("le", shown.get("lt"))
+    if upper is None:
+        return f"{lower} or more" if "ge" in shown else f"above {lower}"
+    if lower is None:
+        return f"at most {upper}" if "le" in shown else f"below {upper}"
+    if "ge" in shown:
+        return f"from {lower} to {'' if 'le' in shown else 'below '}{upper}"
+    return f"above {lower}, at most {upper}" if "le" in shown else f"between {lower} and {upper}"

@@ -1,0 +1,145 @@
+"""YAML that a user writes: plain values only, every mistake with its file and line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from domext_ray.errors import ConfigError
+
+_MAX_YAML_BYTES, _MAX_YAML_VALUES = 2**20, 100_000
+"""A longer file was meant for another option; and a few aliases of aliases could make any number of values."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of a YAML text.
+
+    Args:
+        value: as Python has it.
+        as_written: a scalar's characters without quotes, and lists of these; else as `value`.
+        line: where it stands, counted from 1.
+        parts: a mapping's values by their keys' characters; empty of anything else.
+    """
+
+    value: Any
+    as_written: Any
+    line: int
+    parts: Mapping[str, Node] = dataclasses.field(default_factory=dict)
+
+
+def read_yaml(path: Path, option: str) -> Node:
+    """Read a file whose content is a mapping.
+
+    Args:
+        path: the file.
+        option: the option that named it, such as `--config`.
+
+    Raises:
+        ConfigError: it is missing, empty, no text or no YAML, or has a tag or a key twice; with the line.
+    """
+    named = f"{option} names {str(path)!r}, which"
+    try:
+        with path.expanduser().open("rb") as file:
+            data = file.read(_MAX_YAML_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{named} does not exist.") from error
+    except OSError as error:
+        raise ConfigError(f"{named} cannot be read ({error.strerror}).") from error
+    except (UnicodeDecodeError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{named} is no UTF-8 text; it must be a YAML file.") from error
+    if len(data) > _MAX_YAML_BYTES:
+        raise ConfigError(f"{named} is above 1 MB; it must be a YAML file of options.")
+    node = parse_yaml(text, str(path))
+    if node.value is None:
+        raise ConfigError(f"{path} is empty; it must have options, such as 'train: {{max_steps: 100}}'.")
+    if not isinstance(node.value, dict):
+        raise ConfigError(f"{path}, line {node.line}: options are expected, such as 'train: {{max_steps: 100}}'.")
+    return node
+
+
+def parse_yaml(text: str, name: str) -> Node:
+    """Parse a text.
+
+    Args:
+        text: the text.
+        name: what messages call it: a path, or an option.
+
+    Raises:
+        ConfigError: it is no YAML, or has a tag or a key twice; with the line.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        return Node(None, None, 1) if node is None else _YamlReader(loader, name).read(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        if mark and error.context_mark and mark.index >= len(text.rstrip()):
+            mark = error.context_mark  # what is not closed says more than the end
+        place = f"{name}, line {mark.line + 1}" if mark else name
+        raise ConfigError(f"{place}: this is no YAML ({' '.join(str(error.problem).split())}).") from error
+    except yaml.YAMLError as error:
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        reason = getattr(error, "reason", None) or str(error)
+        raise ConfigError(f"{name}, line {line}: this is no YAML ({' '.join(str(reason).split())}).") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is no YAML of options: its lists or mappings are too deep.") from error
+
+
+class _YamlReader:
+    """Makes nodes with their lines of a YAML loader's."""
+
+    _TAG = "tag:yaml.org,2002:"
+
+    def __init__(self, loader: yaml.SafeLoader, name: str) -> None:
+        self.loader, self.name, self.num_values = loader, name, 0
+
+    def read(self, node: yaml.Node) -> Node:
+        line, kind = node.start_mark.line + 1, node.tag.removeprefix(self._TAG)
+        self.num_values += 1
+        if self.num_values > _MAX_YAML_VALUES:
+            raise ConfigError(
+                f"{self.name} has more than {_MAX_YAML_VALUES:,} values; it must be a YAML file of options."
+            )
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            pairs = list(self._read_pairs(node))
+            value = {key: each.value for key, _, each in pairs}
+            return Node(value, value, line, {text: each for _, text, each in pairs})
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            items = [self.read(each) for each in node.value]
+            return Node([each.value for each in items], [each.as_written for each in items], line)
+        if not isinstance(node, yaml.ScalarNode) or kind == node.tag:
+            raise self._refuse(
+                node, f"the tag {node.tag.replace(self._TAG, '!!')!r} is not allowed; give a plain value"
+            )
+        if kind not in ("str", "int", "float", "bool", "null"):  # a date, for example, is what it is written as
+            return Node(node.value, node.value, line)
+        try:
+            value = self.loader.construct_object(node)
+        except ValueError:
+            raise self._refuse(node, f"{node.value[:80]!r} cannot be read; put a text in quotes") from None
+        return Node(value, None if value is None else node.value, line)
+
+    def _read_pairs(self, node: yaml.MappingNode) -> Iterator[tuple[Any, str, Node]]:
+        seen: dict[Any, int] = {}
+        own = {id(key_node) for key_node, _ in node.value}
+        self.loader.flatten_mapping(node)  # puts those of `<<: *other` first; the mapping's own win
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._refuse(key_node, "a key is a word, not a list or a mapping")
+            key = self.read(key_node)
+            if key.value in seen:
+                first = f" (line {seen[key.value]} has it)" if seen[key.value] != key.line else ""
+                raise self._refuse(key_node, f"{key_node.value!r} stands here a second time{first}; give it once")
+            if id(key_node) in own:
+                seen[key.value] = key.line
+            yield key.value, key_node.value, self.read(value_node)
+
+    def _refuse(self, node: yaml.Node, rule: str) -> ConfigError:
+        return ConfigError(f"{self.name}, line {node.start_mark.line + 1}: {rule}.")

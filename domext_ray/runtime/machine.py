@@ -1,0 +1,22 @@
+"""What a machine says of itself before torch or Ray is loaded: which cluster it uses, and whether it has GPUs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def find_address() -> str:
+    """The address of the cluster that is to be used; empty: a Ray of the job's own."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
+def is_cluster() -> bool:
+    """Whether RAY_ADDRESS or the job server names a cluster; else a job's Ray is its own, on this machine."""
+    return bool(find_address())
+
+
+def has_gpu_devices() -> bool:
+    """Whether the system has a GPU's device file: NVIDIA's, AMD's, or that of Windows' subsystem."""
+    return any(each for pattern in ("nvidia[0-9]*", "kfd", "dxg") for each in Path("/dev").glob(pattern))
