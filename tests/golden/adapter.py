@@ -1,0 +1,224 @@
+"""What the golden runs and the oracle ask of the package: the one file here that knows its names, and follows renames.
+
+Whoever renames an option, a module or a figure changes this file and no golden file. Commands are written with the
+newest names; `RENAMED` says what this checkout calls them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from domext_ray import pipeline
+from domext_ray.commands.job import configure
+from domext_ray.commands.main import JOBS, find_verb, main
+from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
+from domext_ray.config.identity import to_dict
+from domext_ray.corpus import stream
+from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.inference import predict as predicting
+from domext_ray.inference.input_plan import plan_input
+from domext_ray.inference.input_rows import FieldNames
+from domext_ray.inputs import provide_inputs
+from domext_ray.labelled.readers.loading import load_labelled
+from domext_ray.options.option_values import read_flags
+from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
+from domext_ray.training.batches import BatchMaker
+from domext_ray.training.engine import join_alone
+from domext_ray.training.metrics import write_attempt
+from domext_ray.training.phases import make_phases
+from domext_ray.training.worker import PretrainTask, PretrainWorker
+
+PACKAGE = str(Path(pipeline.__file__).parent)
+"""Where the package is; sentences name its presets."""
+RENAMED = {"--preset": "--config_path", "--config": "--config_path"}
+"""Options of the commands here, and their names in this checkout."""
+RENAMED_FIGURES: dict[str, str] = {}
+"""Names in metrics.jsonl of this checkout, and in the golden files."""
+NO_FIGURES = ("time/", "throughput/", "memory/", "data/wait")
+"""Beginnings of figures that no two machines share."""
+
+
+class Ended(NamedTuple):
+    """How a command ended: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+def translate(command: str | Sequence[str]) -> list[str]:
+    """Return the words of a command with this checkout's options."""
+    words = shlex.split(command) if isinstance(command, str) else command
+    return [RENAMED.get(each, each) for each in words]
+
+
+def call(command: str | Sequence[str]) -> Ended:
+    """Carry out a command line in this process."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(translate(command))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def read_config(command: str | Sequence[str]) -> Any:
+    """Return the configuration that a command means, as the program makes it."""
+    words = translate(command)
+    verb = find_verb(words)
+    return configure(JOBS[verb], read_flags(JOBS[verb].config_class, words[len(verb.split()) :]))
+
+
+def describe_config(command: str | Sequence[str]) -> dict[str, Any]:
+    """Return every option of a command with its value; raises what the program says of a mistake."""
+    return to_dict(read_config(command))
+
+
+# --- rows, batches, masks -------------------------------------------------------------------------------------------
+
+
+def read_rows(cache_dir: Path) -> dict[str, Any]:
+    """Return the rows of the one prepared corpus of a folder by split, as lists of plain values, and what was dropped.
+
+    Rows of a corpus for pairs are what pairs are drawn from; see `read_batches`.
+    """
+    (folder,) = (each.parent for each in cache_dir.glob("*/manifest.json"))
+    manifest = read_manifest(folder)
+    found: dict[str, Any] = {"dropped": manifest.dropped, "documents": manifest.num_documents}
+    for split in SPLITS:
+        rows = [(i, row) for i, each in enumerate(manifest.records(split)) for row in range(each.num_rows)]
+        shards, numbers = (np.array(each) for each in zip(*rows, strict=True))
+        table = take_rows(manifest.paths(split), shards, numbers)
+        found[split] = [[name, table.column(name).to_pylist()] for name in sorted(table.column_names)]
+    return found
+
+
+def read_entries(folder: Path) -> list[tuple[int, str]]:
+    """Return the entries of a run's tokenizer, by id."""
+    return sorted((i, token) for token, i in load_tokenizer(folder / "tokenizer").get_vocab().items())
+
+
+def read_batches(command: str, world_size: int, number: int) -> list[list[dict[str, Any]]]:
+    """Return the first global batches of a run, read by some ranks: the rows of each, as training gets them.
+
+    A row has its ids before masking ("ids") and behind it ("inputs"), the tokens that it predicts by position
+    ("predicts"), and, where there are such, its next-sentence label ("follows") and whether it is kept text ("kept").
+    """
+    config = resolve_schedule(read_config(command), resolve_paths(read_config(command)).run)
+    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer = load_tokenizer(tokenizer_dir)
+    general = load_tokenizer(corpora.general_tokenizer_dir) if corpora.general_tokenizer_dir else tokenizer
+    maker = BatchMaker(config, make_phases(config, corpora.domain, corpora.beside), tokenizer, general)
+    stream.ROWS_PER_TASK = 8 * number  # a task that reads no more than is asked for
+    streams = [maker.make(0, rank=rank, world_size=world_size) for rank in range(world_size)]
+    batches = [[row for each in streams for batch in next(each)[0] for row in _list_rows(batch)] for _ in range(number)]
+    for each in streams:
+        each.close()  # type: ignore[attr-defined]
+    return batches
+
+
+def _list_rows(batch: Any) -> Iterator[dict[str, Any]]:
+    """Take a micro batch apart; padding and filler are left out."""
+    size, length = batch.input_ids.shape
+    shown = torch.ones(size, length) if batch.attention_mask is None else batch.attention_mask
+    predicts: list[dict[int, int]] = [{} for _ in range(size)]
+    counts = batch.weights > 0
+    if batch.kept is not None:
+        counts[batch.kept.places[batch.kept.weights > 0]] = True
+    for place, label in zip(batch.masked_positions[counts].tolist(), batch.labels[counts].tolist(), strict=True):
+        predicts[place // length][place % length] = label
+    kept = (
+        set()
+        if batch.kept is None
+        else set(batch.kept.rows[batch.kept.positions[batch.kept.weights > 0] // length].tolist())
+    )
+    for i in range(size):
+        inputs = batch.input_ids[i, : int(shown[i].sum())].tolist()
+        row = {"ids": [predicts[i].get(j, each) for j, each in enumerate(inputs)], "inputs": inputs}
+        row["predicts"] = sorted(predicts[i].items())
+        if batch.token_type_ids is not None:
+            row |= {"second": int(batch.token_type_ids[i].sum()), "follows": int(batch.next_sentence_labels[i])}
+        yield row | ({"kept": i in kept} if batch.kept is not None else {})
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def train(command: str) -> Ended:
+    """Carry out a training job whose one worker is this process: all of it but Ray Train's workers and the page."""
+
+    def train_here(task: PretrainTask, note_evaluation: Any = None) -> None:
+        join_alone()
+        task = replace(task, attempt="here")
+        write_attempt(task.run_dir, task.attempt)
+        worker = PretrainWorker(task, device=torch.device("cpu"))
+        worker.run()
+        worker.close()
+
+    instead: dict[str, Any] = {"pretrain": train_here}
+    instead |= dict.fromkeys(("write_report", "write_index"), lambda *args, **kwargs: None)  # pictures take a second
+    before = {name: getattr(pipeline, name) for name in instead}
+    vars(pipeline).update(instead)
+    try:
+        return call(command)
+    finally:
+        vars(pipeline).update(before)
+
+
+def read_figures(run: Path) -> dict[str, list[float]]:
+    """Return what a run recorded of its steps, by name: losses, norms, rates, evaluations; no times."""
+    figures: dict[str, list[float]] = {}
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        for name, value in json.loads(line).items():
+            if name != "step" and not name.startswith(NO_FIGURES):
+                figures.setdefault(RENAMED_FIGURES.get(name, name), []).append(value)
+    return figures
+
+
+def predict(command: str) -> Path:
+    """Carry out a prediction whose one worker is this process; return the output's folder."""
+    plan = predicting.plan_prediction(read_config(command))
+    plan.blocks.make()
+    work = predicting.PredictWork(plan)(torch.device("cpu"))
+    for block in plan.input.blocks:
+        plan.blocks.write(block, work)
+    summary = predicting.finish_prediction(plan, plan.input.num_rows, 1.0)
+    predicting.format_summary(summary, plan.folder)
+    return plan.folder
+
+
+def list_measures(results: dict[str, Any]) -> dict[str, Any]:
+    """Return what results.json of a comparison of models says of each, without places, hashes and times."""
+    models = {
+        name: {key: each for key, each in own.items() if key != "sha256"} for name, own in results["models"].items()
+    }
+    return {"models": models}
+
+
+# --- labelled sets and inputs ---------------------------------------------------------------------------------------
+
+
+def read_set(task: str, data: str, **options: bool) -> dict[str, Any]:
+    """Return a labelled set's examples, labels and hash; raises what the program says of a mistake."""
+    found = load_labelled(FinetuneConfig(task=task, data=data, labelled=LabelledConfig(**options)))
+    examples = {split: [asdict(each) for each in getattr(found.data, split)] for split in ("train", "dev", "test")}
+    return {"family": found.family, "metric": found.metric, "labels": found.data.labels, **examples}
+
+
+def read_input(spec: str, field: str) -> list[list[Any]]:
+    """Return the rows that a prediction would read: id, line, values, fault."""
+    plan = plan_input(spec, FieldNames(field), 7)
+    reader = plan.make_reader()
+    return [[row.id, row.line, dict(row.values), row.fault] for block in plan.blocks for row in reader(block)]
