@@ -79,7 +79,7 @@ RESTRICTED = {
         "jobs.",
     ),
     "deepspeed": ("training.engine",),
-    "pydantic": ("options.", "config.", "extensions."),
+    "pydantic": ("options.", "config.", "extensions.", "serving.app"),
 }
 """A third-party package -> the modules (or, ending in a dot, groups of modules) that may import it."""
 

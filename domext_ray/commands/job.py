@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Generic
 
 from domext_ray.config import presets
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.mixture import NO_TEXT
 from domext_ray.errors import ConfigError
 from domext_ray.options.declare import ConfigT
 from domext_ray.options.kinds import list_options
-from domext_ray.options.read import CONFIG, PRESET, Given
+from domext_ray.options.read import CONFIG, PRESET, Given, read_file
 
 WITHOUT_BASE = ("shape.", "vocab.lowercase")
 """Options, or beginnings of their names, that count with `--base none` only."""
@@ -50,6 +51,7 @@ class Job(Generic[ConfigT]):
         config_class: its options.
         run: carries it out; imports what it needs.
         preset: the preset that a file of the user's and flags stand on, unless --preset names another.
+        plain_preset: the one instead, with --replay.corpus none; empty: the same.
         main: options of the first screen of help.
         used: options that it reads, where they are few: names, or beginnings that end in a dot or an underscore.
         unused: options that it does not read or that it decides itself; help leaves them out.
@@ -62,6 +64,7 @@ class Job(Generic[ConfigT]):
     config_class: type[ConfigT]
     run: Callable[[ConfigT], object]
     preset: str = ""
+    plain_preset: str = ""
     main: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -93,12 +96,21 @@ def configure(job: Job[ConfigT], given: Given) -> ConfigT:
         ConfigError: an option outside its rule, or a place that is not there.
         CorpusError: a task or a labelled set that there is not.
     """
-    config = presets.configure(job.config_class, job.preset, given)
+    config = presets.configure(job.config_class, _choose_preset(job, given), given)
     _check_found(job, config)
     if job.check is not None:
         job.check(config)
     _warn(job, given, config)
     return config
+
+
+def _choose_preset(job: Job[Any], given: Given) -> str:
+    """Return the name of a job's preset, which the lack of general text changes."""
+    if not job.plain_preset:
+        return job.preset
+    file = read_file(job.config_class, Path(given.config)) if given.config else {}
+    corpus = {**file, **given.settings}.get("replay.corpus")
+    return job.plain_preset if corpus is not None and corpus.value in ("", NO_TEXT) else job.preset
 
 
 def _check_found(job: Job[Any], config: Any) -> None:
@@ -125,12 +137,6 @@ def _warn(job: Job[Any], given: Given, config: Any) -> None:
         files = {PRESET: given.preset, CONFIG: given.config}
         last = files[name] if name in files else given.settings[name].value
         print(f"warning: --{name} is given more than once; the last one, {last}, counts.", flush=True)
-    if isinstance(config, PretrainConfig) and config.method.word_rows and not config.has_general_text:
-        print(
-            "warning: words shift, and no general text (--replay.corpus) keeps what the base knows: such a run forgets "
-            "as much as full training; --preset af has neither.",
-            flush=True,
-        )
     has_base = getattr(config, "base", "none") != "none"
     unused = [each for each in given.settings if job.is_unused(each)]
     unused = [each for each in unused if has_base or not each.startswith(WITHOUT_BASE)]

@@ -33,16 +33,20 @@ def _make_method(
     main: tuple[str, ...],
     unused: tuple[str, ...] = WITHOUT_BASE,
     preset: str = "",
+    plain_preset: str = "",
 ) -> Job[PretrainConfig]:
     """The verb of a method, whose preset has its name unless told otherwise."""
     preset = preset or name
     layers = f"Options come from the preset {preset} (domext presets show {preset}), then --config, then flags."
+    if plain_preset:
+        layers += f"\nWith --replay.corpus none the preset is {plain_preset}."
     return Job(
         f"pretrain {name}",
         f"{about}\n\n{layers}",
         PretrainConfig,
         _pretrain,
         preset,
+        plain_preset,
         main=(*TRAINING, *main, *LENGTH, *PLACE),
         unused=unused,
         check=check_early,
@@ -58,9 +62,10 @@ The words of the base shift, too, and on general text that the base writes itsel
     domext pretrain af                                  # the small base and corpus that every machine has
     domext pretrain af --base bert-base-uncased --corpus 'texts/*.jsonl' --run.name clinic
     domext pretrain af … --replay.corpus general.txt    # general text of yours, not the base's
-    domext pretrain af --preset af …                    # heads and units alone, as in the paper""",
+    domext pretrain af … --replay.corpus none           # heads and units alone, as in the paper""",
     ("replay.corpus", "method.heads", "method.ffn_units"),
     preset="af_words",
+    plain_preset="af",
 )
 
 BERT = _make_method(

@@ -35,6 +35,7 @@ class Option:
     Args:
         name: such as train.max_steps.
         kind: str, int, float, bool, dict, or Literal; of a list, its values' kind.
+        item: of a mapping, its values' kind; else the kind.
         is_list: it takes several values.
         choices: the words of a Literal; of others, what they may be beside their kind.
         default: its value where nothing is given.
@@ -47,6 +48,7 @@ class Option:
 
     name: str
     kind: Any
+    item: Any
     is_list: bool
     choices: tuple[str, ...]
     default: Any
@@ -115,28 +117,30 @@ def _walk(config_class: Any, instance: Any = None, prefix: str = "") -> Iterator
             yield from _walk(field.annotation, default, f"{prefix}{name}.")
         else:
             limits = {key: getattr(each, key) for each in field.metadata for key in _BOUNDS if hasattr(each, key)}
-            kind = _read_kind(field.annotation)
-            rest = (default, made, config_class, limits, said.get("free", False), said.get("whole", ""))
-            yield Option(f"{prefix}{name}", *kind, *rest)
+            kind, item, is_list, choices = _read_kind(field.annotation)
+            free, whole = said.get("free", False), said.get("whole", "")
+            yield Option(
+                f"{prefix}{name}", kind, item, is_list, choices, default, made, config_class, limits, free, whole
+            )
 
 
-def _read_kind(annotation: Any) -> tuple[Any, bool, tuple[str, ...]]:
-    """Return an annotation as an option's kind, whether it is a list, and its choices."""
+def _read_kind(annotation: Any) -> tuple[Any, Any, bool, tuple[str, ...]]:
+    """Return an annotation as an option's kind, its values' kind, whether it is a list, and its choices."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _read_kind(parts[0])
     if origin is Literal:
-        return Literal, False, parts
+        return Literal, Literal, False, parts
     if origin is tuple:
-        kind, _, choices = _read_kind(parts[0])
-        return kind, True, choices
+        kind, _, _, choices = _read_kind(parts[0])
+        return kind, kind, True, choices
     if origin is dict:
-        return dict, False, ()
+        return dict, _read_kind(parts[1])[0], False, ()
     if parts:  # such as bool | Literal["auto"]
         words = next(get_args(each) for each in parts if get_origin(each) is Literal)
-        kind, is_list, _ = _read_kind(next(each for each in parts if get_origin(each) is not Literal))
-        return kind, is_list, words
-    return annotation, False, ()
+        kind, item, is_list, _ = _read_kind(next(each for each in parts if get_origin(each) is not Literal))
+        return kind, item, is_list, words
+    return annotation, annotation, False, ()
 
 
 def suggest(name: str, known: Iterable[str]) -> list[str]:
@@ -178,18 +182,22 @@ def convert(option: Option, value: Any) -> Any:
     """
     value = _to_plain(value)
     if option.is_list:
-        if isinstance(value, str) and value not in option.choices:
+        words = () if option.kind is Literal else option.choices  # beside a list, such as all or none
+        if isinstance(value, str) and value not in words:
             listed = value.lstrip().startswith("[")
             value = parse_yaml(value, f"--{option.name}").as_written if listed else value.split(",") if value else []
         values = value if isinstance(value, list | tuple) else [value]
-        return value if value in option.choices else tuple(_convert_scalar(option, each) for each in values)
-    if option.kind is dict and isinstance(value, str):
-        if "=" in value and not value.lstrip().startswith("{"):
+        return value if value in words else tuple(_convert_scalar(option, each) for each in values)
+    if option.kind is dict:
+        if isinstance(value, str) and "=" in value and not value.lstrip().startswith("{"):
             pairs = [each.partition("=") for each in value.split(",")]
-            made = {name.strip(): to_number(number) for name, _, number in pairs}
+            made = {name.strip(): number for name, _, number in pairs}
             _demand(len(made) == len(pairs), option.name, value, "different names, each one once")
-            return made
-        return parse_yaml(value, f"--{option.name}").value
+            value = made
+        elif isinstance(value, str):
+            value = parse_yaml(value, f"--{option.name}").value
+        is_scalar = isinstance(value, dict) and option.item in (int, float)
+        return {name: _convert_scalar(option, each) for name, each in value.items()} if is_scalar else value
     if option.kind is str and isinstance(value, list):  # paths, which flags have with commas between them
         return ",".join(map(str, value))
     return _convert_scalar(option, value)
@@ -210,19 +218,21 @@ def _to_plain(value: Any) -> Any:
 
 def _convert_scalar(option: Option, value: Any) -> Any:
     if not isinstance(value, str):
+        if option.item is int and isinstance(value, float) and value.is_integer():
+            return int(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return str(value) if option.kind is str and is_number else value
-    if option.kind is bool:
+        return str(value) if option.item is str and is_number else value
+    if option.item is bool:
         return _TRUTH.get(value.lower(), value)
-    if option.kind is str:
+    if option.item is str:
         value = value.strip() if option.is_list else value
         rule = "a text of one line, without tabs and other control characters"
         _demand(not any(ord(each) < 32 or ord(each) == 127 for each in value), option.name, value, rule)
         is_text = not any(0xD800 <= ord(each) < 0xE000 for each in value)  # how Python reads bytes that are none
         _demand(is_text, option.name, value, "a text in UTF-8")
         return value
-    if option.kind is not int:
-        return to_number(value) if option.kind is float else value
+    if option.item is not int:
+        return to_number(value) if option.item is float else value
     number = to_number(value)
     if not isinstance(number, float) or not number.is_integer():
         return value
@@ -244,42 +254,40 @@ def explain(owner: Any, error: ValidationError) -> ConfigError:
     if name not in list_options(owner):
         raise TypeError(f"{owner.__name__}: {found['msg']} ({name})") from error  # the program's mistake, not a user's
     option, value = list_options(owner)[name], found["input"]
-    if option.kind is dict and len(found["loc"]) > 1:
-        name = f"{name}.{found['loc'][1]}"
+    kind = option.kind
+    if kind is dict and len(found["loc"]) > 1:
+        name, kind = f"{name}.{found['loc'][1]}", option.item
     broken = {key: limit for key, limit in found.get("ctx", {}).items() if key in _BOUNDS}
     if isinstance(cause, ValueError):
         rule = str(cause)
     elif broken:
         limits = option.limits if broken.items() <= option.limits.items() else broken
-        if option.kind is int and "gt" in limits:  # as pydantic's PositiveInt says it
-            limits, broken = (
-                {**{k: v for k, v in each.items() if k != "gt"}, **({"ge": each["gt"] + 1} if "gt" in each else {})}
-                for each in (limits, broken)
-            )
-        rule = _describe_limits(limits, broken)
+        rule = _describe_limits(limits, broken, is_whole=kind is int)
     else:
-        rule = _describe_kind(option, value)
+        rule = _describe_kind(option, kind, value)
     return OptionError(name, value, rule)
 
 
-def _describe_kind(option: Option, value: Any) -> str:
+def _describe_kind(option: Option, kind: Any, value: Any) -> str:
     if option.is_list and value == ():
         return "one value, or several with commas between them"
-    if option.kind is float and str(value).strip(" +-").lower() in ("nan", "inf", "infinity"):
+    if kind is float and str(value).strip(" +-").lower() in ("nan", "inf", "infinity"):
         return "a finite number"
-    if option.kind is Literal:
+    if kind is Literal:
         return f"one of {', '.join(option.choices)}"
-    if option.kind is dict:
+    if kind is dict:
         return "a mapping, such as '{name: {option: value}}'"
-    return ", ".join([*option.choices, _KIND_RULES[option.kind]])
+    return ", ".join([*option.choices, _KIND_RULES[kind]])
 
 
-def _describe_limits(limits: Mapping[str, float], broken: Mapping[str, float]) -> str:
+def _describe_limits(limits: Mapping[str, float], broken: Mapping[str, float], *, is_whole: bool) -> str:
     """Say a range; of one that is wide, the end that was passed."""
     shown = {key: f"{limit:,}" if isinstance(limit, int) else f"{limit:,g}" for key, limit in limits.items()}
     if len(limits) > 1 and max(limits.values()) >= 1000:
         shown = {key: shown[key] for key in broken}
     lower, upper = shown.get("ge", shown.get("gt")), shown.get("le", shown.get("lt"))
+    if upper is None and is_whole and "gt" in shown:
+        return f"{limits['gt'] + 1:,} or more"  # as pydantic has PositiveInt
     if upper is None:
         return f"{lower} or more" if "ge" in shown else f"above {lower}"
     if lower is None:

@@ -114,7 +114,7 @@ def try_rates(place: Workplace, arms: Sequence[Arm]) -> dict[str, dict[float, fl
     known = _read_rates(path)
     for arm in arms:
         own = known.setdefault(arm.name, {})
-        for rate in place.config.rates:
+        for rate in sorted(place.config.rates):
             if rate not in own:
                 own[rate] = _try_rate(place, arm, rate)
                 write_json(

@@ -243,7 +243,7 @@ def describe_setting(config: StudyConfig, num_seeds: int) -> str:
     setting = f"Base {base}, corpus {corpus}: {goal} per run, {size}, {seeds}."
     if not config.rates:
         return setting
-    tried = ", ".join(f"{each:g}" for each in config.rates)
+    tried = ", ".join(f"{each:g}" for each in sorted(config.rates))
     return (
         f"{setting} Of the rates {tried} each method has the one after which held-out text took the fewest bits, in a "
         f"run of the first seed with {config.tune_frac:.0%} of the {'time' if config.seconds else 'tokens'}."

@@ -109,10 +109,23 @@ def test_a_preset_stands_in_the_place_of_the_jobs_own(tmp_path: Path) -> None:
     assert read("--preset", "bert", job="pretrain lora") == read(job="pretrain bert")
 
 
-def test_words_that_shift_without_general_text_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags, is_warned in ((["--replay.corpus", "none"], True), ([], False), (["--preset", "af"], False)):
-        configure(JOBS["pretrain af"], read_flags(PretrainConfig, flags))
-        assert ("--preset af has neither" in capsys.readouterr().out) == is_warned
+def test_without_general_text_the_preset_of_af_is_another_wherever_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("replay: {corpus: none}\nmethod: {ffn_units: 64}\n")
+
+    def ask(*args: str, verb: str = "pretrain af") -> PretrainConfig:
+        return configure(JOBS[verb], read_flags(PretrainConfig, args))
+
+    general = tmp_path / "general.txt"
+    general.write_text("the dog runs.\n")
+    plain, own = ask(), ask("--replay.corpus", str(general))
+    assert own == replace(plain, replay=replace(plain.replay, corpus=str(general)))
+    for flags in (("--replay.corpus", "none"), ("--replay.corpus", ""), ("--preset", "af")):
+        without = ask(*flags)
+        assert (without.replay.corpus, without.method.word_rows, without.method.ffn_units) == ("", 0, 512)
+    assert ask("--config", str(file)).method == replace(without.method, ffn_units=64)
+    assert ask("--config", str(file), "--replay.corpus", "self").method == replace(plain.method, ffn_units=64)
+    assert ask("--preset", "af_words", "--replay.corpus", "none").method == plain.method, "a preset that is named stays"
 
 
 def test_help_is_the_presets() -> None:

@@ -22,7 +22,6 @@ from domext_ray import pipeline
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
-from domext_ray.config.identity import to_dict
 from domext_ray.corpus import stream
 from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
@@ -31,7 +30,8 @@ from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames
 from domext_ray.inputs import provide_inputs
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.options.option_values import read_flags
+from domext_ray.options.build import to_dict
+from domext_ray.options.read import read_flags
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
@@ -41,7 +41,7 @@ from domext_ray.training.worker import PretrainTask, PretrainWorker
 
 PACKAGE = str(Path(pipeline.__file__).parent)
 """Where the package is; sentences name its presets."""
-RENAMED = {"--preset": "--config_path", "--config": "--config_path"}
+RENAMED: dict[str, str] = {}
 """Options of the commands here, and their names in this checkout."""
 RENAMED_FIGURES: dict[str, str] = {}
 """Names in metrics.jsonl of this checkout, and in the golden files."""

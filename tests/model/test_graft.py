@@ -38,8 +38,7 @@ from transformers import (
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError
-from domext_ray.model import base as base_module
-from domext_ray.model import graft
+from domext_ray.model import base_folder, graft
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext import layers_domext
@@ -569,5 +568,5 @@ def test_a_hub_id_from_the_cache_in_silence(tiny_base_folder: Path, tmp_path: Pa
 
 
 def test_the_shipped_base_names_itself_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_module, "ASSETS", tmp_path)
+    monkeypatch.setattr(base_folder, "ASSETS", tmp_path)
     assert_refused("general-mini", "is missing from this installation")

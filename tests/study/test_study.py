@@ -28,8 +28,8 @@ from domext_ray.study import runs as study_runs
 from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
 from domext_ray.study.study import run_study
 
-DEFAULTS = find_preset("compare")
-SHIPPED = read_presets(DEFAULTS)
+DEFAULTS = "compare"
+SHIPPED = read_presets(find_preset(DEFAULTS))
 EXTENSIONS = ("lora", "fl_tuning", "af", "bottleneck", "exbert", "exbert_no_vocab")
 FIXED = ("full", "top_layers", "layer_norms", "biases")
 KEPT = ("full_kept", "af_kept", "af_words", "af_words_mask30")
@@ -46,7 +46,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configure(*flags: str) -> StudyConfig:
-    return parse_config(StudyConfig, str(DEFAULTS), flags)
+    return parse_config(StudyConfig, DEFAULTS, flags)
 
 
 def plan(config: StudyConfig) -> dict[str, PretrainConfig]:
@@ -120,11 +120,11 @@ def test_only_methods_that_keep_read_general_text() -> None:
         (("--seconds", "1", "--optim.schedule", "cosine"), "--optim.schedule is 'cosine'"),
         (("--seconds", "1", "--methods", "af_words"), "the method 'af_words' reads general text beside the domain's"),
         (("--seconds", "1", "--budgets", "0.1,0.1"), "--budgets is '0.1,0.1'"),
-        (("--seconds", "1", "--budgets", "0.1,1"), "--budgets is '0.1,1'"),
-        (("--seconds", "1", "--budgets", "0.1;0.2"), "--budgets is '0.1;0.2'; it must be numbers"),
-        (("--seconds", "1", "--rates", "1e-3"), "--rates is '1e-3'; it must be two or more"),
-        (("--seconds", "1", "--rates", "1e-3,0"), "--rates is '1e-3,0'"),
-        (("--seconds", "1", "--rates", "1e-3,nan"), "--rates is '1e-3,nan'"),
+        (("--seconds", "1", "--budgets", "0.1,1"), "--budgets is 1.0; it must be below 1"),
+        (("--seconds", "1", "--budgets", "0.1;0.2"), "--budgets is '0.1;0.2'; it must be a number"),
+        (("--seconds", "1", "--rates", "1e-3"), "--rates is '0.001'; it must be two or more"),
+        (("--seconds", "1", "--rates", "1e-3,0"), "--rates is 0.0; it must be above 0"),
+        (("--seconds", "1", "--rates", "1e-3,nan"), "--rates is 'nan'; it must be a finite number"),
         (("--seconds", "1", "--tune_frac", "0"), "--tune_frac is 0.0"),
         (("--seconds", "1", "--retention_texts", "0"), "--retention_texts is 0"),
         (("--tokens", "9", "--tokens_by_method", "{nope: 9}"), "--tokens_by_method is 'nope'; it must be a method"),
@@ -273,7 +273,7 @@ def test_each_method_takes_its_best_rate(
     assert "Training diverged at these rates: full 0.1, af 0.1." in shown
     assert "Of the rates 0.0001, 0.001, 0.1 each method has the one after which" in shown
     assert "| full | 2,632,704 | 32.1% (fixed) | 0.001 |" in shown
-    with pytest.raises(RunError, match="rates: '0.1,1e-4,1e-3' -> '1e-4,1e-3'"):
+    with pytest.raises(RunError, match=r"rates: \[0.1, 0.0001, 0.001\] -> \[0.0001, 0.001\]"):
         run_study(replace(config, rates=(1e-4, 1e-3)), SHIPPED)
 
 

@@ -170,9 +170,9 @@ def test_left_to_right_predicts_the_next_token(tokenizer: BertTokenizer) -> None
     assert list(zip(first.masked_positions[counts].tolist(), first.labels[counts].tolist(), strict=True)) == pairs
     assert first.num_masked == len(pairs) and first.num_pairs == 0 and first.token_type_ids is None
     assert second.input_ids[0, :3].tolist() == ids[3] and second.labels.tolist() == ids[3][1:]
-    with pytest.raises(ConfigError, match=r"--objective.next_sentence is True; it must be false with .*left_to_right"):
+    with pytest.raises(ConfigError, match=r"--next_sentence is True; it must be false with .*left_to_right"):
         ObjectiveConfig(kind="left_to_right", next_sentence=True)
-    with pytest.raises(ConfigError, match=r"--objective.kind is 'backwards'; it must be one of masked, left_to_right"):
+    with pytest.raises(ConfigError, match=r"--kind is 'backwards'; it must be one of masked, left_to_right"):
         ObjectiveConfig(kind="backwards")  # type: ignore[arg-type]
 
 

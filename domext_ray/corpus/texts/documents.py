@@ -120,9 +120,9 @@ def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
         CorpusError: it is.
     """
     if prepare.pair and file.kind in (TEXT, PACKAGE_DOCS):
+        pair = ",".join(prepare.pair)
         raise CorpusError(
-            f"{file.path} is plain text, without fields for --prepare.pair {','.join(prepare.pair)!r}; give JSONL, CSV or "
-            "Parquet files."
+            f"{file.path} is plain text, without fields for --prepare.pair {pair!r}; give JSONL, CSV or Parquet files."
         )
 
 

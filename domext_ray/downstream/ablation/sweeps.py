@@ -139,7 +139,7 @@ def _list_sizes(config: AblateConfig, num_layers: int) -> list[SweepEntry]:
     named = {"all": tuple(range(1, num_layers + 1)), "none": ()}
     counts = named[config.top_layers] if isinstance(config.top_layers, str) else config.top_layers
     if max(counts, default=0) > num_layers:
-        raise ConfigError(f"--top_layers is {config.top_layers!r}; {config.model!r} has {num_layers} layers.")
+        raise ConfigError(f"--top_layers has {max(counts)}; {config.model!r} has {num_layers} layers.")
     entries = [
         _make_entry(config, BOTTLENECKS, size, replace(config.method, name=f"size{size}", bottleneck_size=size))
         for size in sorted(config.sizes)

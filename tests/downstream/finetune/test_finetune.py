@@ -259,7 +259,7 @@ def test_tensors_are_dropped_only_where_a_whole_point_is_better(tmp_path: Path) 
     ("option", "text"), [("lr", "1e-4,0.0001"), ("batch_size", "8, 16,8"), ("epochs", "3,3.0"), ("lr", "1e-4,1e-4")]
 )
 def test_a_point_given_twice_is_no_restart(option: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--grid\.{option} is {text!r}; it must be different numbers"):
+    with pytest.raises(ConfigError, match=rf"--{option} is '.*'; it must be different ones"):
         GridConfig(**{option: text})
 
 
@@ -369,7 +369,7 @@ def test_a_step_that_a_task_does_not_have_is_refused(config: FinetuneConfig, opt
     with pytest.raises(ConfigError, match=rf"--grid\.{option} is .*; the steps of --task ner are model\."):
         run_finetuning(replace(config, grid=wrong, run=replace(config.run, name="steps")))
     for text in ("entities", "entities=0", "entities=many", "entities=1,entities=2"):
-        with pytest.raises(ConfigError, match=rf"--grid\.{option} is"):
+        with pytest.raises(ConfigError, match=rf"--{option}[.\w]* is"):
             replace(config.grid, **{option: text})
 
 

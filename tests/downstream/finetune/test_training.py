@@ -171,7 +171,7 @@ def test_patience_counts_epochs(
 
 
 def test_patience_needs_dev_after_every_epoch() -> None:
-    with pytest.raises(ConfigError, match=r"--grid\.score_every_epoch is False; it must be true with --grid\.patience"):
+    with pytest.raises(ConfigError, match=r"--score_every_epoch is False; it must be true with --grid\.patience"):
         GridConfig(patience=1, score_every_epoch=False)
 
 
