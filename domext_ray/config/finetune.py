@@ -25,7 +25,6 @@ from domext_ray.options.declare import (
     RunFolder,
     ShareOrNone,
     UseGpu,
-    check_different,
     filled,
     free,
     is_gpu_used,
@@ -68,7 +67,8 @@ class LabelledConfig:
 
 def _check_names(numbers: tuple[float, ...]) -> tuple[float, ...]:
     """Refuse numbers that names of trainings would not tell apart."""
-    check_different([f"{each:g}" for each in numbers])
+    if len({f"{each:g}" for each in numbers}) < len(numbers):
+        raise ValueError("different numbers: a point given twice is no restart")
     return numbers
 
 
@@ -85,7 +85,9 @@ class GridConfig:
     """
 
     lr: Numbers = (5e-5,)  # peak learning rates
-    batch_size: Annotated[tuple[PositiveInt, ...], SOME, DIFFERENT] = (32,)  # rows of an optimiser step
+    batch_size: Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)] = (
+        32,
+    )  # rows of an optimiser step
     epochs: Numbers = (3.0,)  # passes over the training split
     stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: a step's own, such as entities=1e-3; empty: lr
     stage_epochs: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: such as entities=10; empty: epochs

@@ -283,7 +283,7 @@ def _describe_kind(option: Option, kind: Any, value: Any) -> str:
 def _describe_limits(limits: Mapping[str, float], broken: Mapping[str, float], *, is_whole: bool) -> str:
     """Say a range; of one that is wide, the end that was passed."""
     shown = {key: f"{limit:,}" if isinstance(limit, int) else f"{limit:,g}" for key, limit in limits.items()}
-    if len(limits) > 1 and max(limits.values()) >= 1000:
+    if len(limits) > 1 and max(limits.values()) >= 100_000:
         shown = {key: shown[key] for key in broken}
     lower, upper = shown.get("ge", shown.get("gt")), shown.get("le", shown.get("lt"))
     if upper is None and is_whole and "gt" in shown:

@@ -108,7 +108,7 @@ def _explain_word(word: str, last: str, options: Mapping[str, Option]) -> str:
         return f"{word!r} stands {before}without an option; options are given as --OPTION VALUE (see --help)."
     return (
         f"--{last} has more than one value ({_show(word)} is left over); put a pattern such as 'notes/*.txt' or a text "
-        "with spaces in quotes, and give several values with commas between them."
+        "with spaces in quotes, and give several files with commas between them."
     )
 
 

@@ -107,7 +107,7 @@ def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
     Args:
         values: of each point one figure per objective, more is better.
     """
-    table = np.array(values, dtype=np.float64).reshape(len(values), -1)
+    table = np.array(values, dtype=np.float64).reshape(len(values), len(values[0]) if values else 0)
     return [i for i, own in enumerate(table) if not ((table >= own).all(axis=1) & (table > own).any(axis=1)).any()]
 
 

@@ -198,7 +198,7 @@ def test_a_number_out_of_range_is_refused_or_harmless(name: str) -> None:
         ("--scale.num_workers 1e9", "--scale.num_workers is 1000000000; it must be from 1 to 64."),
         ("--train.max_steps 1.5", "--train.max_steps is '1.5'; it must be a whole number."),
         ("--optim.lr nan", "--optim.lr is 'nan'; it must be a finite number."),
-        ("--shape.num_hidden_layers 1e15", "it must be at most 1,000."),
+        ("--shape.num_hidden_layers 1e15", "it must be from 1 to 1,000."),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(args: str, says: str) -> None:

@@ -195,7 +195,7 @@ class StubTrial(tune.Trainable):
         (folder / "point.json").write_text(json.dumps(self.point))
         (folder / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in self.records))
         (folder / "config.yaml").write_text("{}\n")
-        figures = {name: record[name] for name in self.work.config.search.objective_names}
+        figures = {name: record[name] for name in self.work.config.search.objectives}
         return {**figures, "resource": self.work.config.search.reduction**rung, "done": rung + 1 == rungs}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:

@@ -259,7 +259,7 @@ def test_tensors_are_dropped_only_where_a_whole_point_is_better(tmp_path: Path) 
     ("option", "text"), [("lr", "1e-4,0.0001"), ("batch_size", "8, 16,8"), ("epochs", "3,3.0"), ("lr", "1e-4,1e-4")]
 )
 def test_a_point_given_twice_is_no_restart(option: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--{option} is '.*'; it must be different ones"):
+    with pytest.raises(ConfigError, match=rf"--{option} is '.*'; it must be different numbers"):
         GridConfig(**{option: text})
 
 
