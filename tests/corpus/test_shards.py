@@ -227,6 +227,17 @@ def test_a_folder_left_without_a_manifest_is_made_again(local_ray: None, tokeniz
     verify_shards(first)
 
 
+def test_the_manifest_of_another_corpus_is_not_taken_for_this_ones(
+    prepared: tuple[Path, Path, Manifest], tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = prepare_lines(write_lines(tmp_path / "text.txt", [*range(60)]), tokenizer_dir, tmp_path / "cache")
+    shutil.rmtree(own.folder)
+    shutil.copytree(prepared[2].folder, own.folder)
+    again = prepare_lines(tmp_path / "text.txt", tokenizer_dir, tmp_path / "cache")
+    assert sorted(read_numbers(again, "train") + read_numbers(again, "held_out")) == [*range(60)]
+    assert "manifest.json is that of another corpus; the corpus is prepared anew" in capsys.readouterr().err
+
+
 def read_files(folder: Path) -> dict[str, tuple[bytes, int]]:
     """The content and the inode of every file below a folder."""
     # A task of an interrupted job may still be writing: its temporary file is about to have another name.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from domext_ray import pipeline
+from domext_ray import errors, pipeline
 from domext_ray.commands.job import configure
 from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
@@ -39,6 +39,8 @@ from domext_ray.training.metrics import write_attempt
 from domext_ray.training.phases import make_phases
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
+Mistake = errors.DomextError
+"""What a user's mistake raises."""
 PACKAGE = str(Path(pipeline.__file__).parent)
 """Where the package is; sentences name its presets."""
 RENAMED: dict[str, str] = {}

@@ -106,7 +106,7 @@ _MIXED = (
 )
 BATCHES = {
     "whole words": _PLAIN,
-    "whole words, another seed": f"{_PLAIN} --seed 7",
+    "whole words, another seed, several shards": f"{_PLAIN} --seed 7 --prepare.shard_bytes 1024",
     "single tokens": f"{_PLAIN} --objective.whole_word false",
     "other shares": f"{_PLAIN} --objective.mask_prob 0.4 --objective.mask_token_frac 0.5 "
     "--objective.random_token_frac 0.5",

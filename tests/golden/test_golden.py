@@ -116,7 +116,7 @@ def test_mistakes(folder: Path, losses: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", cases.IN_CLUSTER)
 def test_a_job_on_ray_train_has_the_same_losses(name: str, folder: Path, losses: dict[str, Any]) -> None:
     """As the in-process worker, whose losses the golden file has."""
-    run = folder / "runs" / f"on-ray-{cases.name_run(name)}"
+    run = folder / "trained" / f"on-ray-{cases.name_run(name)}"
     ended = adapter.call(f"{cases.write_loss_command(name)} --scale.cpus_per_worker 1 --run.name {run.name}")
     assert ended.code == 0, ended.err
     expected = json.loads((GOLDEN / "losses.json").read_text(encoding="utf-8"))[name]

@@ -151,6 +151,14 @@ def test_a_summary_of_wrong_types_is_refused(tmp_path: Path) -> None:
             read_summary(path)
 
 
+def test_one_job_at_a_time_has_a_run(tmp_path: Path) -> None:
+    with hold_run(tmp_path), pytest.raises(RunError, match="another job is working in .*; wait for it"):
+        with hold_run(tmp_path):
+            pass
+    with hold_run(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize(
     ("error", "is_kept"), [(KeyboardInterrupt, True), (SystemExit, True), (RunError, True), (CorpusError, False)]
 )

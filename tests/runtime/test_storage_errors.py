@@ -6,7 +6,9 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -17,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from domext_ray.errors import RunError, find_user_error
-from domext_ray.files import write_text
+from domext_ray.files import new_file, new_folder, write_text
 
 SIZE = 10_000
 
@@ -45,6 +47,29 @@ def test_a_small_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
     ):
         write_text(path, "x" * 2 * SIZE)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    flush, rename, replace = os.fsync, os.rename, os.replace
+
+    def tell(what: str, call: Callable[..., None]) -> Callable[..., None]:
+        def told_call(*args: Any) -> None:
+            told.append(what or Path(os.readlink(f"/proc/self/fd/{args[0]}")).name)
+            call(*args)
+
+        return told_call
+
+    monkeypatch.setattr(os, "fsync", tell("", flush))
+    monkeypatch.setattr(os, "rename", tell("named", rename))
+    monkeypatch.setattr(os, "replace", tell("named", replace))
+    with new_folder(tmp_path / "made", replaces=False) as temporary:
+        (temporary / "tensors").write_text("1")
+    assert told == ["tensors", temporary.name, "named", tmp_path.name]
+    told.clear()
+    with new_file(tmp_path / "record") as temporary:
+        temporary.write_text("2")
+    assert told == [temporary.name, "named"]
 
 
 def test_errors_of_libraries_are_known(tmp_path: Path) -> None:
