@@ -73,6 +73,7 @@ def _check_names(numbers: tuple[float, ...]) -> tuple[float, ...]:
 
 
 Numbers = Annotated[tuple[PositiveFloat, ...], SOME, AfterValidator(_check_names)]
+Sizes = Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)]
 
 
 @option_group
@@ -85,9 +86,7 @@ class GridConfig:
     """
 
     lr: Numbers = (5e-5,)  # peak learning rates
-    batch_size: Annotated[tuple[PositiveInt, ...], SOME, AfterValidator(_check_names)] = (
-        32,
-    )  # rows of an optimiser step
+    batch_size: Sizes = (32,)  # rows of an optimiser step
     epochs: Numbers = (3.0,)  # passes over the training split
     stage_lr: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: a step's own, such as entities=1e-3; empty: lr
     stage_epochs: dict[str, PositiveFloat] = whole(dict)  # two-step tasks: such as entities=10; empty: epochs
