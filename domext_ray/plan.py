@@ -18,7 +18,6 @@ from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.vocabulary.extension import check_given_words, count_brought_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
-from domext_ray.files import hash_values
 from domext_ray.model.base import SHIPPED_BASE, Base, describe_base, load_base
 from domext_ray.model.budget import solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
@@ -33,6 +32,7 @@ from domext_ray.runs.run_directory import (
     resolve_schedule,
 )
 from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
+from domext_ray.storage import hash_values
 from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import check_start, read_extensions

@@ -14,13 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 from domext_ray.errors import DomextError
-from domext_ray.files import read_yaml, write_text
+from domext_ray.files import read_yaml
 from domext_ray.options.places import hide_places
 from domext_ray.report.origin import ABOUT, read_origin
 from domext_ray.report.page import Markup, fill_page, format_html, format_paragraph, format_section
 from domext_ray.report.summary import measure_run, read_summary
 from domext_ray.report.tables import NONE
 from domext_ray.runs.losses import MLM, find_losses
+from domext_ray.storage import write_text
 from domext_ray.training.metrics import find_last_step, read_metrics
 
 INDEX = "index.html"

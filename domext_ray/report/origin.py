@@ -20,11 +20,12 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
 from domext_ray.extensions.anatomy import Extension
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.runs.run_directory import list_versions
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
+from domext_ray.storage import write_json
 
 ABOUT = "about.json"
 _REMEDY = "delete it: the same command writes it anew"

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from domext_ray.config.identity import dump_yaml
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
-from domext_ray.files import new_file
 from domext_ray.report.curves import list_curves, write_curves
 from domext_ray.report.details import list_changed, list_cost, list_facts, list_times, list_words, suggest_next
 from domext_ray.report.examples import Example, format_examples
@@ -36,6 +35,7 @@ from domext_ray.report.results import ROUTED, describe_result, describe_sizes, l
 from domext_ray.report.summary import measure_run
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
+from domext_ray.storage import new_file
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
 

@@ -14,7 +14,7 @@ from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.errors import RunError
 from domext_ray.export.folder import read_export_record
-from domext_ray.files import NUMBER, Kind, read_json, write_json
+from domext_ray.files import NUMBER, Kind, read_json
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.report.forecast import Forecast, describe_forecast
@@ -22,6 +22,7 @@ from domext_ray.report.parts import measure_parts
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
 from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
+from domext_ray.storage import write_json
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records

@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.config.identity import describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
-from domext_ray.files import Kind, hash_text, read_json, read_text, read_yaml, write_json, write_text
+from domext_ray.files import Kind, read_json, read_text, read_yaml
+from domext_ray.storage import hash_text, write_json, write_text
 
 ConfigT = TypeVar("ConfigT")
 

@@ -17,11 +17,12 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forgetting
 from domext_ray.downstream.forgetting.report import write_forgetting
 from domext_ray.errors import DivergenceError, RunError, TrainingError
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import run_pretraining
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.storage import write_json
 from domext_ray.study.arms import Arm
 from domext_ray.study.figures import Retained
 

@@ -22,7 +22,6 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import CorpusError
-from domext_ray.files import write_json, write_text
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
 from domext_ray.options.fields import require
@@ -37,6 +36,7 @@ from domext_ray.runs.run_directory import (
     resolve_paths,
     write_identity,
 )
+from domext_ray.storage import write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
 from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results

@@ -35,7 +35,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from domext_ray.errors import RunError, StorageError
-from domext_ray.files import hash_file, hash_values, new_folder, read_json, remove_folder, write_json
+from domext_ray.files import read_json
+from domext_ray.storage import hash_file, hash_values, new_folder, remove_folder, write_json
 from domext_ray.training.engine import TensorState, TrainState
 
 FORMAT = 1

@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError, name_file
-from domext_ray.files import write_json, write_text
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
+from domext_ray.storage import write_json, write_text
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -33,11 +33,12 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
-from domext_ray.files import NUMBER, new_folder, read_json, write_json
+from domext_ray.files import NUMBER, read_json
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
+from domext_ray.storage import new_folder, write_json
 from domext_ray.training.writing import Writer
 
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router

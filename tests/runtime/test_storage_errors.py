@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from domext_ray.errors import RunError, find_user_error
-from domext_ray.files import write_text
+from domext_ray.storage import write_text
 
 SIZE = 10_000
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from domext_ray import files
+from domext_ray import storage
 from domext_ray.errors import RunError
 from domext_ray.training import checkpoint as checkpoint_module
 from domext_ray.training.checkpoint import (
@@ -132,7 +132,7 @@ def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
         (checkpoint_module, "save_file"),
         (checkpoint_module, "write_json"),
         (checkpoint_module, "hash_file"),
-        (files, "flush"),
+        (storage, "flush_files"),
     ],
 )
 def test_full_disk_leaves_the_previous_one(

@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
-from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics, write_text
+from domext_ray.storage import write_text
+from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics
 
 
 def start(run: Path, attempt: str) -> None:

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.files import new_file, new_folder
 from domext_ray.progress import StatusLine
+from domext_ray.storage import new_file, new_folder
 
 LEFTOVER_SECONDS = 7 * 24 * 3600
 """How long a folder that nobody works in is kept."""

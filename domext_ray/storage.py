@@ -1,0 +1,623 @@
+"""The one door to what outlives a process: files and folders on a disk, or objects of a bucket (s3://, gs://).
+
+A file is there whole or not at all. A folder counts when its manifest is there, which comes last. A file can be made on
+the condition that there is none, which is all that a lock needs (runs/attempts.py). Both backends promise the same.
+
+A bucket's credentials, endpoint and region are those of the environment (AWS_*) or the node's role. gs:// takes the
+same path through the same library; it is written, not run, for want of a server to run it against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from domext_ray.errors import RunError, StorageError, name_file
+
+SCHEMES = ("s3", "gs")
+PATIENCE_SECONDS, REQUEST_SECONDS = 120.0, 60.0
+"""How long a bucket is asked again that does not answer, and how long one request may take."""
+NEW = "new"
+"""The condition that nothing is there yet."""
+T = TypeVar("T")
+
+
+class Fence(Protocol):
+    """What a place asks before anything is put there or deleted: it raises if somebody else has the place now."""
+
+    def check(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known of a file without reading it: bytes, a tag that changes with it, and its storage's time of it."""
+
+    size: int
+    tag: str
+    modified: float
+
+
+class _Disk:
+    """A file system; keys are absolute paths."""
+
+    def info(self, key: str) -> Info | None:
+        try:
+            found = os.stat(key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return (
+            None if os.path.isdir(key) else Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
+        )
+
+    def read(self, key: str, start: int = 0) -> bytes:
+        with open(key, "rb") as file:
+            file.seek(start)
+            return file.read()
+
+    def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        path = Path(key)
+        beside = _name_beside(path)
+        try:
+            with name_file(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if isinstance(source, bytes):
+                    beside.write_bytes(source)
+                else:
+                    shutil.move(source, beside)  # a rename, where it is on the same disk
+                if flush:
+                    flush_files(beside)
+                if condition == NEW:
+                    os.link(beside, path)
+                else:
+                    os.replace(beside, path)
+                if flush:
+                    flush_files(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+        return ""
+
+    def names(self, key: str) -> list[str]:
+        return sorted(os.listdir(key)) if os.path.isdir(key) else []
+
+    def files(self, key: str) -> dict[str, Info]:
+        paths = [each for each in Path(key).rglob("*") if not each.is_dir() or each.is_symlink()]
+        return {each.relative_to(key).as_posix(): info for each in paths if (info := self.info(str(each)))}
+
+    def delete(self, key: str) -> None:
+        path = Path(key)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def local(self, key: str, name: str) -> Path:
+        return Path(key)
+
+
+class _Bucket:
+    """A bucket of objects; keys are those within it."""
+
+    def __init__(self, url: str) -> None:
+        import obstore  # 0.1 s, for those who have a bucket
+        from obstore.store import from_url
+
+        self.url, self.library, self.is_silent = url, obstore, False
+        seconds = f"{REQUEST_SECONDS:g}s"
+        is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        self.store = from_url(
+            url,
+            client_options={"timeout": seconds, "connect_timeout": "5s", "allow_http": is_plain},
+            retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=5)},
+        )
+
+    def _ask(self, key: str, call: Callable[[], T], verb: str = "read") -> T:
+        """Ask again while the bucket does not answer, with growing pauses and an end; a refusal is told at once."""
+        from obstore import exceptions
+
+        place, started, pause = f"{self.url}/{key}", time.monotonic(), 0.5
+        while True:
+            try:
+                answer = call()
+                if self.is_silent:
+                    print(f"note: {self.url} answers again.", file=sys.stderr, flush=True)
+                self.is_silent = False
+                return answer
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place) from None
+            except (exceptions.BaseError, FileNotFoundError) as error:
+                text, waited = str(error), time.monotonic() - started
+            status = re.search(r"status code: (\d+)|status: (\d+)", text)
+            number = int(status[1] or status[2]) if status else 0
+            code = re.search(r"<Code>(\w+)</Code>", text)
+            reason = code[1] if code else f"status {number}" if number else "no answer"
+            if reason == "NoSuchBucket":
+                raise StorageError(
+                    f"{place} cannot be {verb}: there is no bucket {self.url}; make it, or give another."
+                )
+            if number == 404:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place) from None
+            if "169.254.169.254" in text or "CredentialProvider" in text:
+                raise StorageError(
+                    f"{place} cannot be {verb}: there are no credentials; set AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY, or give the node a role."
+                )
+            if 300 <= number < 500 and number not in (408, 429):
+                advice = "see to the rights of the key in AWS_ACCESS_KEY_ID or of the node's role"
+                advice = {"RequestTimeTooSkewed": "set this machine's clock"}.get(reason, advice)
+                raise StorageError(f"{place} cannot be {verb} ({reason}): {advice}, or give another place.")
+            if waited + pause > PATIENCE_SECONDS:
+                raise StorageError(
+                    f"{place} cannot be {verb}: {self.url} has not answered for {waited:.0f} s ({reason}); look after "
+                    "that storage, and the same command goes on."
+                )
+            if not self.is_silent:
+                self.is_silent = True
+                print(
+                    f"note: {self.url} does not answer ({reason}); this job asks again for {PATIENCE_SECONDS:g} s.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    def info(self, key: str) -> Info | None:
+        try:
+            return self._describe(self._ask(key, lambda: self.store.head(key)))
+        except FileNotFoundError:
+            return None
+
+    @staticmethod
+    def _describe(found: Any) -> Info:
+        return Info(found["size"], found["e_tag"] or "", found["last_modified"].timestamp())
+
+    def read(self, key: str, start: int = 0) -> bytes:
+        if start:
+            size = (self.info(key) or Info(0, "", 0)).size
+            return (
+                bytes(self._ask(key, lambda: self.store.get_range(key, start=start, end=size))) if size > start else b""
+            )
+        return bytes(self._ask(key, lambda: self.store.get(key).bytes()))
+
+    def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        mode: Any = {"": "overwrite", NEW: "create"}.get(condition, {"e_tag": condition})
+        settings: Any = {"use_multipart": False} if condition else {}
+        try:
+            found = self._ask(key, lambda: self.store.put(key, source, mode=mode, **settings), "written")
+        except FileExistsError:  # or this very request came through before, and its answer was lost
+            if not isinstance(source, bytes) or self.read(key) != source:
+                raise
+            return (self.info(key) or Info(0, "", 0)).tag
+        return found["e_tag"] or ""
+
+    def names(self, key: str) -> list[str]:
+        found = self._ask(key, lambda: self.store.list_with_delimiter(key or None))
+        paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
+
+    def files(self, key: str) -> dict[str, Info]:
+        found = self._ask(key, lambda: [each for part in self.store.list(key) for each in part])
+        return {each["path"].removeprefix(f"{key}/"): self._describe(each) for each in found}
+
+    def delete(self, key: str) -> None:
+        paths = [key, *(f"{key}/{each}" for each in self.files(key))]
+        self._ask(key, lambda: self.store.delete(paths), "deleted")
+
+    def local(self, key: str, name: str) -> Path:
+        """Download a file, or a folder with all in it, unless that state of it is here already."""
+        own = self.info(key)
+        found = {"": own} if own else self.files(key)
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{key}")
+        state = hash_values({"place": f"{self.url}/{key}", **{each: info.tag for each, info in found.items()}})
+        folder = find_cache() / "objects" / state[:32]
+        if not folder.exists():
+            temporary = _name_beside(folder)
+            for each, info in found.items():
+                target = temporary / name / each if each else temporary / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._ask(key, functools.partial(self._download, f"{key}/{each}" if each else key, target))
+                if target.stat().st_size != info.size:
+                    raise StorageError(f"{self.url}/{key} was replaced while it was read; run the same command again.")
+            with contextlib.suppress(OSError):  # another process had it first
+                os.rename(temporary, folder)
+            shutil.rmtree(temporary, ignore_errors=True)
+        return folder / name
+
+    def _download(self, key: str, target: Path) -> None:
+        with target.open("wb") as file:
+            for chunk in self.store.get(key).stream(min_chunk_size=2**23):
+                file.write(chunk)
+
+
+@functools.cache
+def _open_backend(root: str) -> _Disk | _Bucket:
+    return _Bucket(root) if root else _Disk()
+
+
+def find_cache() -> Path:
+    """Return the folder of this machine that holds nothing but what can be fetched or made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "domext_ray"
+
+
+class Place:
+    """A file or folder: local, or s3://BUCKET/KEY, or gs://BUCKET/KEY.
+
+    Args:
+        where: what the user gave; a place stays as it is.
+        fence: asked before anything is put or deleted through this place, and those that are made from it.
+    """
+
+    def __init__(self, where: Where, fence: Fence | None = None) -> None:
+        self.root: str
+        self.key: str
+        self.fence = fence
+        if isinstance(where, Place):
+            self.root, self.key, self.fence = where.root, where.key, fence or where.fence
+            return
+        match = re.fullmatch(rf"((?:{'|'.join(SCHEMES)})://[^/]+)/*(.*?)/*", str(where))
+        self.root, self.key = match.groups() if match else ("", os.path.abspath(os.path.expanduser(where)))
+
+    def __truediv__(self, name: object) -> Place:
+        return self._at(f"{self.key}/{name}".lstrip("/" if self.root else ""))
+
+    def _at(self, key: str) -> Place:
+        made = Place(self)
+        made.key = key if self.root else os.path.normpath(key)
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}" if self.root else self.key
+
+    __repr__ = __str__
+
+    def __fspath__(self) -> str:
+        if self.root:
+            raise TypeError(f"{self} is no path of this machine")
+        return self.key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Place, Path)) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __lt__(self, other: Place) -> bool:
+        return str(self) < str(other)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Place:
+        return self._at(self.key.rpartition("/")[0] or ("" if self.root else "/"))
+
+    @property
+    def is_local(self) -> bool:
+        return not self.root
+
+    @property
+    def _backend(self) -> _Disk | _Bucket:
+        return _open_backend(self.root)
+
+    def info(self) -> Info | None:
+        """What is known of the file; None where there is none."""
+        return self._backend.info(self.key)
+
+    def is_file(self) -> bool:
+        return self.info() is not None
+
+    def is_dir(self) -> bool:
+        return os.path.isdir(self.key) if self.is_local else bool(self.list_names())
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def list_names(self) -> list[str]:
+        """Names of what is directly in the folder, sorted; empty where there is none."""
+        return self._backend.names(self.key)
+
+    def list_files(self) -> list[str]:
+        """Every file in the folder and the folders in it, as paths inside it, sorted."""
+        return sorted(self._backend.files(self.key))
+
+    def read_bytes(self, start: int = 0) -> bytes:
+        """Return the content from a byte on.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return self._backend.read(self.key, start)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def put(self, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        """Put a file there whole, from memory or from a local file, which a disk takes away; return its tag.
+
+        Args:
+            source: the content.
+            condition: `NEW`, or the tag of the file that may be replaced, which a disk does not look at.
+            flush: bring it to the disk first; False where a hash tells what a power cut has left.
+
+        Raises:
+            FileExistsError: the condition does not hold.
+            RunError: the fence refuses.
+            StorageError: the storage is full, refuses or fails.
+        """
+        self.check()
+        return self._backend.put(self.key, source, condition, flush=flush)
+
+    def delete(self) -> None:
+        """Delete the file, or the folder with all that is in it; nothing, where there is nothing."""
+        self.check()
+        self._backend.delete(self.key)
+
+    def local(self) -> Path:
+        """Return a path of this machine to read it at: itself, or a copy in the cache.
+
+        Raises:
+            FileNotFoundError: it is in a bucket, and is not there.
+        """
+        return self._backend.local(self.key, self.name)
+
+    def check(self) -> None:
+        """Raise if somebody else has the place now."""
+        if self.fence is not None:
+            self.fence.check()
+
+    @contextlib.contextmanager
+    def new_files(self, last: str, meanwhile: Callable[[list[str]], bytes] | None = None) -> Iterator[Path]:
+        """A local folder whose files replace all of this one's when the block ends without an error.
+
+        Args:
+            last: the manifest, which goes first and comes last: without it the folder counts for nothing.
+            meanwhile: what to put in the manifest's place until then, given the names that will be there.
+        """
+        with self._beside() as folder:
+            yield folder
+            made = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir())
+            assert last in made
+            old = self.list_files()
+            if meanwhile is not None:
+                (self / last).put(meanwhile(made))
+            elif last in old:
+                (self / last).delete()
+            for name in made:
+                if name != last:
+                    (self / name).put(folder / name)
+            for name in set(old) - {*made}:
+                (self / name).delete()
+            (self / last).put(folder / last)
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[Path]:
+        """A temporary local folder: beside a place of the disk, so that its files can be moved there."""
+        path = Path(self) if self.is_local else Path(tempfile.gettempdir(), self.name)
+        _remove_left_behind(path)
+        folder = _name_beside(path)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+Where = str | Path | Place
+
+
+@contextlib.contextmanager
+def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
+    """A temporary local path whose content is put at a place when the block ends without an error.
+
+    Args:
+        where: the file; one that is there is replaced. Its ending is the temporary path's, too.
+        is_flushed: bring the content to the disk first; False where a hash tells what a power cut has left.
+
+    Raises:
+        StorageError: the disk is full, may not be written or fails.
+    """
+    place = Place(where)
+    temporary = _name_beside(Path(place) if place.is_local else Path(tempfile.gettempdir(), place.name))
+    try:
+        with name_file(place):
+            yield temporary
+            if temporary.exists():  # a block may find that there is nothing to write
+                place.put(temporary, flush=is_flushed)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(where: Where, text: str) -> None:
+    """Write a small file so that it is either the old one or the new one, never a part.
+
+    Raises:
+        StorageError: the disk is full, may not be written or fails.
+    """
+    Place(where).put(text.encode())
+
+
+def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+    """Write a JSON object, as `write_text` does."""
+    write_text(where, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
+
+
+def hash_file(where: Where) -> str:
+    """Return the sha256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with Place(where).local().open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_text(text: str) -> str:
+    """Return the sha256 of a text, hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_values(values: Mapping[str, Any]) -> str:
+    """Return the sha256 of plain values, hexadecimal; the order of names does not count."""
+    return hash_text(json.dumps(values, sort_keys=True))
+
+
+class Log:
+    """Lines that are added to one file, whose readers see it grow: on a disk at once, in a bucket every few seconds.
+
+    A bucket's file is put again whole, on the condition that it is as this log, or another one, has left it.
+
+    Args:
+        place: the file.
+        start: what it begins with, and that nobody else writes it from now on; None: others add to it, too.
+    """
+
+    REST, SHORTEST = 20.0, 2.0  # times the seconds that a put took until the next one; and no sooner than that
+
+    def __init__(self, place: Place, start: str | None = None) -> None:
+        self.place, self.is_own = place, start is not None
+        self._known, self._waiting, self._due, self._file = (b"", NEW), b"", 0.0, None
+        if start is not None:
+            self._known = (start.encode(), place.put(start.encode()))
+            # A file that another attempt puts there is another one, and this one's late lines are not in it.
+            self._file = open(place, "ab", buffering=0) if place.is_local else None  # noqa: SIM115
+
+    def add(self, text: str) -> None:
+        """Add lines."""
+        self._waiting += text.encode()
+        if self.place.is_local or not self.is_own or time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let readers see all lines.
+
+        Raises:
+            RunError: the log is this one's own, and another attempt writes it.
+            StorageError: the storage is full, refuses or fails.
+        """
+        data, self._waiting = self._waiting, b""
+        if not data:
+            return
+        with name_file(self.place):
+            if self._file is not None:
+                self._file.write(data)
+            elif self.place.is_local:
+                Path(self.place.parent).mkdir(parents=True, exist_ok=True)
+                with open(self.place, "ab", buffering=0) as file:
+                    file.write(data)
+            else:
+                started = time.monotonic()
+                self._put(data)
+                self._due = time.monotonic() + max(self.SHORTEST, self.REST * (time.monotonic() - started))
+
+    def _put(self, data: bytes) -> None:
+        while True:
+            content, tag = self._known
+            try:
+                self._known = content + data, self.place.put(content + data, tag)
+                return
+            except FileExistsError:
+                if self.is_own:
+                    raise RunError(f"another job writes {self.place}; this one stops without writing.") from None
+                found = self.place.info()  # the tag first: what is added after it is found out when this is put
+                self._known = (self.place.read_bytes(), found.tag) if found else (b"", NEW)
+
+    def close(self) -> None:
+        """Flush, and let go of the file."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, replaces: bool) -> Iterator[Path]:
+    """A temporary folder beside another, whose name it takes, flushed, when the block ends without an error.
+
+    For the rooms of a disk that have not moved to `Place.new_files` yet.
+
+    Args:
+        target: the folder.
+        replaces: one that is there makes way; else it, or one that another process makes meanwhile, is an error.
+
+    Raises:
+        OSError: the disk refuses, or `target` is there and is not replaced.
+    """
+    temporary, replaced = _name_beside(target), _name_beside(target)
+    _remove_left_behind(target)
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+        except StorageError as error:  # of a file in it: the caller knows what the folder is
+            raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
+        flush_files(*temporary.rglob("*"), temporary)
+        if replaces and target.exists():
+            os.rename(target, replaced)  # not removed file by file: a job killed meanwhile would leave a part
+        os.rename(temporary, target)
+        flush_files(target.parent)
+    finally:
+        if replaced.exists() and not target.exists():
+            os.rename(replaced, target)
+        for path in (temporary, replaced):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of a disk at once: one that is half deleted must not look like a damaged one.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    doomed = _name_beside(folder)
+    os.rename(folder, doomed)
+    flush_files(folder.parent)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _name_beside(path: Path) -> Path:
+    """A temporary path beside another, whose name says which process of which machine it is of."""
+    mark = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return path.with_name(f".{path.stem[:100]}.{mark}{path.suffix}")
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Remove the temporary folders of a path that killed processes of this machine have left."""
+    for each in path.parent.glob(f".{glob.escape(path.stem[:100])}.{glob.escape(socket.gethostname())}-*"):
+        number = re.search(r"-(\d+)-[0-9a-f]{8}", each.name)
+        with contextlib.suppress(OSError):  # it lives
+            if number is not None and not _is_alive(int(number[1])):
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def flush_files(*paths: Path) -> None:
+    """Bring files, and the entries of folders, to the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
