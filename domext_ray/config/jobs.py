@@ -198,6 +198,7 @@ class StudyConfig:
         require(0 <= self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
         require(bool(self.base.strip()) and self.base != "none", "base", self.base, "a name, a folder or a hub id")
         check_place("base", self.base, "a hub id, or a folder")
+        check_place("run.dir", self.run.dir)
         require(bool(self.corpus.strip()), "corpus", self.corpus, "package-docs, or at least one file or folder")
         check_limits(self.train, self.optim)
         require(self.optim.lr == OptimConfig.lr, "optim.lr", self.optim.lr, "left out: presets have it, or --rates")

@@ -42,7 +42,7 @@ class RunConfig:
         if self.name:
             check_folder_name("run.name", self.name)
         require(bool(self.dir.strip()), "run.dir", self.dir, "a folder")
-        check_place("run.dir", self.dir)
+        check_place("run.dir", self.dir, buckets=True)
 
 
 HeldOutBy = Literal["auto", "document", "block", "file"]

@@ -99,6 +99,7 @@ class SweepConfig(PretrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_place("run.dir", self.run.dir)
         require(bool(self.space), "space", self.space, "a space: options with their values, such as those shipped")
         for name in ("axis", "curves"):
             value = getattr(self.search, name)

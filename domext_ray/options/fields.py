@@ -64,14 +64,17 @@ def check_folder_name(option: str, name: str) -> None:
     require(is_short, option, name, f"at most {MAX_NAME_BYTES} bytes long")
 
 
-def check_place(option: str, path: str, what: str = "a folder") -> None:
+def check_place(option: str, path: str, what: str = "a folder", *, buckets: bool = False) -> None:
     """Raise OptionError unless a path is one of a file system: runs are made, locked and renamed there.
 
     Args:
         option: the option.
         path: its value; empty: left out.
         what: what it names.
+        buckets: s3://BUCKET/PREFIX and gs://BUCKET/PREFIX will do, too.
     """
+    if buckets and re.fullmatch("(s3|gs)://[^/]+/.+", path):
+        return
     scheme, mark, rest = path.partition(":/")
     is_address = mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)
     rule = f"{what} on a file system that all nodes have (mount the storage, and give the folder where it is mounted)"
