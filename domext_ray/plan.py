@@ -241,7 +241,10 @@ def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str
     stored = read_identity(paths.run) or {}
     if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
         return {}
-    sources, tokenizer = resolve_sources(config.corpus, config.prepare), load_tokenizer(paths.run / "tokenizer")
+    sources, tokenizer = (
+        resolve_sources(config.corpus, config.prepare),
+        load_tokenizer((paths.run / "tokenizer").local()),
+    )
     pairs = config.objective.next_sentence
     found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs))
     return {"corpus_fingerprint": found} if found == stored.get("corpus_fingerprint") else {}

@@ -40,9 +40,15 @@ T = TypeVar("T")
 
 
 class Fence(Protocol):
-    """What a place asks before anything is put there or deleted: it raises if somebody else has the place now."""
+    """What a place asks before anything is put there or deleted: it raises if somebody else has the place now.
 
-    def check(self) -> object: ...
+    It returns whether whoever has it is asked to end. Its number goes up with each holder.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    def check(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class _Disk:
                 if flush:
                     flush_files(beside)
                 if condition == NEW:
-                    os.link(beside, path)
+                    _link(beside, path)
                 else:
                     os.replace(beside, path)
                 if flush:
@@ -378,10 +384,9 @@ class Place:
         """
         return self._backend.local(self.key, self.name)
 
-    def check(self) -> None:
-        """Raise if somebody else has the place now."""
-        if self.fence is not None:
-            self.fence.check()
+    def check(self) -> bool:
+        """Raise if somebody else has the place now; return whether its holder is asked to end."""
+        return self.fence is not None and self.fence.check()
 
     @contextlib.contextmanager
     def new_files(self, last: str, meanwhile: Callable[[list[str]], bytes] | None = None) -> Iterator[Path]:
@@ -391,7 +396,7 @@ class Place:
             last: the manifest, which goes first and comes last: without it the folder counts for nothing.
             meanwhile: what to put in the manifest's place until then, given the names that will be there.
         """
-        with self._beside() as folder:
+        with self.scratch() as folder:
             yield folder
             made = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir())
             assert last in made
@@ -408,10 +413,10 @@ class Place:
             (self / last).put(folder / last)
 
     @contextlib.contextmanager
-    def _beside(self) -> Iterator[Path]:
+    def scratch(self) -> Iterator[Path]:
         """A temporary local folder: beside a place of the disk, so that its files can be moved there."""
         path = Path(self) if self.is_local else Path(tempfile.gettempdir(), self.name)
-        _remove_left_behind(path)
+        _remove_left_behind(path.parent)
         folder = _name_beside(path)
         folder.mkdir(parents=True)
         try:
@@ -559,7 +564,7 @@ def new_folder(target: Path, *, replaces: bool) -> Iterator[Path]:
         OSError: the disk refuses, or `target` is there and is not replaced.
     """
     temporary, replaced = _name_beside(target), _name_beside(target)
-    _remove_left_behind(target)
+    _remove_left_behind(target.parent)
     try:
         temporary.mkdir(parents=True)
         try:
@@ -596,13 +601,12 @@ def _name_beside(path: Path) -> Path:
     return path.with_name(f".{path.stem[:100]}.{mark}{path.suffix}")
 
 
-def _remove_left_behind(path: Path) -> None:
-    """Remove the temporary folders of a path that killed processes of this machine have left."""
-    for each in path.parent.glob(f".{glob.escape(path.stem[:100])}.{glob.escape(socket.gethostname())}-*"):
-        number = re.search(r"-(\d+)-[0-9a-f]{8}", each.name)
-        with contextlib.suppress(OSError):  # it lives
-            if number is not None and not _is_alive(int(number[1])):
-                shutil.rmtree(each, ignore_errors=True)
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed processes of this machine have left in a folder under temporary names."""
+    for each in folder.glob(f".*.{glob.escape(socket.gethostname())}-*"):
+        number = re.search(r"-(\d+)-[0-9a-f]{8}(\.\w+)?$", each.name)
+        if number is not None and not _is_alive(int(number[1])):
+            _Disk().delete(str(each))
 
 
 def _is_alive(pid: int) -> bool:
@@ -610,7 +614,20 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
+    except PermissionError:  # somebody else's
+        return True
     return True
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a name that none has; where a file system knows no links, make it anew under that name."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        with target.open("xb") as file:
+            file.write(source.read_bytes())
 
 
 def flush_files(*paths: Path) -> None:

@@ -61,12 +61,7 @@ NOT_MOVED = (
     "corpus.shards",
     "corpus.texts.work_folder",
     "inference.embed",
-    "runs.events",
-    "runs.run_directory",
     "search.trial",
-    "training.checkpoint",
-    "training.metrics",
-    "training.router",
 )
 """Modules that rename, lock, append or map files until their room goes through the door: it only shrinks."""
 

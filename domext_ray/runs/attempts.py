@@ -54,13 +54,19 @@ class Attempt:
             RunError: a later one has the run.
         """
         names = (self.run / ATTEMPTS).list_names()
-        if any(name > self.place.name for name in names):
+        if any(name.endswith(".json") and name > self.place.name for name in names):
             raise _describe_loss(self.run)
         return f"{self.number:06d}.end" in names
 
     def ask_to_end(self) -> None:
         """Ask the attempt's workers to save and end."""
         (self.run / ATTEMPTS / f"{self.number:06d}.end").put(b"")
+
+
+def supersede(where: Where) -> Place:
+    """Begin a run's next attempt, whoever may be at work there: what that publishes from now on is refused."""
+    run = Place(where)
+    return Place(run, _begin(run, _list_attempts(run), {**_describe_process(), "ended": True}))
 
 
 @contextlib.contextmanager
@@ -105,21 +111,29 @@ def _beat(attempt: Attempt, owner: Mapping[str, Any], has_ended: threading.Event
 
 
 def _take(run: Place, owner: Mapping[str, Any]) -> Attempt:
-    """Make the attempt after the newest one, unless the job of that lives."""
+    """Begin the attempt after the newest one, unless the job of that lives."""
     seen: dict[str, float] = {}
     while True:
-        names = [each for each in (run / ATTEMPTS).list_names() if each.endswith(".json")]
-        newest = run / ATTEMPTS / names[-1] if names else None
-        if newest is not None and not _has_let_go(newest, seen):
+        names = _list_attempts(run)
+        if names and not _has_let_go(run / ATTEMPTS / names[-1], seen):
             time.sleep(BEAT_SECONDS / 10)
             continue
-        attempt = Attempt(run, int(names[-1].removesuffix(".json")) + 1 if names else 1)
         with contextlib.suppress(FileExistsError):  # another job was faster
-            attempt.place.put(_encode(owner), NEW)
-            for name in (run / ATTEMPTS).list_names():
-                if name < attempt.place.name:
-                    (run / ATTEMPTS / name).delete()
-            return attempt
+            return _begin(run, names, owner)
+
+
+def _list_attempts(run: Place) -> list[str]:
+    return [each for each in (run / ATTEMPTS).list_names() if each.endswith(".json")]
+
+
+def _begin(run: Place, names: list[str], owner: Mapping[str, Any]) -> Attempt:
+    attempt = Attempt(run, int(names[-1].removesuffix(".json")) + 1 if names else 1)
+    attempt.place.put(_encode(owner), NEW)
+    attempt.check()  # others may have come and gone since the list was read
+    for name in (run / ATTEMPTS).list_names():
+        if name < attempt.place.name:
+            (run / ATTEMPTS / name).delete()
+    return attempt
 
 
 def _has_let_go(newest: Place, seen: dict[str, float]) -> bool:
@@ -138,16 +152,15 @@ def _has_let_go(newest: Place, seen: dict[str, float]) -> bool:
         return True
     if _tell_time(newest.parent) - info.modified > STALE_SECONDS:
         return True
-    before = seen.setdefault(str(newest), info.modified)
-    if is_here or info.modified != before or not owner:
+    if is_here or not owner or seen.get(newest.name, info.modified) != info.modified:
         age = max(0.0, _tell_time(newest.parent) - info.modified)
         raise RunError(
             f"another job is working in {newest.parent.parent}: process {owner.get('pid')} on {owner.get('host')} "
             f"{f'(job {job}) ' if (job := owner.get('job')) else ''}has held it since {owner.get('since')}, and showed "
             f"{age:.0f} s ago that it lives; wait for it, stop it, or give another --run.name."
         )
-    if len(seen) == 1 and "said" not in seen:
-        seen["said"] = 0.0
+    if newest.name not in seen:
+        seen[newest.name] = info.modified
         print(
             f"note: {newest.parent.parent} was held by {owner['host']}; this job waits up to {STALE_SECONDS:g} s to see "
             "whether that job still lives.",

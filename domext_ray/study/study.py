@@ -87,11 +87,11 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
         print(f"note: {name} is left out: {reason}", flush=True)
     if config.dry_run:
         print(describe_plan(config, arms, paths))
-        return paths.run
+        return Path(paths.run)
     print(f"study directory: {paths.run}", flush=True)
     with hold_run(paths.run):
         _run_all(Workplace(config, paths), arms, left_out, identity, base)
-    return paths.run
+    return Path(paths.run)
 
 
 def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPaths) -> None:
@@ -157,7 +157,7 @@ def _run_all(
     place: Workplace, arms: Mapping[str, Arm], left_out: Mapping[str, str], identity: Mapping[str, Any], base: Base
 ) -> None:
     """Score the base, learn vocabularies, try rates, then train every seed of every method."""
-    config, folder = place.config, place.paths.run
+    config, folder = place.config, Path(place.paths.run)
     trains = "biases" if base.config.has_biases else "layer_norms"  # either starts from the base as it is
     unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
@@ -182,7 +182,7 @@ def _write_results(
     place: Workplace, arms: Sequence[Arm], seeds: Sequence[int], rates: Rates, left_out: Mapping[str, str]
 ) -> str:
     """Compare the seeds that all methods have finished; return the comparison as Markdown."""
-    config, folder = place.config, place.paths.run
+    config, folder = place.config, Path(place.paths.run)
     study = _read_study(place, arms, seeds, rates, left_out)
     text = format_study(study)
     asked = {
