@@ -400,17 +400,25 @@ class Place:
             yield folder
             made = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir())
             assert last in made
-            old = self.list_files()
-            if meanwhile is not None:
-                (self / last).put(meanwhile(made))
-            elif last in old:
-                (self / last).delete()
-            for name in made:
-                if name != last:
-                    (self / name).put(folder / name)
-            for name in set(old) - {*made}:
+            old, manifest, half = self.list_files(), self / last, meanwhile and meanwhile(made)
+
+            def withdraw() -> str:
+                if half is not None:
+                    return manifest.put(half)
+                manifest.delete()
+                return NEW
+
+            condition = withdraw()
+            for name in {*made} - {last}:
+                (self / name).put(folder / name)
+            for name in {*old} - {*made}:
                 (self / name).delete()
-            (self / last).put(folder / last)
+            while True:
+                try:
+                    manifest.put((folder / last).read_bytes(), condition)
+                    return
+                except FileExistsError:  # a job that has lost the run did not know it; one that has, ends here
+                    condition = withdraw()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -477,6 +477,8 @@ class PretrainWorker:
         if self.rank != 0 or state is None:
             return
         _check_state(state, self.step)
+        if self.log is not None:
+            self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
         save_checkpoint(
             self.task.run_dir / "checkpoints",
             self.step,
@@ -492,8 +494,6 @@ class PretrainWorker:
             },
             keep=self.config.run.keep_checkpoints,
         )
-        if self.log is not None:
-            self.log.publish()
 
 
 def _load_checked_base(task: PretrainTask) -> Base:
