@@ -103,12 +103,11 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         memory = estimate_memory(trial)
         print(describe_plan(plan.config, plan.paths, plan.counts, memory, _forecast(plan, trial)))
         return run_dir
-    start_ray()
-    plan = replace(plan, config=settle_workers(plan.config))
-    reserve(plan.config)
-    print(f"run directory: {run_dir}", flush=True)
-    with hold_run(run_dir) as run_dir:
-        plan = replace(plan, paths=replace(plan.paths, run=run_dir))
+    with hold_run(run_dir) as run_dir:  # before Ray starts: storage that refuses is told within seconds
+        start_ray()
+        plan = replace(plan, config=settle_workers(plan.config), paths=replace(plan.paths, run=run_dir))
+        reserve(plan.config)
+        print(f"run directory: {run_dir}", flush=True)
         check_target(run_dir / "export", HUGGINGFACE)
         enter_phase(run_dir, "starting the job", START_UP, started)
         enter_phase(run_dir, "preparing the text", PREPARING)

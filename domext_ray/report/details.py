@@ -192,8 +192,11 @@ def suggest_next(run_dir: Where, config: PretrainConfig) -> str:
     run, name = shlex.quote(f"{folder.parent.name}/{folder.name}"), folder.name
     models = "" if config.base == "none" else f"base={hide_places(config.base)},"
     models = shlex.quote(f"{models}{name}={folder.parent.name}/{name}")
+    copied = (
+        "" if folder.is_local else f"# copy it from {folder.root}/… to {folder.parent.name}/{folder.name} first\n\n"
+    )
     return (
-        f"# fine-tune it on labelled text\n"
+        f"{copied}# fine-tune it on labelled text\n"
         f"domext finetune --model {run} --task ner --data FOLDER --run.name {shlex.quote(name + '-ner')}\n\n"
         f"# how much general language it has lost\n"
         f"domext forgetting --models {models} --corpus TEXT --output forgetting\n\n"

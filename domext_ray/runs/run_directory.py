@@ -139,7 +139,9 @@ def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Where | None
 
 def describe_continuation(config: PretrainConfig, run_dir: Where, options: str = "") -> str:
     """Return how the weights of a run whose schedule has ended train on, as a part of a sentence."""
-    start = f"--init_from {run_dir}" if config.base != "none" else f"--base {Place(run_dir) / 'export'}"
+    place = Place(run_dir)
+    run = f"{place if place.is_local else f'COPY-OF-{place.name}'}"
+    start = f"--init_from {run}" if config.base != "none" else f"--base {run}/export"
     return f"{start} --run.name NEW{options} trains its weights on"
 
 

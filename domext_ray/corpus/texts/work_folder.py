@@ -40,7 +40,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 _OF_VOCABULARIES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
-    r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|\.lock"
+    r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|attempts"
 )
 """Files of a tokenizer's folder, learned or extended."""
 
