@@ -145,12 +145,13 @@ def describe_continuation(config: PretrainConfig, run_dir: Where, options: str =
     return f"{start} --run.name NEW{options} trains its weights on"
 
 
-def check_identity(run_dir: Where, identity: Mapping[str, Any]) -> None:
+def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool = False) -> None:
     """Refuse a run directory that was made by a run of another identity; what has only moved is the same.
 
     Args:
         run_dir: the run's directory.
         identity: of the run that is asked for, or a part of it.
+        grows: what the stored one does not name may come.
 
     Raises:
         RunError: naming every option that differs.
@@ -159,7 +160,7 @@ def check_identity(run_dir: Where, identity: Mapping[str, Any]) -> None:
     if stored is None:
         return
     moved = {name for name, key in _SAME_BYTES.items() if stored.get(key) and stored[key] == identity.get(key)}
-    compared = [name for name in identity if name not in moved]
+    compared = [name for name in identity if name not in moved and (name in stored or not grows)]
     old, new = ({name: each.get(name) for name in compared} for each in (stored, identity))
     differing = describe_difference(old, new)
     if differing:

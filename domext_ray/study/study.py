@@ -82,7 +82,7 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     _check_inputs(config, strictest, paths)
     arms, left_out = plan_arms(config, presets, base)
     identity = _describe_identity(config, presets, base.sha256, strictest)
-    check_identity(paths.run, identity)
+    check_identity(paths.run, identity, grows=True)  # methods, seeds and general text may come later
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
     if config.dry_run:
