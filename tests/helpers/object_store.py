@@ -57,14 +57,13 @@ class Proxy:
         self.refused: str = ""  # a method that is answered with 403
         self.silent_until = 0.0  # 503 until then, as time.monotonic() has it
         self.shift = 0.0  # seconds that the server's clock is ahead
-        self.num_requests = 0
+        self.loses_answers = 0  # how many of what was put is answered with 503
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _pass_on(self) -> None:
-                proxy.num_requests += 1
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if time.monotonic() < proxy.silent_until:
                     self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
@@ -76,6 +75,10 @@ class Proxy:
                     connection.request(self.command, self.path, body, {**headers, "Host": proxy.host})
                     answer = connection.getresponse()
                     content = answer.read()
+                    if proxy.loses_answers and self.command == "PUT":
+                        proxy.loses_answers -= 1
+                        self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+                        return
                     self._answer(answer.status, dict(answer.getheaders()), content)
                     connection.close()
 
