@@ -256,6 +256,9 @@ class Place:
                 (self / name).put(folder / name)
             for name in {*old} - {*made}:
                 (self / name).delete()
+            for empty in sorted(Path(self).rglob("*/"), reverse=True) if self.is_local else ():
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(empty)
             while True:
                 try:
                     manifest.put((folder / last).read_bytes(), condition)

@@ -109,7 +109,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     phase = f"starting {number} worker{'s' if number > 1 else ''}"
     with RunProgress(task.run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
         try:
-            with save_first(Save(lambda: _ask_to_save(attempt), lambda: _is_saved(task.run_dir))):
+            with save_first(_plan_save(attempt)):
                 trainer.fit()
         except KeyboardInterrupt:
             raise Stopped(_describe_stop(task.run_dir)) from None
@@ -130,21 +130,34 @@ def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingErr
     )
 
 
-def _ask_to_save(attempt: Attempt) -> bool:
-    """Ask the workers to save at the next step and end; False if the newest checkpoint has all steps."""
-    if _is_saved(attempt.run):
-        return False
-    attempt.ask_to_end()
-    return True
+def _plan_save(attempt: Attempt) -> Save:
+    """Ask the workers to save at the next step and end, unless the newest checkpoint has all steps.
+
+    In a bucket metrics.jsonl is some seconds behind, so there the next checkpoint tells that it is done.
+    """
+    run, asked_at = attempt.run, [0]
+
+    def ask() -> bool:
+        asked_at[0] = _find_saved(run)
+        if find_last_step(run / "metrics.jsonl") <= (asked_at[0] if run.is_local else 0):
+            return False
+        attempt.ask_to_end()
+        return True
+
+    def is_done() -> bool:
+        saved = _find_saved(run)
+        return find_last_step(run / "metrics.jsonl") <= saved if run.is_local else saved > asked_at[0]
+
+    return Save(ask, is_done)
 
 
-def _is_saved(run_dir: Place) -> bool:
-    return find_last_step(run_dir / "metrics.jsonl") <= max(list_steps(run_dir / "checkpoints"), default=0)
+def _find_saved(run: Place) -> int:
+    return max(list_steps(run / "checkpoints"), default=0)
 
 
 def _describe_stop(run_dir: Place) -> str:
     step = find_last_step(run_dir / "metrics.jsonl")
-    saved = max(list_steps(run_dir / "checkpoints"), default=0)
+    saved = _find_saved(run_dir)
     if step <= saved:
         return f"stopped at step {saved:,} by {signal_name()}; the same command goes on from there."
     again = f"goes on from step {saved:,}" if saved else "starts anew"

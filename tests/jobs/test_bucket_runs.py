@@ -126,6 +126,19 @@ def test_a_run_in_a_bucket_survives_its_driver(
     check_export(run / "export")
 
 
+def test_a_run_in_a_bucket_is_stopped_and_saved(
+    tiny_base_folder: Path, corpus: Path, proxy: Proxy, tmp_path: Path, server: str
+) -> None:
+    run = Place(f"{BUCKET}/{tmp_path.name}/x")
+    job = Job(tiny_base_folder, corpus, str(run.parent), "x", tmp_path / "home", server)
+    job.wait_until(lambda: max(list_steps(run / "checkpoints"), default=0) >= 6)
+    job.process.send_signal(signal.SIGTERM)
+    job.wait(128 + signal.SIGTERM)
+    saved = max(list_steps(run / "checkpoints"))
+    assert f"stopped at step {saved} by SIGTERM; the same command goes on from there." in job.said
+    assert [each["step"] for each in read_metrics(run / "metrics.jsonl")][-1] == saved
+
+
 def check_export(export: Place) -> None:
     """Load an export where there is torch and transformers and nothing else."""
     code = f"""{WITHOUT_PROJECT}

@@ -122,7 +122,8 @@ def publish(place: Place, version: str, *names: str, **settings: Any) -> None:
 def test_a_folder_is_replaced_whole(place: Place) -> None:
     publish(place / "model", "1", "a", "sub/b")
     publish(place / "model", "2", "a", "c")
-    assert (place / "model").list_files() == ["a", "c", "manifest.json"] and place.list_names() == ["model"]
+    assert (place / "model").list_files() == (place / "model").list_names() == ["a", "c", "manifest.json"]
+    assert place.list_names() == ["model"]
     assert (place / "model" / "a").read_text() == "2"
     with pytest.raises(KeyError), (place / "model").new_files("manifest.json"):
         raise KeyError
