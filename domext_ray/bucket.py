@@ -49,7 +49,8 @@ class Bucket:
 
         self.url, self.is_silent = url, False
         seconds = f"{REQUEST_SECONDS:g}s"
-        is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        endpoints = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"))
+        is_plain = any(each.startswith("http://") for each in endpoints)
         self.store = from_url(
             url,
             client_options={"timeout": seconds, "connect_timeout": "5s", "allow_http": is_plain},

@@ -108,6 +108,8 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         plan = replace(plan, config=settle_workers(plan.config), paths=replace(plan.paths, run=run_dir))
         reserve(plan.config)
         print(f"run directory: {run_dir}", flush=True)
+        if not run_dir.is_local:
+            print(f"prepared corpora: {plan.paths.corpora}", flush=True)
         check_target(run_dir / "export", HUGGINGFACE)
         enter_phase(run_dir, "starting the job", START_UP, started)
         enter_phase(run_dir, "preparing the text", PREPARING)

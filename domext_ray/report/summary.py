@@ -75,11 +75,12 @@ def describe_plan(
         forecast: what it will take.
     """
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
+    corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     parts = "\n".join(
         f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items() if value
     )
     return (
-        f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
+        f"{dump_yaml(config)}\nrun directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
         f"memory per rank when a step needs most, without Python and its libraries:\n{parts}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
             num_workers=config.scale.num_workers, use_gpu=config.scale.uses_gpu, resources_per_worker=resources
         ),
         run_config=RunConfig(
-            name=f"attempt-{attempt.number}",
+            name=f"attempt-{attempt.number}-{uuid.uuid4().hex[:8]}",  # a known name would be gone on with
             storage_path=str(task.scratch / "ray"),
             failure_config=FailureConfig(max_failures=config.train.max_failures),
             callbacks=cast(Any, [RunFailures(task.run_dir, config.train.max_failures)]),  # typed as Ray Tune's
