@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from domext_ray import storage
 from domext_ray.commands.job import Job, configure
 from domext_ray.commands.main import JOBS, find_verb
 from domext_ray.commands.measuring import FINETUNE
@@ -39,23 +40,24 @@ class Run:
     """A pre-training run; `Run("runs/af")` is one that was made before.
 
     Args:
-        directory: the run's directory.
+        directory: the run's directory; a `storage.Place` of a run in a bucket.
     """
 
-    directory: Path
+    directory: Path | storage.Place
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directory", Path(self.directory).expanduser())
+        place = storage.Place(self.directory)
+        object.__setattr__(self, "directory", Path(self.directory).expanduser() if place.is_local else place)
 
     @property
     def export_dir(self) -> Path:
-        """The Hugging Face folder of its model."""
-        return self.directory / "export"
+        """The Hugging Face folder of its model; of a run in a bucket a copy in the cache."""
+        return storage.Place(self.directory / "export").local()
 
     @property
     def report(self) -> Path:
-        """Its page of figures, report.html."""
-        return self.directory / "report.html"
+        """Its page of figures, report.html; of a run in a bucket a copy in the cache."""
+        return storage.Place(self.directory / "report.html").local()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class FinetunedRun(Run):
         """
         from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 
-        return read_finetune_summary(self.directory)
+        return read_finetune_summary(Path(self.directory))
 
     @property
     def metric(self) -> str:

@@ -1,163 +1,27 @@
-"""Files and folders that appear whole or not at all, their hashes, and JSON and YAML that are read with care.
+"""JSON and YAML that are read with care, and options that name several paths.
 
-Whatever a job leaves for others is written here: under a temporary name beside its own, flushed, then renamed. Whatever
-reads a file of a run's directory goes through here, too: the disk may have lost a part of it, somebody may have edited
-it, and a job that takes what is left is worse than one that stops.
+Whatever reads a file of a run's directory goes through here: the disk may have lost a part of it, somebody may have
+edited it, and a job that takes what is left is worse than one that stops.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import glob
-import hashlib
 import json
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from domext_ray.errors import RunError, StorageError, name_file
+from domext_ray.errors import RunError
+from domext_ray.storage import Place, Where
 
 Kind = type | tuple[type, ...]
 NUMBER: Kind = (int, float)
-_STATES = ("incomplete", "replaced")
 
 
-@contextlib.contextmanager
-def new_file(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
-    """A temporary path beside another, whose name it takes when the block ends without an error.
-
-    Args:
-        path: the file; one that is there is replaced. Its ending is the temporary path's, too.
-        is_flushed: bring the content to the disk first; False where a hash tells what a power cut has left.
-
-    Raises:
-        StorageError: the disk is full, may not be written or fails.
-    """
-    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
-    try:
-        with name_file(path):
-            yield temporary
-            if temporary.exists():  # a block may find that there is nothing to write
-                flush(*([temporary] if is_flushed else []))
-                os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def new_folder(target: Path, *, replaces: bool, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """A temporary folder beside another, whose name it takes, flushed, when the block ends without an error.
-
-    What jobs that were killed have left beside `target` is removed, where the file system has locks to tell.
-
-    Args:
-        target: the folder.
-        replaces: one that is there makes way; else it, or one that another process makes meanwhile, is an error.
-        check: called before the folder gets its name: somebody may have put something there meanwhile.
-
-    Raises:
-        OSError: the disk refuses, or `target` is there and is not replaced.
-    """
-    mark = uuid.uuid4().hex[:8]
-    temporary, replaced = (target.with_name(f".{target.name}.{state}-{mark}") for state in _STATES)
-    try:
-        temporary.mkdir(parents=True)
-        with _hold(temporary):
-            _remove_left_behind(target)
-            try:
-                yield temporary
-            except StorageError as error:  # of a file in it: the caller knows what the folder is
-                raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
-            flush(*temporary.rglob("*"), temporary)
-            check()
-            if replaces and target.exists():
-                os.rename(target, replaced)  # not removed file by file: a job killed meanwhile would leave a part
-            try:
-                os.rename(temporary, target)
-            except OSError:
-                if replaced.exists() and not target.exists():
-                    os.rename(replaced, target)
-                raise
-            flush(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if target.exists():
-            for path in target.parent.glob(f".{glob.escape(target.name)}.replaced-*"):  # of a killed job, too
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder at once: one that is half deleted must not look like a damaged one.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
-    doomed = folder.with_name(f".{folder.name}.removed-{uuid.uuid4().hex[:8]}")
-    os.rename(folder, doomed)
-    flush(folder.parent)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def flush(*paths: Path) -> None:
-    """Bring files, and the entries of folders, to the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is either the old one or the new one, never a part.
-
-    Raises:
-        StorageError: the disk is full, may not be written or fails.
-    """
-    with new_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: Path, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
-    """Write a JSON object, as `write_text` does.
-
-    Raises:
-        StorageError: the disk is full, may not be written or fails.
-    """
-    write_text(path, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
-
-
-@contextlib.contextmanager
-def _hold(folder: Path) -> Iterator[None]:
-    """Hold a temporary folder, so that another process sees that it is being written."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_left_behind(target: Path) -> None:
-    """Delete what killed jobs have left of the same folder; nothing where locks do not work."""
-    for path in target.parent.glob(f".{glob.escape(target.name)}.incomplete-*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-def read_json(path: Path, remedy: str, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
@@ -178,7 +42,7 @@ def read_json(path: Path, remedy: str, expected: Mapping[str, Kind] | None = Non
     return values
 
 
-def read_yaml(path: Path, remedy: str, text: str | None = None) -> dict[str, Any]:
+def read_yaml(path: Where, remedy: str, text: str | None = None) -> dict[str, Any]:
     """Read a file that holds one YAML mapping of plain values; a tag that asks for an object is refused.
 
     Args:
@@ -200,14 +64,14 @@ def read_yaml(path: Path, remedy: str, text: str | None = None) -> dict[str, Any
     return values
 
 
-def read_text(path: Path, remedy: str) -> str:
+def read_text(path: Where, remedy: str) -> str:
     """Read a file of text.
 
     Raises:
         RunError: it is missing, or no UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return Place(path).read_text()
     except FileNotFoundError as error:
         raise RunError(f"{path} is missing; {remedy}.") from error
     except OSError as error:
@@ -216,26 +80,7 @@ def read_text(path: Path, remedy: str) -> str:
         raise RunError(f"{path} is damaged (byte {error.start} is no UTF-8); {remedy}.") from error
 
 
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file, hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def hash_text(text: str) -> str:
-    """Return the sha256 of a text, hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def hash_values(values: Mapping[str, Any]) -> str:
-    """Return the sha256 of plain values, hexadecimal; the order of names does not count."""
-    return hash_text(json.dumps(values, sort_keys=True))
-
-
-def _check_values(path: Path, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
+def _check_values(path: Where, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
     if not isinstance(values, dict):
         raise RunError(f"{path} holds no {what}; {remedy}.")
     for name, kind in expected.items():

@@ -7,6 +7,7 @@ runs share.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +31,15 @@ from domext_ray.corpus.vocabulary.extension import (
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
+from domext_ray.options.declare import require_disk
 from domext_ray.plan import count_planned_words, describe_base_words, load_run_base
 from domext_ray.report.summary import describe_manifest, describe_sources
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.writing import prepare_written, provide_written_text
+
+_TOKENIZER_LAST = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def _provide_general_tokenizer(config: PretrainConfig, base: Base | None, paths:
     """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
     if base is None or not (needs_teacher(config) and config.vocab.extends_base):
         return None
-    return _copy_tokenizer(base, paths.run / "replay_tokenizer")
+    return _copy_tokenizer(base, paths.scratch / "replay_tokenizer")
 
 
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
@@ -143,6 +147,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     Raises:
         DomextError: any mistake of the user's.
     """
+    require_disk("run.dir", config.run.dir)
     paths = resolve_paths(config)
     base = load_run_base(config)
     if base is None or not config.vocab.extends_base:
@@ -155,7 +160,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     if config.dry_run:
         print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
         return None
-    vocabulary = _provide_extension(config, base, paths.run, paths.corpora)
+    vocabulary = _provide_extension(config, base, paths.scratch, paths.corpora)
     if config.vocab.words:
         start_ray()
         measure_extension(config.corpus, config.prepare, vocabulary.folder, paths.corpora)
@@ -218,15 +223,24 @@ def count_words(tokenizer_dir: Path) -> tuple[int, int]:
 
 
 def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
-    """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one."""
-    folder = paths.run / "tokenizer"
+    """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one.
+
+    Of a run in a bucket there is one in the run and one at a local path, which is returned.
+    """
+    folder, kept = paths.scratch / "tokenizer", paths.run / "tokenizer"
+    is_kept = not kept.is_local and (kept / _TOKENIZER_LAST).is_file()
+    if is_kept:
+        shutil.copytree(kept.local(), folder, dirs_exist_ok=True)
     if base is None:
-        return learn_wordpiece(
-            config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings
-        )
-    if config.vocab.extends_base:
-        return _provide_extension(config, base, folder, paths.corpora).folder
-    return _copy_tokenizer(base, folder)
+        learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings)
+    elif config.vocab.extends_base:
+        _provide_extension(config, base, folder, paths.corpora)
+    else:
+        _copy_tokenizer(base, folder)
+    if not (kept.is_local or is_kept):
+        with kept.new_files(_TOKENIZER_LAST) as temporary:
+            shutil.copytree(folder, temporary, dirs_exist_ok=True)
+    return folder
 
 
 def _copy_tokenizer(base: Base, folder: Path) -> Path:

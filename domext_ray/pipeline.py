@@ -44,6 +44,7 @@ from domext_ray.runs.run_directory import (
     write_made_with,
 )
 from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import CheckpointId, choose_checkpoint, identify_checkpoint
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import describe_order, make_phases, resolve_max_steps
@@ -76,7 +77,7 @@ class PreparedRun:
     goes_on_from: CheckpointId | None
 
 
-def run_pretraining(config: PretrainConfig, started: float | None = None) -> Path:
+def run_pretraining(config: PretrainConfig, started: float | None = None) -> Place:
     """Carry a pre-training run from text to report.
 
     Args:
@@ -102,11 +103,13 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pat
         memory = estimate_memory(trial)
         print(describe_plan(plan.config, plan.paths, plan.counts, memory, _forecast(plan, trial)))
         return run_dir
-    start_ray()
-    plan = replace(plan, config=settle_workers(plan.config))
-    reserve(plan.config)
-    print(f"run directory: {run_dir}", flush=True)
-    with hold_run(run_dir):
+    with hold_run(run_dir) as run_dir:  # before Ray starts: storage that refuses is told within seconds
+        start_ray()
+        plan = replace(plan, config=settle_workers(plan.config), paths=replace(plan.paths, run=run_dir))
+        reserve(plan.config)
+        print(f"run directory: {run_dir}", flush=True)
+        if not run_dir.is_local:
+            print(f"prepared corpora: {plan.paths.corpora}", flush=True)
         check_target(run_dir / "export", HUGGINGFACE)
         enter_phase(run_dir, "starting the job", START_UP, started)
         enter_phase(run_dir, "preparing the text", PREPARING)
@@ -185,6 +188,7 @@ def train_run(prepared: PreparedRun) -> None:
         earlier=plan.earlier,
         goes_on_from=prepared.goes_on_from,
         starts_from=plan.starts_from,
+        scratch_dir=plan.paths.scratch,
     )
     enter_phase(run_dir, "starting the workers", WORKERS)
     try:
@@ -245,7 +249,7 @@ def _say_finished(plan: RunPlan) -> None:
     print(describe_end(plan.paths.run, plan.config))
 
 
-def _note_moved(run_dir: Path, config: PretrainConfig) -> None:
+def _note_moved(run_dir: Place, config: PretrainConfig) -> None:
     """Keep where the base and the text of a finished run are now: an export of it reads the base again."""
     stored = read_config(run_dir, PretrainConfig)
     moved = replace(stored, base=config.base, corpus=config.corpus, init_from=config.init_from)
@@ -253,7 +257,7 @@ def _note_moved(run_dir: Path, config: PretrainConfig) -> None:
         write_config(run_dir, moved)
 
 
-def _look_back(run_dir: Path) -> CheckpointId | None:
+def _look_back(run_dir: Place) -> CheckpointId | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
     for changed in check_made_with(run_dir, describe_order()):
         print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)

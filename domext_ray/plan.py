@@ -17,7 +17,6 @@ from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.vocabulary.extension import check_given_words, count_brought_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
-from domext_ray.files import hash_values
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.budget import solve_budget
@@ -34,6 +33,7 @@ from domext_ray.runs.run_directory import (
     resolve_schedule,
 )
 from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
+from domext_ray.storage import hash_values
 from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import check_start, read_extensions
@@ -242,7 +242,10 @@ def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str
     stored = read_identity(paths.run) or {}
     if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
         return {}
-    sources, tokenizer = resolve_sources(config.corpus, config.prepare), load_tokenizer(paths.run / "tokenizer")
+    sources, tokenizer = (
+        resolve_sources(config.corpus, config.prepare),
+        load_tokenizer((paths.run / "tokenizer").local()),
+    )
     pairs = config.objective.next_sentence
     found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs))
     return {"corpus_fingerprint": found} if found == stored.get("corpus_fingerprint") else {}

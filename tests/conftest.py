@@ -169,6 +169,25 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[str]:
+    """The address of an S3 server of this session's own, with a bucket."""
+    from object_store import serve_objects
+
+    with serve_objects() as address:
+        yield address
+
+
+@pytest.fixture
+def objects(object_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The server's address, to which this process and those that it starts are pointed, with a cache of this test's."""
+    from object_store import use_objects
+
+    use_objects(object_server, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return object_server
+
+
 @pytest.fixture
 def far_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """RAY_ADDRESS names a cluster that is not there; the session's own Ray, if a test has started it, is not seen."""

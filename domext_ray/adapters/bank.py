@@ -65,12 +65,12 @@ from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError
 from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, name_options
-from domext_ray.files import hash_file, new_folder, remove_folder, write_json
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextModel
 from domext_ray.options.places import hide_places
+from domext_ray.storage import hash_file, new_folder, remove_folder, write_json
 from domext_ray.training.start import read_run_config
 
 FORMAT = 1

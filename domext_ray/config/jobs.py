@@ -41,6 +41,7 @@ from domext_ray.options.declare import (
     option_group,
     place,
     require,
+    require_disk,
 )
 
 
@@ -189,6 +190,7 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         self._check_lengths()
+        require_disk("run.dir", self.run.dir)
         require(self.seed < 2**63 - self.seeds, "seed", self.seed, "from 0 to below 2^63 - --seeds")
         require(self.base != "none", "base", self.base, "a name, a folder or a hub id")
         require(len(self.rates) != 1, "rates", self.rates, "two or more, or left out")

@@ -41,7 +41,8 @@ class RunConfig:
     """Where a run lives."""
 
     name: FolderName = free("")  # name of the run; empty: the method's name
-    dir: Annotated[str, filled("a folder"), place()] = free("runs")  # folder of all runs; the run itself is DIR/NAME
+    # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
+    dir: Annotated[str, filled("a folder"), place(buckets=True)] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
     tensorboard: bool = free(True)  # also write TensorBoard events
 

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import OptimConfig, PretrainConfig, TrainConfig
-from domext_ray.options.declare import DIFFERENT, SOME, Count, free, option_group, place, require, whole
+from domext_ray.options.declare import DIFFERENT, SOME, Count, free, option_group, place, require, require_disk, whole
 
 Objective = Literal["f1", "general_accuracy", "trainable", "tokens_per_second"]
 OBJECTIVES: dict[str, str] = {
@@ -87,6 +87,7 @@ class SweepConfig(PretrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_disk("run.dir", self.run.dir)
         require(bool(self.space), "space", self.space, "a space: options with their values, such as those shipped")
         for name in ("axis", "curves"):
             value = getattr(self.search, name)

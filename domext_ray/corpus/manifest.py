@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.files import hash_file, hash_values, write_json
+from domext_ray.storage import hash_file, hash_values, write_json
 
 FORMAT_VERSION = 2
 

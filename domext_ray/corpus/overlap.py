@@ -15,7 +15,7 @@ import numpy as np
 
 from domext_ray.corpus.manifest import SPLITS, Split
 from domext_ray.errors import CorpusError
-from domext_ray.files import new_file
+from domext_ray.storage import new_file
 
 CHUNK = 2**20
 """Hashes that are looked up at a time: the others stay on disk."""

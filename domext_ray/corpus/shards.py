@@ -53,8 +53,8 @@ from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
 from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
-from domext_ray.files import hash_file, hash_values, new_file
 from domext_ray.options.build import identity_of
+from domext_ray.storage import hash_file, hash_values, new_file
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
     from transformers import PreTrainedTokenizerBase

@@ -26,13 +26,13 @@ from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_targe
 from domext_ray.export.model_folder import check_tokenizer, rebuild_run, save_plain
 from domext_ray.extensions.lora import build_lora_config
 from domext_ray.extensions.table import find_others, is_extension
-from domext_ray.files import write_json
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import detach, name_plain
 from domext_ray.model.layouts.layout import Layout
 from domext_ray.model.layouts.table import find_layout
+from domext_ray.storage import write_json
 
 ADAPTERS_VERSION = "1.3.0"
 """Version of AdapterHub's library whose format is written; without one it takes "gelu" for the tanh approximation."""

@@ -1,10 +1,11 @@
-"""An export's folder: it appears whole or not at all, and replaces nothing but an earlier export.
+"""An export's folder: it counts only as a whole, and replaces nothing but an earlier export.
 
 Enters: what is exported, and a block of code that fills a folder. Leaves: that folder under its name, with
 
     domext_export.json   kind, run, step and checkpoint that it was made from, and the sha256 of its other files
 
 A folder without that file, or with a file that is not in it or has changed since, holds somebody's work: it is refused.
+While an export is replaced the file says so, and names what there was and what will be; it has its final content last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import RunError
-from domext_ray.files import hash_file, new_folder, write_json
+from domext_ray.storage import Place, Where, hash_file, write_json
 
 FORMAT = 1
 MARKER = "domext_export.json"
@@ -43,32 +44,33 @@ class ExportRecord:
     checkpoint_sha256: str = ""
 
 
-def read_export_record(folder: Path) -> ExportRecord | None:
-    """Return what an export was made from; None for a folder without a marker, or for no folder.
+def read_export_record(where: Where) -> ExportRecord | None:
+    """Return what an export was made from; None for a folder without a marker or with half an export, or for none.
 
     Raises:
         RunError: the marker is damaged or of another version.
     """
-    values = _read_marker(folder)
-    return None if values is None else ExportRecord(**values["made_from"])
+    values = _read_marker(Place(where))
+    return None if values is None or values["incomplete"] else ExportRecord(**values["made_from"])
 
 
-def check_target(folder: Path, kind: str, source: Path | None = None) -> None:
+def check_target(where: Where, kind: str, source: Path | None = None) -> None:
     """Refuse to write an export over anything but an earlier export of its kind.
 
     Args:
-        folder: where to.
+        where: where to.
         kind: one of `KINDS`.
         source: a folder that the export is made from, such as its base.
 
     Raises:
-        RunError: `folder` is a file or the source, is no such export, or holds somebody's own files.
+        RunError: it is a file or the source, is no such export, or holds somebody's own files.
     """
-    if folder.exists() and not folder.is_dir():
+    folder = Place(where)
+    if folder.is_file():
         raise RunError(f"{folder} is a file; give the export a folder.")
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not folder.list_names():
         return
-    if source is not None and source.is_dir() and folder.samefile(source):
+    if source is not None and source.is_dir() and folder.is_local and source.samefile(folder):
         raise RunError(f"{folder} is what the export is made from; give another folder.")
     values = _read_marker(folder)
     if values is None:
@@ -80,7 +82,7 @@ def check_target(folder: Path, kind: str, source: Path | None = None) -> None:
         raise RunError(
             f"{folder} holds an export of another kind ({values['made_from']['kind']}); give another folder."
         )
-    _check_own(folder, values["files"])
+    _check_own(folder, values)
 
 
 def is_export(folder: Path) -> bool:
@@ -100,7 +102,9 @@ def list_exported(folder: Path) -> list[str]:
     Raises:
         RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.
     """
-    values = _read_marker(folder)
+    values = _read_marker(Place(folder))
+    if values is not None and values["incomplete"]:
+        raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
     if values is None:
         parts = sorted(each.parent for each in folder.glob(f"*/{MARKER}"))
         if not parts:
@@ -110,17 +114,20 @@ def list_exported(folder: Path) -> list[str]:
         if foreign:
             raise RunError(f"{folder / foreign[0]}: no part of the export that is there; move it away.")
         return beside + [f"{part.name}/{name}" for part in parts for name in list_exported(part)]
-    _check_own(folder, values["files"])
+    _check_own(Place(folder), values)
     missing = [name for name in values["files"] if not (folder / name).is_file()]
     if missing:
         raise RunError(f"{folder / missing[0]}: it is part of the export, and is missing; export the run again.")
     return sorted([*values["files"], MARKER])
 
 
-def _check_own(folder: Path, files: Mapping[str, str]) -> None:
-    """Refuse files that are no part of an export, and those that have changed."""
+def _check_own(folder: Place, values: Mapping[str, Any]) -> None:
+    """Refuse files that are no part of an export, and those that have changed, unless they were being replaced."""
+    files = values["files"]
     foreign = [name for name in _list_files(folder) if name != MARKER and name not in files]
-    changed = [name for name, sha256 in files.items() if _is_changed(folder / name, sha256)]
+    changed = [
+        name for name, sha256 in files.items() if not values["incomplete"] and _is_changed(folder / name, sha256)
+    ]
     for names, what in ((foreign, "no part of the export that is there"), (changed, "changed since it was exported")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -128,55 +135,65 @@ def _check_own(folder: Path, files: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def new_export(target: Path, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
-    """A temporary folder beside `target` that gets a marker, and its place, when the block ends without an error.
+def new_export(where: Where, made_from: ExportRecord, source: Path | None = None) -> Iterator[Path]:
+    """A temporary folder whose files get a marker, and their place, when the block ends without an error.
 
     Args:
-        target: where to; an earlier export of the same kind there is replaced.
+        where: where to; an earlier export of the same kind there is replaced.
         made_from: goes into the marker.
         source: a folder that the export is made from.
 
     Raises:
         RunError: see `check_target`, or the disk refuses.
     """
+    target = Place(where)
     check_target(target, made_from.kind, source)
-    target = target.resolve()
+
+    def describe(names: list[str]) -> bytes:
+        earlier = _read_marker(target) or {"files": {}}
+        return json.dumps(_describe(made_from, earlier["files"] | dict.fromkeys(names, ""), incomplete=True)).encode()
+
     try:
-        with new_folder(target, replaces=True, check=lambda: check_target(target, made_from.kind, source)) as temporary:
+        with target.new_files(MARKER, meanwhile=describe) as temporary:
             yield temporary
-            _write_marker(temporary, made_from)
+            files = {name: hash_file(temporary / name) for name in Place(temporary).list_files()}
+            write_json(temporary / MARKER, _describe(made_from, files), sort_keys=True)
+            check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
     except OSError as error:
         raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
 
 
-def _list_files(folder: Path) -> list[str]:
-    """Return what is in a folder but folders that have something in them, as sorted paths inside it."""
-    entries = (each for each in folder.rglob("*") if each.is_symlink() or not each.is_dir() or not any(each.iterdir()))
-    return sorted(each.relative_to(folder).as_posix() for each in entries)
+def _describe(made_from: ExportRecord, files: Mapping[str, str], *, incomplete: bool = False) -> dict[str, Any]:
+    state = {"incomplete": True} if incomplete else {}
+    return {"format": FORMAT, "made_from": asdict(made_from), "files": dict(files), **state}
 
 
-def _is_changed(path: Path, sha256: str) -> bool:
-    return path.is_symlink() or (path.exists() and hash_file(path) != sha256)
+def _list_files(folder: Place) -> list[str]:
+    """Return what is in a folder, empty folders of a disk included, as sorted paths inside it."""
+    if not folder.is_local:
+        return folder.list_files()
+    path = Path(folder)
+    entries = (each for each in path.rglob("*") if each.is_symlink() or not each.is_dir() or not any(each.iterdir()))
+    return sorted(each.relative_to(path).as_posix() for each in entries)
 
 
-def _write_marker(folder: Path, made_from: ExportRecord) -> None:
-    files = {name: hash_file(folder / name) for name in _list_files(folder)}
-    values = {"format": FORMAT, "made_from": asdict(made_from), "files": files}
-    write_json(folder / MARKER, values, sort_keys=True)
+def _is_changed(place: Place, sha256: str) -> bool:
+    is_link = place.is_local and Path(place).is_symlink()
+    return is_link or (place.is_file() and hash_file(place) != sha256)
 
 
-def _read_marker(folder: Path) -> dict[str, Any] | None:
+def _read_marker(folder: Place) -> dict[str, Any] | None:
     path = folder / MARKER
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text())
         if values["format"] == FORMAT:
             made_from, files = ExportRecord(**values["made_from"]), dict(values["files"])
             is_sound = made_from.kind in KINDS and type(made_from.step) is int
             if not is_sound or not all(isinstance(each, str) for each in files.values()):
                 raise ValueError("a value of another type")
-            return {"made_from": asdict(made_from), "files": files}
+            return {"made_from": asdict(made_from), "files": files, "incomplete": bool(values.get("incomplete"))}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} is damaged ({error!r}); delete the export's folder, or give another.") from error
     raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; give another folder.")

@@ -35,6 +35,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, describe_plain, detach, merge_extensions, name_plain
 from domext_ray.model.layouts.table import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
@@ -81,11 +82,11 @@ def map_head(head: str) -> dict[str, str]:
 def export_model(
     model: DomextForMaskedLM,
     tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
+    folder: Where,
     card: CardFacts,
     dtype: torch.dtype = torch.float32,
     made_from: ExportRecord | None = None,
-) -> Path:
+) -> Where:
     """Write a model as a Hugging Face folder; an earlier export there is replaced when the new one is complete.
 
     Args:
@@ -183,17 +184,18 @@ class RebuiltRun:
     checkpoint_sha256: str
 
 
-def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
+def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
     """Rebuild the model of one of a run's checkpoints.
 
     Args:
-        run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
+        where: the run's directory (config.yaml, tokenizer/, checkpoints/).
         step: the checkpoint's step; 0: the newest.
 
     Raises:
         RunError: no run, no usable checkpoint, or one that was made with another base or model.
         BaseModelError: the base is not to be had.
     """
+    run_dir = Place(where)
     config = read_run_config(run_dir)
     latest = find_latest(run_dir / "checkpoints", step)
     if latest is None:
@@ -204,18 +206,19 @@ def rebuild_run(run_dir: Path, step: int = 0) -> RebuiltRun:
     _check_base(config, base, checkpoint, latest)
     dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
     earlier = Extensions(**checkpoint.record.get("extensions", {}))
-    model = build_run_model(config, base, run_dir / "tokenizer", dropout, earlier)
+    tokenizer_dir = (run_dir / "tokenizer").local()
+    model = build_run_model(config, base, tokenizer_dir, dropout, earlier)
     _load_tensors(model, checkpoint, latest)
     attach_routers(model, run_dir)
-    tokenizer = load_tokenizer(run_dir / "tokenizer")
+    tokenizer = load_tokenizer(tokenizer_dir)
     return RebuiltRun(config, base, model, tokenizer, checkpoint, read_tensors_sha256(latest))
 
 
-def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) -> Where:
     """Rebuild the model of a run's newest checkpoint and export it as a Hugging Face folder.
 
     Args:
-        run_dir: the run's directory; its summary.json, where training has ended, gives the card its figures.
+        where: the run's directory; its summary.json, where training has ended, gives the card its figures.
         folder: where to.
         dtype: how the tensors are stored.
 
@@ -226,13 +229,14 @@ def export_run(run_dir: Path, folder: Path, dtype: torch.dtype = torch.float32) 
         RunError: see `rebuild_run`, or `folder` holds something that is no export.
         BaseModelError: the base is not to be had.
     """
+    run_dir = Place(where)
     check_target(folder, HUGGINGFACE)
     run = rebuild_run(run_dir)
     merge_extensions(cast(nn.Module, run.model))
     shape = cast(DomextConfig, run.model.config)
     heads = run.base.heads if run.base else ()
     card = CardFacts(
-        name=run_dir.resolve().name,
+        name=run_dir.name,
         config=run.config,
         base_sha256=run.checkpoint.record["base_sha256"],
         terms=read_terms(run.base.folder) if run.base else Terms(),
@@ -267,7 +271,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, num_rows: 
         )
 
 
-def _check_base(config: PretrainConfig, base: Base | None, checkpoint: Checkpoint, path: Path) -> None:
+def _check_base(config: PretrainConfig, base: Base | None, checkpoint: Checkpoint, path: Place) -> None:
     found = base.sha256 if base else "none"
     expected = checkpoint.record["base_sha256"]
     if found != expected:
@@ -277,7 +281,7 @@ def _check_base(config: PretrainConfig, base: Base | None, checkpoint: Checkpoin
         )
 
 
-def _load_tensors(model: DomextForMaskedLM, checkpoint: Checkpoint, path: Path) -> None:
+def _load_tensors(model: DomextForMaskedLM, checkpoint: Checkpoint, path: Place) -> None:
     """Put a checkpoint's tensors over the base's."""
     tensors = changed_tensors(checkpoint)
     own = dict(model.named_parameters())
@@ -290,9 +294,9 @@ def _load_tensors(model: DomextForMaskedLM, checkpoint: Checkpoint, path: Path) 
     model.load_state_dict(tensors, strict=False)
 
 
-def _read_summary(path: Path, step: int) -> dict[str, Any]:
+def _read_summary(path: Place, step: int) -> dict[str, Any]:
     """The run's summary, unless it is of other steps than the checkpoint: it would be another model's figures."""
-    if not path.exists():
+    if not path.is_file():
         return {}
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary = json.loads(path.read_text())
     return summary if summary["train"]["steps"] == step else {}

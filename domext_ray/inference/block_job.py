@@ -27,13 +27,13 @@ from typing import Any, ClassVar, Generic, TextIO, TypeVar
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.inference import PredictConfig
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.files import new_file
 from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord, MakeWork, run_blocks
 from domext_ray.inference.input_plan import InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
+from domext_ray.storage import new_file
 from domext_ray.training.pretrain import check_shared_storage
 
 SUMMARY, MALFORMED = "summary.json", "malformed.jsonl"

@@ -26,10 +26,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryErr
 from domext_ray.config.inference import InferenceScaleConfig
 from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import ConfigError, DomextError, RunError, find_storage_error
-from domext_ray.files import new_file, read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.progress import StatusLine, Watch, format_seconds
 from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
 from domext_ray.runtime.ray_cluster import describe_nodes, describe_waiting, list_nodes
+from domext_ray.storage import new_file, write_json
 
 PARTS, RECORDS = "predictions", ".blocks"
 BlockRecord: TypeAlias = dict[str, Any]

@@ -25,7 +25,6 @@ from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_encoder, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import ConfigError
-from domext_ray.files import new_file, write_json
 from domext_ray.inference.block_job import (
     SUMMARY,
     BlockPlan,
@@ -46,6 +45,7 @@ from domext_ray.inference.predictors import split_bank
 from domext_ray.model.base import hash_tensors
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.storage import new_file, write_json
 
 VECTORS, IDS = "vectors.npy", "ids.jsonl"
 

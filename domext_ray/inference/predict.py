@@ -18,7 +18,6 @@ import torch
 
 from domext_ray.config.inference import FILL_MASK, PredictConfig
 from domext_ray.errors import ConfigError
-from domext_ray.files import write_json
 from domext_ray.inference.block_job import (
     SUMMARY,
     BlockPlan,
@@ -41,6 +40,7 @@ from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.storage import write_json
 
 MOST_LABELS = 20
 """Labels that the last table shows; the summary has all of them."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from domext_ray.files import write_json
 from domext_ray.inference.errors_page import write_errors_page
 from domext_ray.inference.labelled_input import LabelledInput
 from domext_ray.inference.predictors import load_task_model
 from domext_ray.inference.task_predictor import read_prediction
+from domext_ray.storage import write_json
 
 SCORES, ERRORS = "scores.json", "errors.html"
 MOST_LABELS = 20

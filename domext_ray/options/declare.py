@@ -82,17 +82,27 @@ def filled(what: str) -> Any:
     return AfterValidator(check)
 
 
-def place(what: str = "a folder") -> Any:
-    """Annotate a text as a path of a file system, which names `what`: runs are made, locked and renamed there."""
-    return AfterValidator(lambda path: check_place(path, what))
+def place(what: str = "a folder", *, buckets: bool = False) -> Any:
+    """Annotate a text as a path of a file system, which names `what`; with `buckets` s3:// and gs:// will do, too."""
+    return AfterValidator(lambda path: check_place(path, what, buckets=buckets))
 
 
-def check_place(path: str, what: str = "a folder") -> str:
+def require_disk(option: str, path: str) -> None:
+    """Raise OptionError where a folder that may be a bucket's is one, and the job's files do not go there yet."""
+    try:
+        check_place(path)
+    except ValueError as error:
+        raise OptionError(option, path, str(error)) from None
+
+
+def check_place(path: str, what: str = "a folder", *, buckets: bool = False) -> str:
     """Return a path; see `place`.
 
     Raises:
         ValueError: it is none; its text is the rule.
     """
+    if buckets and re.fullmatch("(s3|gs)://[^/]+/.+", path):
+        return path
     scheme, mark, rest = path.partition(":/")
     is_address = mark and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme)
     rule = f"{what} on a file system that all nodes have (mount the storage, and give the folder where it is mounted)"

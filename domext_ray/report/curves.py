@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from domext_ray.report.page import Picture
 from domext_ray.report.plots import BLUE, DASHED, GREEN, MUTED, ORANGE, VIOLET, new_picture, write_axis
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
+from domext_ray.storage import Where
 
 MAX_POINTS = 2000  # of a raw curve; a longer run is thinned, the smoothed curve is not
 MIN_ACCURACY_SPAN = 0.06  # shown range of an accuracy at least: noise shall not look like a trend
@@ -125,7 +125,7 @@ def list_curves(records: Sequence[dict[str, Any]]) -> list[Picture]:
     ]
 
 
-def write_curves(path: Path, records: Sequence[dict[str, Any]]) -> None:
+def write_curves(path: Where, records: Sequence[dict[str, Any]]) -> None:
     """Draw the four curves that tell a run, for a README."""
     with new_picture(path, (11, 7.4)) as figure:
         figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)

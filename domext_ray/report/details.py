@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.presets import find_preset, list_presets
@@ -19,6 +18,7 @@ from domext_ray.options.places import hide_places
 from domext_ray.options.read import read_file
 from domext_ray.progress import format_seconds
 from domext_ray.runs.events import STAGES, measure_times
+from domext_ray.storage import Place, Where
 from domext_ray.training.router import describe_router
 
 
@@ -137,19 +137,19 @@ def _list_speed(train: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(title, form.format(train[name])) for name, (title, form) in forms.items() if name in train]
 
 
-def list_times(run_dir: Path) -> list[tuple[str, str]]:
+def list_times(run_dir: Where) -> list[tuple[str, str]]:
     """Return what each stage of a run's newest job took; the page is written before the last one, the export."""
     return [(STAGES[stage], f"{seconds:,.1f} s") for stage, seconds in measure_times(run_dir).items()]
 
 
-def list_words(tokenizer_dir: Path) -> tuple[int, list[tuple[str, int]]]:
+def list_words(tokenizer_dir: Where) -> tuple[int, list[tuple[str, int]]]:
     """Return how many new words a run has, and the most frequent ones with their counts in its text.
 
     Raises:
         RunError: the statistics are damaged.
     """
-    path = tokenizer_dir / STATISTICS_FILE
-    if not path.exists():  # no new words, or words whose text was not counted
+    path = Place(tokenizer_dir) / STATISTICS_FILE
+    if not path.is_file():  # no new words, or words whose text was not counted
         return 0, []
     remedy = "delete it: only the words' counts are lost with it"
     statistics = read_json(path, remedy, {"num_new": int, "top_words": list})
@@ -186,14 +186,17 @@ def _show(value: Any) -> str:
     return str(hide_places(value)) or "(empty)"
 
 
-def suggest_next(run_dir: Path, config: PretrainConfig) -> str:
+def suggest_next(run_dir: Where, config: PretrainConfig) -> str:
     """Return commands that take a run as their model, from the folder above that of all runs."""
-    folder = run_dir.resolve()
+    folder = Place(run_dir)
     run, name = shlex.quote(f"{folder.parent.name}/{folder.name}"), folder.name
     models = "" if config.base == "none" else f"base={hide_places(config.base)},"
     models = shlex.quote(f"{models}{name}={folder.parent.name}/{name}")
+    copied = (
+        "" if folder.is_local else f"# copy it from {folder.root}/… to {folder.parent.name}/{folder.name} first\n\n"
+    )
     return (
-        f"# fine-tune it on labelled text\n"
+        f"{copied}# fine-tune it on labelled text\n"
         f"domext finetune --model {run} --task ner --data FOLDER --run.name {shlex.quote(name + '-ner')}\n\n"
         f"# how much general language it has lost\n"
         f"domext forgetting --models {models} --corpus TEXT --output forgetting\n\n"

@@ -25,6 +25,7 @@ from domext_ray.export.model_folder import RebuiltRun, rebuild_run
 from domext_ray.model.graft import Extensions
 from domext_ray.report.page import Markup, format_html, format_paragraph
 from domext_ray.runs.run_directory import read_identity
+from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.start import apply_start, build_run_model
 
@@ -81,7 +82,7 @@ class Example:
     after: tuple[Guess, ...]
 
 
-def make_examples(run_dir: Path, manifest: Manifest) -> list[Example]:
+def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
     """Let a run's model as it was before the first step, and as it is now, predict masked words of held-out text.
 
     Args:
@@ -101,10 +102,10 @@ def make_examples(run_dir: Path, manifest: Manifest) -> list[Example]:
     return [Example(*each) for each in zip(sentences, before, after, strict=True)]
 
 
-def _rebuild_start(run: RebuiltRun, run_dir: Path) -> Any | None:
+def _rebuild_start(run: RebuiltRun, run_dir: Where) -> Any | None:
     """The model before the first step; None if it started from a run that has gone or trained on."""
     earlier = Extensions(**run.checkpoint.record.get("extensions", {}))
-    model = build_run_model(run.config, run.base, run_dir / "tokenizer", 0.0, earlier)
+    model = build_run_model(run.config, run.base, (Place(run_dir) / "tokenizer").local(), 0.0, earlier)
     if run.config.init_from:
         folder = Path(run.config.init_from).expanduser()
         found = find_latest(folder / "checkpoints")

@@ -9,18 +9,18 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from domext_ray.errors import DomextError
-from domext_ray.files import read_yaml, write_text
+from domext_ray.files import read_yaml
 from domext_ray.options.places import hide_places
 from domext_ray.report.origin import ABOUT, read_origin
 from domext_ray.report.page import Markup, fill_page, format_html, format_paragraph, format_section
 from domext_ray.report.summary import measure_run, read_summary
 from domext_ray.report.tables import NONE
 from domext_ray.runs.losses import MLM, find_losses
+from domext_ray.storage import Place, Where, write_text
 from domext_ray.training.metrics import find_last_step, read_metrics
 
 INDEX = "index.html"
@@ -36,15 +36,16 @@ class _Line:
     cells: tuple[str, ...]
 
 
-def write_index(folder: Path) -> Path:
+def write_index(where: Where) -> Place:
     """Write the index of the runs in a folder.
 
     Args:
-        folder: that of all runs, RUN.DIR.
+        where: the folder of all runs, RUN.DIR.
 
     Returns:
         Path of index.html.
     """
+    folder = Place(where)
     lines = sorted(_list_runs(folder), key=lambda each: each.name)
     lines.sort(key=lambda each: each.started, reverse=True)
     header = ("run", "method", "base", "started (UTC)", "steps", "held-out loss", "general accuracy")
@@ -65,18 +66,20 @@ def write_index(folder: Path) -> Path:
     return folder / INDEX
 
 
-def _list_runs(folder: Path) -> Iterator[_Line]:
+def _list_runs(folder: Place) -> Iterator[_Line]:
     """The pre-training runs: what has a record of how it was started."""
-    for path in sorted(folder.glob(f"*/{ABOUT}")):
-        name = path.parent.name
+    for run in (folder / name for name in folder.list_names()):
+        if not (run / ABOUT).is_file():
+            continue
+        name = run.name
         try:
-            yield _describe_run(path.parent)
+            yield _describe_run(run)
         except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
             yield _Line(name, "", (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})"))
 
 
-def _describe_run(run_dir: Path) -> _Line:
+def _describe_run(run_dir: Place) -> _Line:
     about = read_origin(run_dir)
     options = read_yaml(run_dir / "config.yaml", "run its command again")
     step = find_last_step(run_dir / "metrics.jsonl")
@@ -101,10 +104,10 @@ def _describe_run(run_dir: Path) -> _Line:
     )
 
 
-def _read_finished(run_dir: Path, step: int) -> dict[str, Any]:
+def _read_finished(run_dir: Place, step: int) -> dict[str, Any]:
     """The summary of a run that has ended at a step; empty while it trains, or goes on."""
     path = run_dir / "summary.json"
-    summary = read_summary(path) if path.exists() else {}
+    summary = read_summary(path) if path.is_file() else {}
     return summary if summary and summary["train"]["steps"] == step else {}
 
 
@@ -122,15 +125,15 @@ def _show_general(pair: dict[str, float | None]) -> str:
     return f"{before:.1%} → {after:.1%} ({100 * (after - before):+.1f} points)"
 
 
-def _list_others(folder: Path) -> Iterator[tuple[str, str]]:
+def _list_others(folder: Place) -> Iterator[tuple[str, str]]:
     """Folders with a page that are no pre-training runs, and the page's name."""
     for page in _PAGES:
-        for path in sorted(folder.glob(f"*/{page}")):
-            if not (path.parent / ABOUT).exists():
-                yield path.parent.name, page
+        for run in (folder / name for name in folder.list_names()):
+            if (run / page).is_file() and not (run / ABOUT).is_file():
+                yield run.name, page
 
 
-def _link(folder: Path, name: str, page: str = _PAGES[0]) -> str:
-    if not (folder / name / page).exists():
+def _link(folder: Place, name: str, page: str = _PAGES[0]) -> str:
+    if not (folder / name / page).is_file():
         return name
     return Markup(f'<a href="{quote(name)}/{page}">{html.escape(name)}</a>')

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 from domext_ray.report.index import write_index
 from domext_ray.report.report import State, write_report
+from domext_ray.storage import Place, Where
 from domext_ray.training.metrics import find_last_step
 
 REST = 50.0
@@ -25,8 +25,8 @@ class LiveReport:
         run_dir: the run's directory.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Where) -> None:
+        self.run_dir = Place(run_dir)
         self._due = 0.0
 
     def note_evaluation(self) -> None:

@@ -20,11 +20,12 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
 from domext_ray.extensions.anatomy import Extension
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.runs.run_directory import list_versions
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
+from domext_ray.storage import Place, Where, write_json
 
 ABOUT = "about.json"
 _REMEDY = "delete it: the same command writes it anew"
@@ -32,7 +33,7 @@ _SECONDS = 5.0
 """Git is given up after so long: its disk may hang."""
 
 
-def write_origin(run_dir: Path, **facts: Any) -> None:
+def write_origin(run_dir: Where, **facts: Any) -> None:
     """Record a start of a run; the time of its first start stays. Ray is initialised.
 
     Args:
@@ -43,17 +44,17 @@ def write_origin(run_dir: Path, **facts: Any) -> None:
     with contextlib.suppress(RunError):  # none yet, or a damaged one, which is replaced
         started = read_origin(run_dir)["started"]
     record = {"started": started, "command": describe_command(sys.argv), "commit": find_commit()}
-    write_json(run_dir / ABOUT, {**record, "versions": list_versions(), "machine": describe_machine(), **facts})
+    write_json(Place(run_dir) / ABOUT, {**record, "versions": list_versions(), "machine": describe_machine(), **facts})
 
 
-def read_origin(run_dir: Path) -> dict[str, Any]:
+def read_origin(run_dir: Where) -> dict[str, Any]:
     """Return what `write_origin` wrote.
 
     Raises:
         RunError: it is missing or damaged.
     """
     expected = {"started": str, "command": str, "commit": str, "parameters": dict, "corpus": dict, "machine": str}
-    return read_json(run_dir / ABOUT, _REMEDY, expected)
+    return read_json(Place(run_dir) / ABOUT, _REMEDY, expected)
 
 
 def describe_command(args: list[str]) -> str:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from domext_ray.errors import RunError
-from domext_ray.files import new_file
+from domext_ray.storage import Where, new_file
 
 PAPER, INK, MUTED, GRID, LINE = "#ffffff", "#1f2933", "#5b6672", "#e4e8ec", "#c3cad1"
 BLUE, GREEN, ORANGE, VIOLET, RED, OCHRE = "#1f6fb2", "#23794b", "#b34d14", "#6a51a3", "#b3365b", "#7a5f14"
@@ -69,7 +69,7 @@ _PAGE_STYLE: Any = {
 
 
 @contextmanager
-def new_picture(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+def new_picture(path: Where, size: tuple[float, float]) -> Iterator[Figure]:
     """Give a figure to draw on; it is written as PNG when the block ends without an error.
 
     Args:

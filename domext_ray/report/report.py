@@ -6,15 +6,14 @@ which needs no network, and curves.png in the same directory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
-from domext_ray.files import new_file
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.curves import list_curves, write_curves
 from domext_ray.report.details import list_changed, list_cost, list_facts, list_times, list_words, suggest_next
@@ -36,6 +35,7 @@ from domext_ray.report.results import ROUTED, describe_result, describe_sizes, l
 from domext_ray.report.summary import measure_run
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
+from domext_ray.storage import Place, Where, new_file
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
 
@@ -45,11 +45,11 @@ MAX_WORDS = 30
 """New words that the page shows at once; the others are folded."""
 
 
-def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Example] = ()) -> Path:
+def write_report(where: Where, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
     """Draw a run's curves and write report.html and curves.png.
 
     Args:
-        run_dir: a run's directory, with metrics.jsonl, about.json and config.yaml.
+        where: a run's directory, with metrics.jsonl, about.json and config.yaml.
         state: what the run is doing now.
         examples: masked words of held-out text; with them only the owner may read the page, as the text itself.
 
@@ -59,6 +59,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
     Raises:
         RunError: one of the three files is missing or damaged.
     """
+    run_dir = Place(where)
     records = read_metrics(run_dir / "metrics.jsonl")
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
@@ -67,7 +68,7 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
     router = read_records(run_dir).get(config.method.domain)
     write_curves(run_dir / "curves.png", records)
     page = fill_page(
-        run_dir.resolve().name,
+        run_dir.name,
         [
             format_paragraph(_describe_state(run_dir, config, records, state), "state"),
             format_paragraph(describe_result(summary), "result"),
@@ -88,15 +89,16 @@ def write_report(run_dir: Path, state: State = "finished", examples: Sequence[Ex
         ],
     )
     with new_file(run_dir / "report.html") as temporary:
-        temporary.touch(mode=0o600 if examples else 0o666)
+        temporary.touch(mode=0o600 if examples else 0o666)  # in a bucket, its own rules say who may read
         temporary.write_text(page, encoding="utf-8")
     return run_dir / "report.html"
 
 
-def _describe_state(run_dir: Path, config: PretrainConfig, records: Sequence[dict[str, Any]], state: State) -> str:
+def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[dict[str, Any]], state: State) -> str:
     """How far a run is, and when that was: the time of its newest figure."""
     step, limit = records[-1]["step"], config.train.max_steps
-    seconds = (run_dir / "metrics.jsonl").stat().st_mtime
+    info = (run_dir / "metrics.jsonl").info()
+    seconds = info.modified if info is not None else time.time()
     moment = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
     if state == "finished":
         return f"Finished at step {step:,} on {moment}."
@@ -114,7 +116,7 @@ def _name_after(records: Sequence[dict[str, Any]], state: State) -> str:
     return "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
 
 
-def _format_words(run_dir: Path) -> str:
+def _format_words(run_dir: Place) -> str:
     """The run's new words by how often they are in its text."""
     number, words = list_words(run_dir / "tokenizer")
     if not words:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from domext_ray.config.pretrain import PretrainConfig
@@ -13,7 +12,7 @@ from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.errors import RunError
 from domext_ray.export.folder import read_export_record
-from domext_ray.files import NUMBER, Kind, read_json, write_json
+from domext_ray.files import NUMBER, Kind, read_json
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import dump_yaml
 from domext_ray.options.places import hide_places
@@ -21,7 +20,8 @@ from domext_ray.report.forecast import Forecast, describe_forecast
 from domext_ray.report.parts import measure_parts
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, find_losses, find_run_losses
-from domext_ray.runs.run_directory import MADE_WITH, RunPaths, describe_continuation, read_config
+from domext_ray.runs.run_directory import RunPaths, describe_continuation, read_config
+from domext_ray.storage import Place, Where, write_json
 from domext_ray.training.checkpoint import find_latest, find_tensors_sha256, list_steps
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
@@ -75,11 +75,12 @@ def describe_plan(
         forecast: what it will take.
     """
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
+    corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     parts = "\n".join(
         f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items() if value
     )
     return (
-        f"{dump_yaml(config)}\nrun directory: {paths.run}\n"
+        f"{dump_yaml(config)}\nrun directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
         f"memory per rank when a step needs most, without Python and its libraries:\n{parts}\n"
@@ -152,8 +153,9 @@ def _measure_speed(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     return speed | ({"peak_memory_mb": max(peaks)} if peaks else {})
 
 
-def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:
+def write_summary(where: Where, config: PretrainConfig, counts: ParameterCounts, manifest: Manifest) -> dict[str, Any]:
     """Write summary.json from the metrics of a run and return it."""
+    run_dir = Place(where)
     records = read_metrics(run_dir / "metrics.jsonl")
     measured = measure_run(records)
     if "train" not in measured or find_latest(run_dir / "checkpoints") is None:
@@ -180,21 +182,22 @@ def write_summary(run_dir: Path, config: PretrainConfig, counts: ParameterCounts
     return summary
 
 
-def add_times(run_dir: Path) -> dict[str, float]:
+def add_times(run_dir: Where) -> dict[str, float]:
     """Put the seconds of each stage of a run's newest job into its summary.json, and return them by `events.STAGES`."""
-    path = run_dir / "summary.json"
+    path = Place(run_dir) / "summary.json"
     times = measure_times(run_dir)
     write_json(path, {**read_summary(path), "job_seconds": times})
     return times
 
 
-def read_summary(path: Path) -> dict[str, Any]:
+def read_summary(where: Where) -> dict[str, Any]:
     """Read a run's summary.json.
 
     Raises:
         RunError: it is missing or damaged.
     """
-    if not path.exists():
+    path = Place(where)
+    if not path.is_file():
         raise RunError(f"{path} is missing; a run writes it when training ends: run the job again.")
     remedy = "delete it and run the job again, which writes it anew"
     domain = read_json(path, remedy).get("domain")
@@ -206,14 +209,15 @@ def read_summary(path: Path) -> dict[str, Any]:
     return read_json(path, remedy, _EXPECTED | measured)
 
 
-def is_finished(run_dir: Path, config: PretrainConfig) -> bool:
+def is_finished(where: Where, config: PretrainConfig) -> bool:
     """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
 
     Raises:
         RunError: its summary.json is damaged.
     """
+    run_dir = Place(where)
     summary = run_dir / "summary.json"
-    if not (summary.exists() and (run_dir / "report.html").exists() and (run_dir / "export").exists()):
+    if not (summary.is_file() and (run_dir / "report.html").is_file() and (run_dir / "export").exists()):
         return False
     try:
         read_config(run_dir, PretrainConfig)
@@ -228,20 +232,20 @@ def is_finished(run_dir: Path, config: PretrainConfig) -> bool:
     return has_reached_limit and _is_exported(run_dir, done["steps"])
 
 
-def _is_exported(run_dir: Path, step: int) -> bool:
+def _is_exported(run_dir: Place, step: int) -> bool:
     """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
     record = read_export_record(run_dir / "export")
-    if record is None:  # of a version that did not record it, if this one has not trained here since
-        return not (run_dir / MADE_WITH).exists()
+    if record is None:
+        return False
     newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
     return newest == record.step == step and record.checkpoint_sha256 == (
         find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
     )
 
 
-def describe_end(run_dir: Path, config: PretrainConfig) -> str:
+def describe_end(run_dir: Where, config: PretrainConfig) -> str:
     """Return what to say when there is nothing left to do, and how it could go on."""
-    steps, horizon = read_summary(run_dir / "summary.json")["train"]["steps"], config.optim.decay_steps
+    steps, horizon = read_summary(Place(run_dir) / "summary.json")["train"]["steps"], config.optim.decay_steps
     if steps < horizon:
         more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
     else:

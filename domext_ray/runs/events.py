@@ -7,12 +7,15 @@ of its job, so that the seconds of each stage follow from the file (`measure_tim
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
+
+from domext_ray.errors import StorageError
+from domext_ray.storage import Log, Place, Where
 
 EVENTS = "events.jsonl"
 START_UP, PREPARING, WORKERS, LOADING = "start_up", "preparing", "workers", "loading"
@@ -50,7 +53,7 @@ class Event:
     stage: str = ""
 
 
-def tell_driver(run_dir: Path, text: str) -> None:
+def tell_driver(run_dir: Where, text: str) -> None:
     """Say a sentence on the driver's terminal, from any process that sees the run's directory.
 
     Args:
@@ -60,7 +63,7 @@ def tell_driver(run_dir: Path, text: str) -> None:
     _append(run_dir, {"note": text})
 
 
-def enter_phase(run_dir: Path, text: str, stage: str = "", seconds: float | None = None) -> None:
+def enter_phase(run_dir: Where, text: str, stage: str = "", seconds: float | None = None) -> None:
     """Note what the run is doing from now on, which the driver says if it takes long.
 
     Args:
@@ -72,17 +75,23 @@ def enter_phase(run_dir: Path, text: str, stage: str = "", seconds: float | None
     _append(run_dir, {"phase": text, **({"stage": stage} if stage else {})}, seconds)
 
 
-def _append(run_dir: Path, said: dict[str, str], seconds: float | None = None) -> None:
+def _append(run_dir: Where, said: dict[str, str], seconds: float | None = None) -> None:
     line = json.dumps({"seconds": round(time.time() if seconds is None else seconds, 3), **said}) + "\n"
     try:
-        with (run_dir / EVENTS).open("ab", buffering=0) as file:
-            file.write(line.encode())
-    except OSError as error:  # a full disk: what must be written says so; this goes to the worker's log
+        _open_log(Place(run_dir) / EVENTS).add(line)
+    except (OSError, StorageError) as error:  # what must be written says so; this goes to the worker's log
         text = next(iter(said.values()))
-        print(f"{text} ({os.strerror(error.errno or 0)}: {run_dir / EVENTS})", file=sys.stderr, flush=True)
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
+        print(f"{text} ({reason}: {Place(run_dir) / EVENTS})", file=sys.stderr, flush=True)
 
 
-def measure_times(run_dir: Path) -> dict[str, float]:
+@functools.lru_cache(maxsize=8)
+def _open_log(place: Place) -> Log:
+    """The log of a run's events, which in a bucket remembers what is there."""
+    return Log(Place(str(place)))  # without a fence: a job that has lost its run may say so
+
+
+def measure_times(run_dir: Where) -> dict[str, float]:
     """Return the seconds that each stage of a run's newest job took so far, by names of `STAGES`; empty: not recorded.
 
     The sum is the time from the job's start to its newest event: each phase lasts until the next one.
@@ -110,18 +119,17 @@ class EventReader:
         from_start: read what is there already, too.
     """
 
-    def __init__(self, run_dir: Path, *, from_start: bool = False) -> None:
-        self.path = run_dir / EVENTS
-        self._place = 0 if from_start or not self.path.exists() else self.path.stat().st_size
+    def __init__(self, run_dir: Where, *, from_start: bool = False) -> None:
+        self.path = Place(run_dir) / EVENTS
+        info = self.path.info()
+        self._place = 0 if from_start or info is None else info.size
 
     def read(self) -> list[Event]:
         """Return what was said since the last call."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._place)
-                added = file.read()
-        except FileNotFoundError:
+        info = self.path.info()
+        if info is None or info.size <= self._place:
             return []
+        added = self.path.read_bytes(self._place)
         added = added[: added.rfind(b"\n") + 1]  # a line that is being written is read next time
         self._place += len(added)
         events = []

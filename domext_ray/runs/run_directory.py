@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import platform
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,14 +14,17 @@ from typing import Any, TypeVar, cast
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
-from domext_ray.files import Kind, hash_text, read_json, read_text, read_yaml, write_json, write_text
+from domext_ray.files import Kind, read_json, read_yaml
+from domext_ray.runs.attempts import ATTEMPTS, hold
+from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
 
 ConfigT = TypeVar("ConfigT")
 
 SUBMITTED_RUNS = Path("~/domext_runs")
 CONFIG, IDENTITY, MADE_WITH = "config.yaml", "identity.json", "made_with.json"
+FORMAT, _FORMAT_NAME = 1, "identity_format"
+"""Of identity.json, and what it is called there: predictions have an option format."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
-_SEAL = "# sha256 of the lines below: "
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"
 _IDENTITY_REMEDY = "bring back a copy of it, delete the run directory, or give another --run.name"
 _SAME_BYTES = {
@@ -45,17 +45,23 @@ class RunPaths:
     Args:
         run: the run's directory.
         corpora: folder of prepared corpora, shared by the runs beside it.
+        scratch: local folder of what workers read at paths and libraries write by themselves; of a run on a disk its
+            directory.
     """
 
-    run: Path
+    run: Place
     corpora: Path
+    scratch: Path
 
 
 def resolve_paths(config: PretrainConfig) -> RunPaths:
     """Say where a run lives."""
-    root = resolve_root(config.run.dir)
-    cache = Path(config.prepare.cache_dir).expanduser().resolve() if config.prepare.cache_dir else root / ".corpora"
-    return RunPaths(root / (config.run.name or config.method.name), cache)
+    is_local = Place(config.run.dir).is_local
+    root = Place(resolve_root(config.run.dir) if is_local else config.run.dir)
+    run = root / (config.run.name or config.method.name)
+    own = Path(root / ".corpora") if is_local else find_cache() / "corpora"
+    corpora = Path(config.prepare.cache_dir).expanduser().resolve() if config.prepare.cache_dir else own
+    return RunPaths(run, corpora, Path(run) if is_local else corpora / ".runs" / hash_text(str(run))[:16])
 
 
 def resolve_root(directory: str) -> Path:
@@ -80,7 +86,7 @@ def resolve_root(directory: str) -> Path:
     return root
 
 
-def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:
+def resolve_schedule(config: PretrainConfig, run_dir: Where) -> PretrainConfig:
     """Fix the schedule's horizon: the option's, or the one that the run started with, or its first limit.
 
     Beyond it the learning rate is 0, so no run goes there, whatever its limit on tokens or seconds. While
@@ -101,10 +107,10 @@ def resolve_schedule(config: PretrainConfig, run_dir: Path) -> PretrainConfig:
     )
 
 
-def keep_precision(config: ConfigT, run_dir: Path) -> ConfigT:
+def keep_precision(config: ConfigT, run_dir: Where) -> ConfigT:
     """Let `--engine.precision auto` be what a run began with, whatever machine it goes on at."""
     engine = cast(Any, config).engine
-    if engine.precision != "auto" or not (run_dir / CONFIG).is_file():
+    if engine.precision != "auto" or not (Place(run_dir) / CONFIG).is_file():
         return config
     try:
         stored = cast(Any, read_config(run_dir, type(config)))
@@ -113,7 +119,7 @@ def keep_precision(config: ConfigT, run_dir: Path) -> ConfigT:
     return replace(cast(Any, config), engine=replace(engine, precision=stored.engine.precision))
 
 
-def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Path | None) -> None:
+def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Where | None) -> None:
     """Refuse steps beyond the schedule, unless another limit may end the run before."""
     steps = config.train.max_steps
     options = "--train.max_steps and epochs make" if config.train.epochs else "--train.max_steps is"
@@ -131,18 +137,21 @@ def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Path | None)
         )
 
 
-def describe_continuation(config: PretrainConfig, run_dir: Path, options: str = "") -> str:
+def describe_continuation(config: PretrainConfig, run_dir: Where, options: str = "") -> str:
     """Return how the weights of a run whose schedule has ended train on, as a part of a sentence."""
-    start = f"--init_from {run_dir}" if config.base != "none" else f"--base {run_dir / 'export'}"
+    place = Place(run_dir)
+    run = f"{place if place.is_local else f'COPY-OF-{place.name}'}"
+    start = f"--init_from {run}" if config.base != "none" else f"--base {run}/export"
     return f"{start} --run.name NEW{options} trains its weights on"
 
 
-def check_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
+def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool = False) -> None:
     """Refuse a run directory that was made by a run of another identity; what has only moved is the same.
 
     Args:
         run_dir: the run's directory.
         identity: of the run that is asked for, or a part of it.
+        grows: what the stored one does not name may come.
 
     Raises:
         RunError: naming every option that differs.
@@ -151,8 +160,8 @@ def check_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
     if stored is None:
         return
     moved = {name for name, key in _SAME_BYTES.items() if stored.get(key) and stored[key] == identity.get(key)}
-    compared = [name for name in identity if name in stored and name not in moved]
-    old, new = ({name: each[name] for name in compared} for each in (stored, identity))
+    compared = [name for name in identity if name not in moved and (name in stored or not grows)]
+    old, new = ({name: each.get(name) for name in compared} for each in (stored, identity))
     differing = describe_difference(old, new)
     if differing:
         raise RunError(
@@ -161,7 +170,7 @@ def check_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
-def read_identity(run_dir: Path, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
+def read_identity(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
     """Return the identity that a run's directory was made with; None before its first start.
 
     Args:
@@ -169,18 +178,23 @@ def read_identity(run_dir: Path, expected: Mapping[str, Kind] | None = None) -> 
         expected: see `files.read_json`.
 
     Raises:
-        RunError: identity.json is damaged.
+        RunError: identity.json is damaged, or of another format.
     """
-    path = run_dir / IDENTITY
-    return read_json(path, _IDENTITY_REMEDY, expected) if path.exists() else None
+    path = Place(run_dir) / IDENTITY
+    if not path.is_file():
+        return None
+    values = read_json(path, _IDENTITY_REMEDY, {_FORMAT_NAME: int, **(expected or {})})
+    if values.pop(_FORMAT_NAME) != FORMAT:
+        raise RunError(f"{path} is not of format {FORMAT}, which this version reads; give another --run.name.")
+    return values
 
 
-def write_identity(run_dir: Path, identity: Mapping[str, Any]) -> None:
+def write_identity(run_dir: Where, identity: Mapping[str, Any]) -> None:
     """Write what a run is recognised by."""
-    write_json(run_dir / IDENTITY, identity)
+    write_json(Place(run_dir) / IDENTITY, {_FORMAT_NAME: FORMAT, **identity})
 
 
-def check_made_with(run_dir: Path, order: Mapping[str, Any]) -> list[str]:
+def check_made_with(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
     """Refuse to go on with a run whose rows or masks this version would draw in another way.
 
     Args:
@@ -193,7 +207,7 @@ def check_made_with(run_dir: Path, order: Mapping[str, Any]) -> list[str]:
     Raises:
         RunError: naming what differs, or made_with.json is damaged.
     """
-    if not (run_dir / IDENTITY).exists():
+    if not (Place(run_dir) / IDENTITY).is_file():
         return []
     stored = _read_made_with(run_dir)
     differing = describe_difference(stored.get("order", order), dict(order))
@@ -208,13 +222,13 @@ def check_made_with(run_dir: Path, order: Mapping[str, Any]) -> list[str]:
     return describe_difference({name: now[name] if name not in versions else versions[name] for name in now}, now)
 
 
-def write_made_with(run_dir: Path, order: Mapping[str, Any], step: int) -> None:
+def write_made_with(run_dir: Where, order: Mapping[str, Any], step: int) -> None:
     """Record what a run is made with from a step on: versions of packages, and what decides its rows and masks."""
     history = [each for each in _read_made_with(run_dir).get("versions", []) if each["from_step"] <= step]
     now = list_versions()
     if not history or {**history[-1], "from_step": 0} != {**now, "from_step": 0}:
         history.append({"from_step": step, **now})
-    write_json(run_dir / MADE_WITH, {"order": order, "versions": history})
+    write_json(Place(run_dir) / MADE_WITH, {"order": order, "versions": history})
 
 
 def list_versions() -> dict[str, str]:
@@ -226,9 +240,9 @@ def list_versions() -> dict[str, str]:
     return found
 
 
-def _read_made_with(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / MADE_WITH
-    if not path.exists():
+def _read_made_with(run_dir: Where) -> dict[str, Any]:
+    path = Place(run_dir) / MADE_WITH
+    if not path.is_file():
         return {}
     remedy = "bring back a copy of it, or delete it: only the record of the versions is lost with it"
     values = read_json(path, remedy, {"order": dict, "versions": list})
@@ -237,13 +251,12 @@ def _read_made_with(run_dir: Path) -> dict[str, Any]:
     return values
 
 
-def write_config(run_dir: Path, config: Any) -> None:
-    """Write a run's options, with a first line that tells whether all of them are still there."""
-    text = dump_yaml(config)
-    write_text(run_dir / CONFIG, f"{_SEAL}{hash_text(text)}\n{text}")
+def write_config(run_dir: Where, config: Any) -> None:
+    """Write a run's options."""
+    write_text(Place(run_dir) / CONFIG, dump_yaml(config))
 
 
-def read_config(run_dir: Path, config_class: type[ConfigT]) -> ConfigT:
+def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
     """Return the options of a run.
 
     Args:
@@ -253,14 +266,10 @@ def read_config(run_dir: Path, config_class: type[ConfigT]) -> ConfigT:
     Raises:
         RunError: `run_dir` is no run directory, or its config.yaml is not what a run wrote.
     """
-    path = run_dir / CONFIG
+    path = Place(run_dir) / CONFIG
     if not path.is_file():
         raise RunError(f"{run_dir} is no run directory: it has no {CONFIG}; give one that a job made.")
-    text = read_text(path, _CONFIG_REMEDY)
-    first, _, rest = text.partition("\n")
-    if first.startswith(_SEAL) and first != f"{_SEAL}{hash_text(rest)}":
-        raise RunError(f"{path} is damaged or was edited (its first line has another sha256); {_CONFIG_REMEDY}.")
-    values = read_yaml(path, _CONFIG_REMEDY, text)
+    values = read_yaml(path, _CONFIG_REMEDY)
     try:
         return from_dict(config_class, values)
     except Exception as error:  # of the decoder's many kinds
@@ -269,8 +278,8 @@ def read_config(run_dir: Path, config_class: type[ConfigT]) -> ConfigT:
 
 
 @contextlib.contextmanager
-def hold_run(run_dir: Path) -> Iterator[None]:
-    """Make a run's directory and hold it against a second job; a killed job lets go by itself.
+def hold_run(run_dir: Where) -> Iterator[Place]:
+    """Make a run's directory and hold it against a second job, as `attempts.hold` does.
 
     A mistake that shows before the run has an identity (an empty corpus, say) leaves no new directory behind. A job
     that is stopped leaves what it has made, a learned vocabulary for example; so does one that finds its disk full.
@@ -278,34 +287,25 @@ def hold_run(run_dir: Path) -> Iterator[None]:
     Raises:
         RunError: another job holds it, or it cannot be made.
     """
-    made = [each for each in (run_dir, *run_dir.parents) if not each.exists()]
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / ".lock").open("a")
-    except OSError as error:
-        raise RunError(
-            f"the run directory {run_dir} cannot be made ({error.strerror}); give another --run.dir."
-        ) from error
-    with lock:
+    run = Place(run_dir)
+    above = [Place(each) for each in Path(run).parents] if run.is_local else []
+    made = [each for each in (run, *above) if not each.exists()]
+    if run.is_local:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(
-                f"another job is working in {run_dir}; wait for it, stop it, or give another --run.name."
-            ) from error
+            Path(run).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(
-                f"the file system of {run_dir} cannot lock files ({error.strerror}), so two jobs could write one run; "
-                "give a --run.dir on another one."
+                f"the run directory {run} cannot be made ({error.strerror}); give another --run.dir."
             ) from error
-        try:
-            yield
-        except BaseException as error:
-            is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
-            is_empty = {each.name for each in run_dir.glob("*")} <= {".lock"}
-            if made and (is_mistake or is_empty) and not (run_dir / "identity.json").exists():
-                shutil.rmtree(run_dir, ignore_errors=True)
-                for each in made[1:]:
-                    with contextlib.suppress(OSError):  # others may have put something there
-                        each.rmdir()
-            raise
+    try:
+        with hold(run) as held:
+            yield held
+    except BaseException as error:
+        is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
+        is_empty = {*run.list_names()} <= {ATTEMPTS}
+        if made and (is_mistake or is_empty) and not (run / IDENTITY).is_file():
+            run.delete()
+            for each in made[1:]:
+                with contextlib.suppress(OSError):  # others may have put something there
+                    os.rmdir(each)
+        raise

@@ -19,7 +19,6 @@ from ray import tune
 
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import find_user_error
-from domext_ray.files import write_json
 from domext_ray.inputs import count_words, provide_inputs
 from domext_ray.runs.run_directory import check_identity, hold_run, resolve_root, write_config, write_identity
 from domext_ray.runtime.ray_cluster import start_ray
@@ -32,6 +31,7 @@ from domext_ray.search.sweep_report import BASE, read_base_scores, write_sweep_r
 from domext_ray.search.trainable import TRIALS, SweepTrial
 from domext_ray.search.trial import DEATHS, FAILURE, Prepared, SweepWork, load_trial_base, name_preparation, score_base
 from domext_ray.search.watching import get_trial_name, make_callbacks, make_scheduler, read_walls
+from domext_ray.storage import write_json
 from domext_ray.training.pretrain import check_shared_storage
 
 TUNE, PREPARED = "tune", "prepared"

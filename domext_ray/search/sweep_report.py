@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig, SweepConfig
 from domext_ray.errors import RunError
-from domext_ray.files import NUMBER, read_json, write_json
+from domext_ray.files import NUMBER, read_json
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.report.page import (
@@ -40,7 +40,7 @@ from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials
 from domext_ray.search.space import Dimension, Space, configure, describe_point
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import write_json, write_text
 
 BASE = "base.json"
 """What the base scores without pre-training, if that was asked for."""

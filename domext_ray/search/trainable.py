@@ -13,8 +13,8 @@ import torch
 from ray import tune
 
 from domext_ray.errors import DomextError, RunError
-from domext_ray.files import write_json
 from domext_ray.search.trial import SweepWork, Trial, list_shares, record_failure
+from domext_ray.storage import write_json
 from domext_ray.training.engine import join_alone
 
 TRIALS = "trials"

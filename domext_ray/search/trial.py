@@ -32,17 +32,19 @@ from domext_ray.downstream.finetune.training import fit_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.stages import evaluate_stages
 from domext_ray.errors import TrainingError
-from domext_ray.files import read_json, write_json, write_text
+from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.model.base import Base, load_base
 from domext_ray.options.build import identity_of
 from domext_ray.plan import size_run
+from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import write_config
 from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.search.space import PREPARATION, Point, Space, configure
-from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.storage import write_json, write_text
+from domext_ray.training.metrics import read_metrics
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
 RUNGS, FAILURE, DEATHS = "rungs.jsonl", "failure.txt", "deaths.txt"
@@ -162,18 +164,15 @@ class Trial:
             temporary.rename(self.folder / "tokenizer")
 
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
-        attempt = uuid.uuid4().hex
-        write_attempt(folder, attempt)
         prepared = self.prepared
         task = PretrainTask(
             config,
-            folder,
+            supersede(folder),
             (prepared.corpus,),
             folder / "tokenizer",
             prepared.base_sha256,
             beside_dirs=tuple((each,) for each in prepared.beside),
             general_tokenizer_dir=prepared.general_tokenizer,
-            attempt=attempt,
         )
         return PretrainWorker(task, device=self.device)
 

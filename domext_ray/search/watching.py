@@ -18,12 +18,12 @@ from ray.tune.schedulers import ASHAScheduler
 
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig
 from domext_ray.errors import ConfigError
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.search.space import describe_point
 from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import DEATHS, SweepWork, read_rungs, record_failure
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import write_json, write_text
 
 WALLS = "walls.json"
 

@@ -25,7 +25,6 @@ from ray.serve.handle import DeploymentHandle
 
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import DomextError, find_user_error
-from domext_ray.files import hash_text
 from domext_ray.options.build import from_dict
 from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
 from domext_ray.runtime.quiet import quiet_libraries
@@ -35,6 +34,7 @@ from domext_ray.serving.gate import Gate
 from domext_ray.serving.limits import find_environment_token
 from domext_ray.serving.service import LostReplicaError, Service
 from domext_ray.serving.whole_model import open_bank, read_catalogue
+from domext_ray.storage import hash_text
 
 APP = "domext"
 READY_SECONDS = 5.0

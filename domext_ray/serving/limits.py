@@ -15,8 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from domext_ray.errors import ConfigError
-from domext_ray.files import name_file
+from domext_ray.errors import ConfigError, name_file
 
 TOKEN_VARIABLE = "DOMEXT_SERVE_TOKEN"
 LEAST_CHARACTERS = 16

@@ -17,11 +17,12 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forgetting
 from domext_ray.downstream.forgetting.report import write_forgetting
 from domext_ray.errors import DivergenceError, RunError, TrainingError
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.inputs import run_vocabulary
 from domext_ray.pipeline import run_pretraining
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.storage import write_json
 from domext_ray.study.arms import Arm
 from domext_ray.study.figures import Retained
 
@@ -48,7 +49,7 @@ class Workplace:
 
     def locate(self, run: str) -> Path:
         """Return the directory of a run by its name."""
-        return self.paths.run / run
+        return Path(self.paths.run / run)
 
     def place(self, config: PretrainConfig, name: str) -> PretrainConfig:
         """Give a run its directory in the study; all runs share the prepared corpora."""
@@ -110,7 +111,7 @@ def try_rates(place: Workplace, arms: Sequence[Arm]) -> dict[str, dict[float, fl
     Raises:
         TrainingError: every rate of an arm diverged.
     """
-    path = place.paths.run / "rates.json"
+    path = Path(place.paths.run / "rates.json")
     known = _read_rates(path)
     for arm in arms:
         own = known.setdefault(arm.name, {})
@@ -196,7 +197,7 @@ def measure_retention(
         What the base predicts, and each run's accuracy, 0 to 1.
     """
     models = {BASE: place.config.base, **{name: str(place.locate(name)) for name in names}}
-    folder = place.paths.run / ("retention-routed" if route else "retention")
+    folder = Path(place.paths.run) / ("retention-routed" if route else "retention")
     result = measure_forgetting(configure_retention(place.config, models, folder, route=route))
     write_forgetting(result)
     accuracies = {each.name: float(each.score.get(ACCURACY)) for each in result.models}

@@ -21,7 +21,6 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import CorpusError
-from domext_ray.files import write_json, write_text
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
@@ -37,6 +36,7 @@ from domext_ray.runs.run_directory import (
     resolve_paths,
     write_identity,
 )
+from domext_ray.storage import write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
 from domext_ray.study.figures import MethodRuns, Study, make_base_figures, make_study, route_runs
 from domext_ray.study.findings import format_study, to_results
@@ -82,16 +82,16 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     _check_inputs(config, strictest, paths)
     arms, left_out = plan_arms(config, presets, base)
     identity = _describe_identity(config, presets, base.sha256, strictest)
-    check_identity(paths.run, identity)
+    check_identity(paths.run, identity, grows=True)  # methods, seeds and general text may come later
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
     if config.dry_run:
         print(describe_plan(config, arms, paths))
-        return paths.run
+        return Path(paths.run)
     print(f"study directory: {paths.run}", flush=True)
     with hold_run(paths.run):
         _run_all(Workplace(config, paths), arms, left_out, identity, base)
-    return paths.run
+    return Path(paths.run)
 
 
 def _check_inputs(config: StudyConfig, strictest: PretrainConfig, paths: RunPaths) -> None:
@@ -157,7 +157,7 @@ def _run_all(
     place: Workplace, arms: Mapping[str, Arm], left_out: Mapping[str, str], identity: Mapping[str, Any], base: Base
 ) -> None:
     """Score the base, learn vocabularies, try rates, then train every seed of every method."""
-    config, folder = place.config, place.paths.run
+    config, folder = place.config, Path(place.paths.run)
     trains = "biases" if base.config.has_biases else "layer_norms"  # either starts from the base as it is
     unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
@@ -182,7 +182,7 @@ def _write_results(
     place: Workplace, arms: Sequence[Arm], seeds: Sequence[int], rates: Rates, left_out: Mapping[str, str]
 ) -> str:
     """Compare the seeds that all methods have finished; return the comparison as Markdown."""
-    config, folder = place.config, place.paths.run
+    config, folder = place.config, Path(place.paths.run)
     study = _read_study(place, arms, seeds, rates, left_out)
     text = format_study(study)
     asked = {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pickle
 import platform
-from pathlib import Path
 from typing import Any
 
 from ray.train import UserCallback
 
 from domext_ray.errors import ConfigError, find_user_error
 from domext_ray.runs.events import tell_driver
+from domext_ray.storage import Where
 
 
 def unwrap_death(error: Exception) -> Exception:
@@ -30,7 +30,7 @@ class RunFailures(UserCallback):
         max_failures: restarts before Ray Train gives up.
     """
 
-    def __init__(self, run_dir: Path, max_failures: int) -> None:
+    def __init__(self, run_dir: Where, max_failures: int) -> None:
         self.run_dir, self.max_failures, self.num_failures = run_dir, max_failures, 0
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:

@@ -1,56 +1,42 @@
 """The run's written record: metrics.jsonl, TensorBoard events, and the line that a terminal shows.
 
 One JSON object a step; a resumed run cuts the file back to its checkpoint, so that no step stands there twice. A
-worker of an older attempt (a driver was killed, its worker lives on for a moment) is refused before it writes.
+worker of an older attempt (a driver was killed, its worker lives on for a moment) is refused before it writes. In a
+bucket metrics.jsonl grows every few seconds, and the events are put there with each checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
+import shutil
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from domext_ray.config.pretrain import TrainConfig
-from domext_ray.errors import RunError, name_file
-from domext_ray.files import write_json, write_text
+from domext_ray.errors import StorageError, name_file
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
+from domext_ray.storage import Log, Place, Where
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 REFRESH_SECONDS = 0.5
-ATTEMPT = "attempt.json"
+CHECK_REST = 20.0
+"""Times the seconds that it took to ask whether the run is still this attempt's: so long it is not asked again."""
 
 
-def write_attempt(run_dir: Path, attempt: str, *, stop: bool = False) -> None:
-    """Say which attempt is the run's newest, and whether it is asked to save and end."""
-    write_json(run_dir / ATTEMPT, {"attempt": attempt, **({"stop": True} if stop else {})})
-
-
-def check_attempt(run_dir: Path, attempt: str) -> bool:
-    """Refuse to write on behalf of an attempt that is no longer the run's newest.
-
-    Returns:
-        Whether the attempt is asked to save and end.
-
-    Raises:
-        RunError: another attempt has taken the run over.
-    """
-    current = json.loads((run_dir / ATTEMPT).read_text(encoding="utf-8"))
-    if current["attempt"] != attempt:
-        raise RunError(f"another job has taken over the run in {run_dir}; this one stops without writing.")
-    return bool(current.get("stop"))
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(where: Where) -> list[dict[str, Any]]:
     """Read metrics.jsonl; lines that a crash cut short or damaged are left out."""
-    return _parse_records(path.read_bytes().split(b"\n")) if path.exists() else []
+    path = Place(where)
+    return _parse_records(path.read_bytes().split(b"\n")) if path.is_file() else []
 
 
 def _parse_records(lines: Iterable[bytes]) -> list[dict[str, Any]]:
@@ -65,14 +51,14 @@ def _parse_records(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     return records
 
 
-def find_last_step(path: Path, default: int = 0) -> int:
+def find_last_step(path: Where, default: int = 0) -> int:
     """Return the newest step in metrics.jsonl, without reading all of it.
 
     Args:
         path: metrics.jsonl.
         default: what to return before the first record.
     """
-    return max((each["step"] for each in _read_tail(path)), default=default)
+    return max((each["step"] for each in _read_tail(Place(path))), default=default)
 
 
 def _finite(value: Any) -> Any:
@@ -84,42 +70,58 @@ class MetricsLog:
     """Rank 0's writer of metrics.jsonl and TensorBoard events.
 
     Args:
-        run_dir: the run's directory.
-        attempt: id of the attempt that writes.
+        run_dir: the run's directory, as the attempt that writes has it.
         step: step of the checkpoint that the run goes on from; later lines are cut off. At step 0 the file is new.
         tensorboard: also write TensorBoard events.
     """
 
-    def __init__(self, run_dir: Path, attempt: str, step: int, *, tensorboard: bool) -> None:
-        self.run_dir, self.attempt = run_dir, attempt
-        self.is_stopping = check_attempt(run_dir, attempt)
-        self.path = run_dir / "metrics.jsonl"
-        kept = [each for each in read_metrics(self.path) if each["step"] <= step] if step else []
-        write_text(self.path, "".join(json.dumps(each) + "\n" for each in kept))
-        self.file: IO[str] = self.path.open("a", encoding="utf-8")
-        self.writer = None
+    def __init__(self, run_dir: Where, step: int, *, tensorboard: bool) -> None:
+        self.run = Place(run_dir)
+        self._due = 0.0
+        self._check()
+        path = self.run / "metrics.jsonl"
+        kept = [each for each in read_metrics(path) if each["step"] <= step] if step else []
+        self.log = Log(path, start="".join(json.dumps(each) + "\n" for each in kept))
+        self.writer, self.events = None, self.run / "tensorboard"
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # 1 s of imports, on rank 0 only
 
-            self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1 if step else None)
+            folder = self.events.local() if self.run.is_local else Path(tempfile.mkdtemp(prefix="tensorboard-"))
+            self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def _check(self) -> None:
+        if time.monotonic() >= self._due:
+            started = time.monotonic()
+            self.is_stopping = self.run.check()
+            self._due = time.monotonic() + CHECK_REST * (time.monotonic() - started)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append the record of one step; `is_stopping` then says whether the attempt is asked to save and end."""
-        self.is_stopping = check_attempt(self.run_dir, self.attempt)
-        with name_file(self.path):
-            self.file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
-            self.file.flush()
+        self._check()
+        self.log.add(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
         if self.writer is not None:
             with name_file(self.writer.log_dir):
                 _add_scalars(self.writer, record)
 
+    def publish(self) -> None:
+        """Let all readers see what was written so far."""
+        self.log.flush()
+        if self.writer is not None:
+            with name_file(self.writer.log_dir):
+                self.writer.flush()
+            if not self.run.is_local:
+                for path in Path(self.writer.log_dir).iterdir():
+                    (self.events / path.name).put(path)
+
     def close(self) -> None:
-        """Flush and close both files."""
-        with name_file(self.path):
-            self.file.close()
+        """Publish all, and close both files."""
+        self.publish()
+        self.log.close()
         if self.writer is not None:
             with name_file(self.writer.log_dir):
                 self.writer.close()
+            if not self.run.is_local:
+                shutil.rmtree(self.writer.log_dir, ignore_errors=True)
 
 
 def _add_scalars(writer: SummaryWriter, record: dict[str, Any]) -> None:
@@ -148,15 +150,15 @@ class RunProgress:
 
     def __init__(
         self,
-        path: Path,
+        path: Where,
         limits: TrainConfig,
         phase: str = "training",
         describe_waiting: Callable[[], str] = lambda: "",
         note_evaluation: Callable[[], None] = lambda: None,
     ) -> None:
-        self.path, self.limits, self.note_evaluation = path, limits, note_evaluation
+        self.path, self.limits, self.note_evaluation = Place(path), limits, note_evaluation
         self.line = StatusLine()
-        self.events = EventReader(path.parent)
+        self.events = EventReader(self.path.parent)
         self.phase, self.describe_waiting = phase, describe_waiting
         self.patience = Patience()
         self.stopped = threading.Event()
@@ -175,7 +177,8 @@ class RunProgress:
 
     def _follow(self) -> None:
         while not self.stopped.wait(REFRESH_SECONDS):
-            self._show()
+            with contextlib.suppress(StorageError):  # whoever must write says so
+                self._show()
 
     def _show(self) -> None:
         for event in self.events.read():
@@ -244,13 +247,8 @@ def _show(value: float | None, form: str, otherwise: str) -> str:
     return otherwise if value is None else format(value, form)
 
 
-def _read_tail(path: Path, num_bytes: int = 32_768) -> list[dict[str, Any]]:
+def _read_tail(path: Place, num_bytes: int = 32_768) -> list[dict[str, Any]]:
     """The last records of a metrics file, without reading all of it."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - num_bytes))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
+    info = path.info()
+    lines = path.read_bytes(max(0, info.size - num_bytes)).split(b"\n") if info is not None else []
     return _parse_records(lines[:-1])  # the first line may be a part of one

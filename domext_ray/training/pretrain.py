@@ -22,6 +22,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
+from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runtime.ray_cluster import (
     ask_nodes,
     describe_nodes,
@@ -34,9 +35,10 @@ from domext_ray.runtime.ray_cluster import (
     share_cpus,
 )
 from domext_ray.runtime.stopping import Save, Stopped, save_first, signal_name
+from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.entry import RunFailures, train_worker, unwrap_death
-from domext_ray.training.metrics import RunProgress, find_last_step, write_attempt
+from domext_ray.training.metrics import RunProgress, find_last_step
 from domext_ray.training.worker import PretrainTask
 
 COLLECTIVE_TIMEOUT_SECONDS = 300
@@ -67,7 +69,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     Ray is initialised.
 
     Args:
-        task: what to train; its attempt id is set here.
+        task: what to train; a run that is not held begins an attempt here.
         note_evaluation: called in a thread of the driver when the run has evaluated itself.
 
     Raises:
@@ -76,8 +78,10 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
         TrainingError: a loss or gradient was not finite, or workers failed more than `train.max_failures` times.
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
+    run = task.run_dir if task.run_dir.fence is not None else supersede(task.run_dir)
+    attempt = Attempt(Place(str(run)), run.fence.number if run.fence is not None else 0)
     config = settle_precision(settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers"))
-    task = replace(task, config=config, attempt=uuid.uuid4().hex)
+    task = replace(task, config=config, run_dir=run)
     resources = reserve(config)
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
         print(
@@ -85,8 +89,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
             f"{describe_nodes(list_nodes())}, and start and train slowly; lower --scale.num_workers.",
             flush=True,
         )
-    check_shared_storage(task.run_dir)
-    write_attempt(task.run_dir, task.attempt)
+    check_shared_storage(run, task.scratch)
     trainer = _Trainer(
         train_worker,
         train_loop_config={"task": pickle.dumps(task)},  # unpickled by those who train
@@ -94,8 +97,8 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
             num_workers=config.scale.num_workers, use_gpu=config.scale.uses_gpu, resources_per_worker=resources
         ),
         run_config=RunConfig(
-            name=f"attempt-{task.attempt}",
-            storage_path=str(task.run_dir / "ray"),
+            name=f"attempt-{attempt.number}-{uuid.uuid4().hex[:8]}",  # a known name would be gone on with
+            storage_path=str(task.scratch / "ray"),
             failure_config=FailureConfig(max_failures=config.train.max_failures),
             callbacks=cast(Any, [RunFailures(task.run_dir, config.train.max_failures)]),  # typed as Ray Tune's
         ),
@@ -107,7 +110,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     phase = f"starting {number} worker{'s' if number > 1 else ''}"
     with RunProgress(task.run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
         try:
-            with save_first(Save(lambda: _ask_to_save(task), lambda: _is_saved(task.run_dir))):
+            with save_first(_plan_save(attempt)):
                 trainer.fit()
         except KeyboardInterrupt:
             raise Stopped(_describe_stop(task.run_dir)) from None
@@ -128,21 +131,34 @@ def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingErr
     )
 
 
-def _ask_to_save(task: PretrainTask) -> bool:
-    """Ask the workers to save at the next step and end; False if the newest checkpoint has all steps."""
-    if _is_saved(task.run_dir):
-        return False
-    write_attempt(task.run_dir, task.attempt, stop=True)
-    return True
+def _plan_save(attempt: Attempt) -> Save:
+    """Ask the workers to save at the next step and end, unless the newest checkpoint has all steps.
+
+    In a bucket metrics.jsonl is some seconds behind, so there the next checkpoint tells that it is done.
+    """
+    run, asked_at = attempt.run, [0]
+
+    def ask() -> bool:
+        asked_at[0] = _find_saved(run)
+        if find_last_step(run / "metrics.jsonl") <= (asked_at[0] if run.is_local else 0):
+            return False
+        attempt.ask_to_end()
+        return True
+
+    def is_done() -> bool:
+        saved = _find_saved(run)
+        return find_last_step(run / "metrics.jsonl") <= saved if run.is_local else saved > asked_at[0]
+
+    return Save(ask, is_done)
 
 
-def _is_saved(run_dir: Path) -> bool:
-    return find_last_step(run_dir / "metrics.jsonl") <= max(list_steps(run_dir / "checkpoints"), default=0)
+def _find_saved(run: Place) -> int:
+    return max(list_steps(run / "checkpoints"), default=0)
 
 
-def _describe_stop(run_dir: Path) -> str:
+def _describe_stop(run_dir: Place) -> str:
     step = find_last_step(run_dir / "metrics.jsonl")
-    saved = max(list_steps(run_dir / "checkpoints"), default=0)
+    saved = _find_saved(run_dir)
     if step <= saved:
         return f"stopped at step {saved:,} by {signal_name()}; the same command goes on from there."
     again = f"goes on from step {saved:,}" if saved else "starts anew"
@@ -170,20 +186,27 @@ def reserve(config: PretrainConfig) -> dict[str, float]:
     return {"CPU": cpus, **({"GPU": 1.0} if with_gpu else {})}
 
 
-def check_shared_storage(run_dir: Path) -> None:
-    """Refuse a run directory that a node of the cluster does not see; Ray is initialised.
+def check_shared_storage(where: Where, scratch: Path | None = None) -> None:
+    """Refuse folders that a node of the cluster does not see; Ray is initialised.
+
+    Args:
+        where: the run's directory.
+        scratch: the local folder that workers read from, where that is another one: beside the prepared corpora.
 
     Raises:
         RunError: naming the node, or one that does not answer.
     """
-    marker = run_dir / f".shared-{uuid.uuid4().hex}"
-    marker.touch()
-    try:
+    run = Place(where)
+    with Place(scratch or run).scratch() as marker:
         for name, sees in ask_nodes(os.path.exists, str(marker), own=False):
-            if not sees:
+            if sees:
+                continue
+            if scratch is None or run.is_local:
                 raise RunError(
-                    f"the run directory {run_dir} is not visible on node {name}; "
+                    f"the run directory {run} is not visible on node {name}; "
                     "give --run.dir a folder on storage that all nodes share."
                 )
-    finally:
-        marker.unlink()
+            raise RunError(
+                f"the run is in {run}, and the prepared corpus in {scratch.parent.parent}, which is not visible on "
+                f"node {name}: corpora are not in buckets yet; give --prepare.cache_dir a folder that all nodes share."
+            )

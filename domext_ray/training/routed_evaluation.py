@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, Router, choose_domains
+from domext_ray.storage import Where
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate
 from domext_ray.training.objective import MaskedBatch
@@ -57,7 +57,7 @@ class RoutedModel:
         return _join(scores)
 
 
-def find_routed_model(model: nn.Module, run_dir: Path) -> RoutedModel | None:
+def find_routed_model(model: nn.Module, run_dir: Where) -> RoutedModel | None:
     """Put a run's routers beside its model; None where the run has none.
 
     Args:

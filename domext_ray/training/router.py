@@ -33,11 +33,12 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
-from domext_ray.files import NUMBER, new_folder, read_json, write_json
+from domext_ray.files import NUMBER, read_json
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
+from domext_ray.storage import Place, Where, write_json
 from domext_ray.training.writing import Writer
 
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
@@ -208,7 +209,7 @@ def _floor(score: float) -> float:
 
 def provide_routers(
     config: PretrainConfig,
-    run_dir: Path,
+    run_dir: Where,
     texts: tuple[Manifest, Manifest | None],
     tokenizer_dir: Path,
     base: Base | None,
@@ -243,21 +244,21 @@ def provide_routers(
         save_routers(run_dir, routers)
 
 
-def save_routers(run_dir: Path, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
+def save_routers(run_dir: Where, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
     """Write a run's routers, tables and records by domain, into RUN/router."""
-    with new_folder(run_dir / ROUTER, replaces=True) as folder:
+    with (Place(run_dir) / ROUTER).new_files(DESCRIPTION) as folder:
         save_file({name: table for name, (table, _) in routers.items()}, folder / TABLES)
         write_json(folder / DESCRIPTION, {name: asdict(record) for name, (_, record) in routers.items()})
 
 
-def read_records(run_dir: Path) -> dict[str, RouterRecord]:
+def read_records(run_dir: Where) -> dict[str, RouterRecord]:
     """Return what is known of a run's routers, by domain; empty where it has none.
 
     Raises:
         RunError: the file is damaged.
     """
-    path = run_dir / ROUTER / DESCRIPTION
-    if not path.exists():
+    path = Place(run_dir) / ROUTER / DESCRIPTION
+    if not path.is_file():
         return {}
     values = read_json(path, _REMEDY)
     names = [each.name for each in fields(RouterRecord)]
@@ -266,16 +267,16 @@ def read_records(run_dir: Path) -> dict[str, RouterRecord]:
     return {domain: RouterRecord(**{name: record[name] for name in names}) for domain, record in values.items()}
 
 
-def read_routers(run_dir: Path) -> dict[str, tuple[Tensor, RouterRecord]]:
+def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
     """Return the tables and records of a run's routers, by domain; empty where it has none.
 
     Raises:
         RunError: a file is damaged.
     """
     records = read_records(run_dir)
-    path = run_dir / ROUTER / TABLES
+    path = Place(run_dir) / ROUTER / TABLES
     try:
-        tables = load_file(path) if records else {}
+        tables = load_file(path.local()) if records else {}
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} is damaged or missing ({error}); {_REMEDY}.") from error
     if tables.keys() != records.keys():
@@ -283,7 +284,7 @@ def read_routers(run_dir: Path) -> dict[str, tuple[Tensor, RouterRecord]]:
     return {name: (tables[name], record) for name, record in records.items()}
 
 
-def attach_routers(model: DomextForMaskedLM, run_dir: Path) -> None:
+def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
     """Give the domains of a run's model their routers, where the run has some.
 
     Raises:
@@ -293,7 +294,7 @@ def attach_routers(model: DomextForMaskedLM, run_dir: Path) -> None:
         try:
             model.bert.set_router(name, table, record.threshold)
         except ValueError as error:
-            raise RunError(f"{run_dir / ROUTER} does not fit the run's model ({error}); {_REMEDY}.") from error
+            raise RunError(f"{Place(run_dir) / ROUTER} does not fit the run's model ({error}); {_REMEDY}.") from error
 
 
 def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) -> str:

@@ -24,6 +24,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
+from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import (
     Checkpoint,
     CheckpointId,
@@ -38,7 +39,7 @@ DECODER = "denoiser"
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 
-def read_run_config(run_dir: Path) -> PretrainConfig:
+def read_run_config(run_dir: Where) -> PretrainConfig:
     """Return the configuration of a run.
 
     Raises:
@@ -47,9 +48,9 @@ def read_run_config(run_dir: Path) -> PretrainConfig:
     return read_config(run_dir, PretrainConfig)
 
 
-def read_extensions(run_dir: Path) -> Extensions | None:
+def read_extensions(run_dir: Where) -> Extensions | None:
     """Return the extensions that the model of a run's newest checkpoint carries; None without a checkpoint."""
-    latest = find_latest(run_dir / "checkpoints")
+    latest = find_latest(Place(run_dir) / "checkpoints")
     if latest is None:
         return None
     return Extensions(**read_record(latest).get("extensions", {}))
@@ -92,7 +93,7 @@ def build_run_model(
     )
 
 
-def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Path:
+def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Place:
     """Check that a run can start from another one; return the checkpoint that it starts from.
 
     Args:

@@ -39,6 +39,7 @@ from domext_ray.runs.events import (
     tell_driver,
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, LossNames, name_losses
+from domext_ray.storage import Place
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
@@ -54,7 +55,7 @@ from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainSta
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.flops import Ceiling, find_ceiling, measure_peak_memory, time_ceiling
 from domext_ray.training.keeping import make_loss
-from domext_ray.training.metrics import MetricsLog, check_attempt
+from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
 from domext_ray.training.rate import COUNTED_TOKENS, make_full_batch
@@ -85,7 +86,7 @@ class PretrainTask:
 
     Args:
         config: configuration with `optim.decay_steps` resolved.
-        run_dir: the run's directory, on storage that all workers see.
+        run_dir: the run's directory, on storage that all workers see, as the attempt has it that trains.
         corpus_dirs: folders of the prepared corpora's manifests, one a length phase.
         beside_dirs: the same of each of the texts of `config.parts`.
         general_tokenizer_dir: the tokenizer of general text; None: the run's.
@@ -95,11 +96,11 @@ class PretrainTask:
         earlier: extensions that the model has beside the method's own, from that run.
         goes_on_from: the run's own checkpoint that the driver chose; None: there was none.
         starts_from: the checkpoint of `init_from` that the driver checked.
-        attempt: this attempt's id; a worker of an older attempt stops before it writes.
+        scratch_dir: local folder of what libraries write by themselves; None: the run's directory.
     """
 
     config: PretrainConfig
-    run_dir: Path
+    run_dir: Place
     corpus_dirs: tuple[Path, ...]
     tokenizer_dir: Path
     base_sha256: str
@@ -109,7 +110,11 @@ class PretrainTask:
     earlier: Extensions | None = None
     goes_on_from: CheckpointId | None = None
     starts_from: CheckpointId | None = None
-    attempt: str = ""
+    scratch_dir: Path | None = None
+
+    @property
+    def scratch(self) -> Path:
+        return self.scratch_dir or Path(self.run_dir)
 
 
 class PretrainWorker:
@@ -162,7 +167,7 @@ class PretrainWorker:
         self.is_stopping = False
         self.log: MetricsLog | None = None
         if rank == 0:
-            self.log = MetricsLog(task.run_dir, task.attempt, self.step, tensorboard=self.config.run.tensorboard)
+            self.log = MetricsLog(task.run_dir, self.step, tensorboard=self.config.run.tensorboard)
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """The checkpoint that all ranks go on from; None at the start."""
@@ -472,7 +477,8 @@ class PretrainWorker:
         if self.rank != 0 or state is None:
             return
         _check_state(state, self.step)
-        check_attempt(self.task.run_dir, self.task.attempt)
+        if self.log is not None:
+            self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
         save_checkpoint(
             self.task.run_dir / "checkpoints",
             self.step,

@@ -26,10 +26,10 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.estimate import RowEstimate
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
-from domext_ray.files import hash_values, new_file
 from domext_ray.model.base import Base
 from domext_ray.model.graft import build_base
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
+from domext_ray.storage import hash_values, new_file
 
 NUM_ROWS, LENGTH = 1_600, 96
 """Rows that are written, and their tokens, [CLS] and [SEP] included; fewer where the base has positions for fewer."""

@@ -36,7 +36,7 @@ from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.errors import ConfigError
-from domext_ray.files import hash_values, read_json
+from domext_ray.files import read_json
 from domext_ray.inputs import run_preparation
 from domext_ray.model.base import load_base
 from domext_ray.options.build import to_dict
@@ -45,6 +45,7 @@ from domext_ray.plan import settle_workers
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import resolve_schedule
 from domext_ray.runtime.ray_cluster import count_cpus
+from domext_ray.storage import hash_values
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import resolve_max_steps
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from domext_ray.files import Kind, read_json, write_text
+from domext_ray.files import Kind, read_json
 from domext_ray.options.places import hide_places
 from domext_ray.runtime.ray_cluster import count_cpus
+from domext_ray.storage import write_text
 
 REPOSITORY = Path(__file__).parents[2]
 PUBLISHED = REPOSITORY / ".github" / "benchmarks"

@@ -18,7 +18,8 @@ from typing import Any
 from benchmarks.output import REPOSITORY, read_records
 
 from domext_ray.errors import RunError
-from domext_ray.files import read_text, write_text
+from domext_ray.files import read_text
+from domext_ray.storage import write_text
 
 DOCUMENTS = ("README.md", ".github/RESULTS.md", "jobs/README.md")
 COMMAND = "python jobs/benchmark.py tables"

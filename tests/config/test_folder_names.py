@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from domext_ray.runs.run_directory import hold_run
 
 NAMES = (".", "..", ".corpora", "-x", "a/b", " a", "a ", "two\nlines", "tab\there", "nul\0", "a" * 201, "é" * 101)
 PLACES: list[tuple[type[Any], str, list[str]]] = [
-    *((PretrainConfig, f"--{name}", []) for name in ("run.dir", "prepare.cache_dir", "init_from", "base")),
+    *((PretrainConfig, f"--{name}", []) for name in ("prepare.cache_dir", "init_from", "base")),
     *((PretrainConfig, f"--{name}", []) for name in ("vocab.words", "vocab.protected", "train.general_probe")),
     *((FinetuneConfig, f"--{name}", []) for name in ("run.dir", "data", "model")),
     (AblateConfig, "--output", ["--study", "size"]),
@@ -58,24 +58,21 @@ def test_a_place_is_on_a_file_system(config_class: type[Any], option: str, flags
 
 
 def test_an_address_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"--run.dir is 's3://bucket/runs'; .* all nodes have \(mount the storage"):
-        parse_config(PretrainConfig, "", ["--run.dir", "s3://bucket/runs"])
+    with pytest.raises(ConfigError, match=r"--init_from is 's3://bucket/runs'; .* all nodes have \(mount the storage"):
+        parse_config(PretrainConfig, "", ["--init_from", "s3://bucket/runs"])
     with pytest.raises(ConfigError, match="as a plain path, such as /data/runs"):
         parse_config(PretrainConfig, "", ["--run.dir", "file:///data/runs"])
+    assert parse_config(PretrainConfig, "", ["--run.dir", "s3://bucket/runs"]).run.dir == "s3://bucket/runs"
+    for wrong in ("s3://bucket", "s3:/bucket/runs", "hdfs://name/runs", "gs:///runs"):
+        with pytest.raises(ConfigError, match=r"--run.dir is .*; .* all nodes have \(mount the storage"):
+            parse_config(PretrainConfig, "", ["--run.dir", wrong])
     assert parse_config(PretrainConfig, "", ["--run.dir", "C:runs/x:/y z"]).run.dir == "C:runs/x:/y z"
 
 
-def test_a_run_that_cannot_be_locked_is_not_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(number: int) -> Any:
-        def flock(*_: object) -> None:
-            raise OSError(number, "as a network file system answers")
+def test_a_run_is_held_where_files_have_no_second_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, "as a file system without hard links answers")
 
-        return flock
-
-    for number in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-        monkeypatch.setattr(fcntl, "flock", fail(number))
-        with pytest.raises(RunError, match="cannot lock files .* give a --run.dir on another one"), hold_run(tmp_path):
-            pass
-    monkeypatch.setattr(fcntl, "flock", fail(errno.EWOULDBLOCK))
-    with pytest.raises(RunError, match="another job is working"), hold_run(tmp_path):
+    monkeypatch.setattr(os, "link", fail)
+    with hold_run(tmp_path), pytest.raises(RunError, match="another job is working"), hold_run(tmp_path):
         pass

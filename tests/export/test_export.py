@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +39,14 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.card import CardFacts, Terms, build_card, describe_base_model, read_header, read_terms
-from domext_ray.export.folder import ExportRecord, new_export, read_export_record
+from domext_ray.export.folder import ExportRecord, list_exported, new_export, read_export_record
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
 from domext_ray.model.base import HEADS, Base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
+from domext_ray.storage import Place
 
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 
@@ -363,16 +365,36 @@ def test_an_export_says_which_checkpoint_it_is(base: Base, tokenizer: PreTrained
     assert record == ExportRecord("huggingface", "run", 3, hashlib.sha256(tensors.read_bytes()).hexdigest())
 
 
-def test_what_killed_exports_left_goes_with_the_next_one(tmp_path: Path) -> None:
-    for state in ("incomplete", "replaced"):
-        (tmp_path / f".export.{state}-01234567").mkdir()
-    with new_export(tmp_path / "export", ExportRecord("huggingface")) as first:
-        (first / "part").write_text("1")
-        with new_export(tmp_path / "export", ExportRecord("huggingface")) as second:  # it leaves a living one alone
-            (second / "part").write_text("2")
-        (tmp_path / "export" / "part").write_text("2")
-    assert (tmp_path / "export" / "part").read_text() == "1"
-    assert [each.name for each in tmp_path.iterdir() if each.name != "huggingface"] == ["export"]
+def test_an_export_that_was_killed_half_way_is_no_export_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "export", Place.put
+
+    def export(version: str) -> None:
+        with new_export(folder, ExportRecord("huggingface")) as temporary:
+            for name in ("a", f"b{version}"):
+                (temporary / name).write_text(version)
+
+    def put(self: Place, *args: Any, **settings: Any) -> str:
+        if self.name == "b2":
+            raise OSError("killed")
+        return real(self, *args, **settings)
+
+    export("1")
+    monkeypatch.setattr(Place, "put", put)
+    with pytest.raises(RunError, match="killed"):
+        export("2")
+    monkeypatch.undo()
+    assert read_export_record(folder) is None
+    with pytest.raises(RunError, match="half an export"):
+        list_exported(folder)
+    export("3")
+    assert list_exported(folder) == ["a", "b3", "domext_export.json"]
+    assert sorted(each.name for each in folder.iterdir()) == ["a", "b3", "domext_export.json"]
+    (folder / "mine").touch()
+    monkeypatch.setattr(Place, "put", put)
+    with pytest.raises(RunError, match="mine: no part of the export"):
+        export("2")
 
 
 def test_a_run_is_exported_from_its_newest_checkpoint(

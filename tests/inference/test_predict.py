@@ -15,7 +15,7 @@ import torch
 
 from domext_ray.config.inference import PredictConfig
 from domext_ray.errors import ConfigError, CorpusError, DomextError, RunError
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.inference.block_job import MALFORMED, SUMMARY
 from domext_ray.inference.predict import (
     PredictPlan,
@@ -26,6 +26,7 @@ from domext_ray.inference.predict import (
     run_prediction,
 )
 from domext_ray.runs.run_directory import IDENTITY, write_identity
+from domext_ray.storage import write_json
 
 ROWS = [
     *({"id": f"n{i}", "text": f"the {each} read a [MASK] ."} for i, each in enumerate("doctor man dog".split())),

@@ -147,7 +147,7 @@ def test_where_all_checkpoints_are_damaged_nothing_begins_anew(
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     for flags in ((), ("--dry_run", "true")):
         with pytest.raises(
-            RunError, match=r"step-00000030: tensors.* step-00000025: cursor\.json is missing"
+            RunError, match=r"step-00000030-\d+: tensors.* step-00000025-\d+: cursor\.json is missing"
         ) as raised:
             start_again(copied, tiny_base_folder, corpus_file, *flags)
         assert f"delete {copied / 'checkpoints'}" in str(raised.value)
@@ -183,8 +183,6 @@ def test_a_run_is_finished_when_its_newest_checkpoint_is_exported(copied: Path) 
         assert not is_finished(copied, config), change
     marker.unlink()
     assert not is_finished(copied, config)
-    (copied / "made_with.json").unlink()
-    assert is_finished(copied, config), "a version did it that recorded neither"
     marker.write_text(json.dumps(record))
     shutil.rmtree(copied / "checkpoints")
     assert is_finished(copied, config), "they were deleted to save space"
@@ -300,7 +298,7 @@ def test_half_a_copy_of_the_bases_tokenizer_is_replaced(tiny_base_folder: Path, 
     (folder / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
     assert provide_tokenizer(config, base, paths) == folder
     assert (folder / "tokenizer.json").read_bytes() == whole
-    assert [each.name for each in paths.run.iterdir()] == ["tokenizer"]
+    assert paths.run.list_names() == ["tokenizer"]
 
 
 SHAPES = [(2, 3, 4), (1, 1, 8), (1, 2, 4), (1, 3, 8), (2, 0, 4), (2, 0, 2), (2, 1, 2), (2, 2, 4), (4, 0, 2), (4, 3, 1)]

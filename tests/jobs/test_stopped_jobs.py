@@ -15,6 +15,8 @@ from conftest import REPOSITORY, write_corpus
 from job_processes import kill_job, start_job, stop_job
 from labelled_fixtures import write_ner
 
+from domext_ray.training.checkpoint import list_steps
+
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 JOBS = REPOSITORY / "jobs"
 NOT_FINISHED = "stopped by Ctrl-C; the same command goes on with what is not finished.\n"
@@ -51,9 +53,9 @@ def test_training(tiny_base_folder: Path, tmp_path: Path, number: Signals) -> No
     options = ["--train.max_steps", "100000", "--train.checkpoint_every", "10", "--engine.precision", "fp32"]
     command = ["pretrain_af.py", *list_options(tiny_base_folder, corpus, tmp_path), *options, "--run.name", "af"]
     said = stop(command, tmp_path / "af" / "checkpoints", "*/manifest.json", number)
-    newest = sorted((tmp_path / "af" / "checkpoints").iterdir())[-1].name
+    newest = max(list_steps(tmp_path / "af" / "checkpoints"))
     name = "Ctrl-C" if number == SIGINT else "SIGHUP"
-    assert said.endswith(f"stopped at step {int(newest[5:]):,} by {name}; the same command goes on from there.\n")
+    assert said.endswith(f"stopped at step {newest:,} by {name}; the same command goes on from there.\n")
 
 
 def test_preparing(tiny_base_folder: Path, corpus: str, tmp_path: Path) -> None:

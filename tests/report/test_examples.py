@@ -116,10 +116,12 @@ def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: 
     found = find_latest(start / "checkpoints")
     assert found is not None
     (run_dir / "config.yaml").write_text(dump_yaml(replace(config, init_from=str(start))))
-    (run_dir / "identity.json").write_text(json.dumps({"init_sha256": read_tensors_sha256(found)}))
+    (run_dir / "identity.json").write_text(
+        json.dumps({"identity_format": 1, "init_sha256": read_tensors_sha256(found)})
+    )
     same = make_examples(run_dir, manifest)
     assert all(each.before == each.after for each in same), "the start's tensors are the run's here"
-    (run_dir / "identity.json").write_text(json.dumps({"init_sha256": "0" * 64}))
+    (run_dir / "identity.json").write_text(json.dumps({"identity_format": 1, "init_sha256": "0" * 64}))
     assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))
     shutil.rmtree(start)
     assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))

@@ -139,8 +139,10 @@ def test_examples_are_marked_and_only_their_owner_may_read_them(tmp_path: Path) 
     text = path.read_text(encoding="utf-8")
     assert "A &lt;b&gt; of <mark>tea</mark>, please." in text
     assert "<td>–</td><td>coffee 61%<br><mark>tea</mark> ✓ 30%</td>" in text
-    assert "drawn by a fixed rule" in text and path.stat().st_mode & 0o077 == 0
-    assert write_report(run_dir).stat().st_mode & 0o044, "a page without text of the corpus is like any other file"
+    assert "drawn by a fixed rule" in text and Path(path).stat().st_mode & 0o077 == 0
+    assert Path(write_report(run_dir)).stat().st_mode & 0o044, (
+        "a page without text of the corpus is like any other file"
+    )
 
 
 def test_new_words_have_their_counts(tmp_path: Path) -> None:

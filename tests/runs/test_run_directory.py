@@ -13,6 +13,7 @@ from domext_ray.options.build import identity_of
 from domext_ray.options.declare import free
 from domext_ray.config.pretrain import EngineConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import CorpusError, RunError
+from domext_ray.export.folder import ExportRecord, new_export
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import (
     check_identity,
@@ -37,25 +38,6 @@ def lay_out(run: Path, config: PretrainConfig = CONFIG) -> Path:
 
 def test_config_comes_back(tmp_path: Path) -> None:
     assert read_run_config(lay_out(tmp_path / "new")) == CONFIG
-
-
-def test_a_part_of_a_config_is_refused(tmp_path: Path) -> None:
-    run = lay_out(tmp_path / "run")
-    content = (run / "config.yaml").read_bytes()
-    ends = [i + 1 for i in range(len(content) - 1) if content[i : i + 1] == b"\n"]
-    for size in [0, *range(97, len(content), 97), *ends]:
-        (run / "config.yaml").write_bytes(content[:size])
-        with pytest.raises(RunError, match=r"config\.yaml .*its own command again") as raised:
-            read_run_config(run)
-        assert len(str(raised.value).splitlines()) == 1
-
-
-def test_an_edited_config_is_refused(tmp_path: Path) -> None:
-    run = lay_out(tmp_path / "run")
-    path = run / "config.yaml"
-    path.write_text(path.read_text().replace("heads: 1\n", "heads: 2\n", 1))
-    with pytest.raises(RunError, match="was edited"):
-        read_run_config(run)
 
 
 def test_a_run_goes_on_in_its_own_precision(tmp_path: Path) -> None:
@@ -95,6 +77,20 @@ def test_what_has_moved_is_the_same(tmp_path: Path) -> None:
     check_identity(run, moved)
     with pytest.raises(RunError, match="base: '/old/base' -> '/new/base'"):
         check_identity(run, {**moved, "base_sha256": "c" * 64})
+
+
+def test_an_option_that_a_run_does_not_name_is_another(tmp_path: Path) -> None:
+    run = lay_out(tmp_path / "run")
+    with pytest.raises(RunError, match=r"belongs to another run \(init_sha256: None -> 'd"):
+        check_identity(run, {**identity_of(CONFIG), "base_sha256": "b" * 64, "init_sha256": "d" * 64})
+
+
+def test_an_identity_of_another_format_is_refused(tmp_path: Path) -> None:
+    run = lay_out(tmp_path / "run")
+    path = run / "identity.json"
+    path.write_text(path.read_text().replace('"identity_format": 1', '"identity_format": 2'))
+    with pytest.raises(RunError, match=r"identity\.json is not of format 1"):
+        check_identity(run, identity_of(CONFIG))
 
 
 @pytest.mark.parametrize("content", ["", '{"seed": 7, "tra', "[1]", "\x80", "{}", '{"optim": {"decay_steps": "x"}}'])
@@ -138,6 +134,9 @@ def test_a_run_without_its_options_is_not_finished(tmp_path: Path) -> None:
     (run / "export").mkdir()
     (run / "report.html").touch()
     (run / "summary.json").write_text(json.dumps(SUMMARY))
+    assert not is_finished(run, CONFIG), "its export is not whole"
+    with new_export(run / "export", ExportRecord("huggingface", "run", 12)):
+        pass
     assert is_finished(run, CONFIG)
     (run / "config.yaml").write_text("train: {")
     assert not is_finished(run, CONFIG)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from domext_ray.errors import RunError, find_user_error
-from domext_ray.files import new_file, new_folder, write_text
+from domext_ray.storage import new_file, new_folder, write_text
 
 SIZE = 10_000
 

@@ -29,7 +29,7 @@ def make_sweep(folder: Path, rungs: dict[str, list[tuple[float, float, float]]],
             for i, (ended, seconds, f1) in enumerate(own, start=1)
         ]
         (trial / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in records))
-    (folder / "identity.json").write_text(json.dumps(identity))
+    (folder / "identity.json").write_text(json.dumps({"identity_format": 1, **identity}))
     return folder
 
 

@@ -23,6 +23,7 @@ from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.presets import find_preset
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, CorpusError, DivergenceError, RunError, TrainingError
+from domext_ray.export.folder import HUGGINGFACE, ExportRecord, new_export
 from domext_ray.runs.run_directory import write_config
 from domext_ray.study import runs as study_runs
 from domext_ray.study.arms import choose_presets, keeps, make_configs, read_presets
@@ -157,8 +158,9 @@ class FakeRuns:
         if config.optim.lr >= 0.1:
             raise DivergenceError("step 3 has a loss of nan.")
         folder = Path(config.run.dir) / config.run.name
-        (folder / "export").mkdir(parents=True, exist_ok=True)
         summary: dict[str, Any] = copy.deepcopy(SUMMARY)
+        with new_export(folder / "export", ExportRecord(HUGGINGFACE, step=summary["train"]["steps"])):
+            pass
         summary["train"] |= {"tokens": max(9, config.train.max_tokens), "wall_seconds": config.train.max_seconds}
         summary["domain"]["bits_per_character"]["after"] -= 0.01 * config.seed - abs(math.log10(config.optim.lr) + 3)
         summary["evaluation"] = {"domain_characters": 900, "general_words": 500}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import multiprocessing
 import os
 import resource
 import shutil
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from domext_ray import files
+from domext_ray import storage
 from domext_ray.errors import RunError
+from domext_ray.runs.attempts import supersede
+from domext_ray.storage import Place, Where
 from domext_ray.training import checkpoint as checkpoint_module
 from domext_ray.training.checkpoint import (
     CheckpointId,
@@ -43,14 +45,14 @@ def make_state(num_updates: int = 3, rows: int = 4) -> TrainState:
     return TrainState({"layer.0.exp_avg.weight": draw(), "layer.1.weight": draw()}, num_updates)
 
 
-def save(folder: Path, step: int, keep: int = 2, **changes: Any) -> Path:
+def save(folder: Where, step: int, keep: int = 2, **changes: Any) -> Path:
     settings: dict[str, Any] = {
         "state": make_state(step),
         "fixed": {"head.bias": torch.arange(3.0)},
         "cursor": {"epoch": 1, "batch": step},
         "record": {"base_sha256": "a" * 64},
     }
-    return save_checkpoint(folder, step, **(settings | changes), keep=keep)
+    return Path(save_checkpoint(folder, step, **(settings | changes), keep=keep))
 
 
 def list_names(folder: Path) -> list[str]:
@@ -74,7 +76,7 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
     for step in (5, 10, 15, 20):
-        (tmp_path / f".incomplete-step-{step:08d}-0").mkdir()
+        (tmp_path / f".step-{step - 5:08d}.{socket.gethostname()}-{2**22 + 1}-0a1b2c3d").mkdir()  # no process has it
         save(tmp_path, step, keep=3)
     assert list_names(tmp_path) == ["step-00000010", "step-00000015", "step-00000020"]
     assert find_latest(tmp_path) == tmp_path / "step-00000020"
@@ -102,6 +104,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
         file.write_bytes(content[: len(content) // 2])
     else:
         file.unlink()
+    if (name, damage) == ("manifest.json", "delete"):  # then it is no checkpoint
+        assert find_latest(tmp_path) == older
+        return
     with pytest.warns(UserWarning, match=f"{newer}.*{name if damage != 'flip' else ''}"):
         assert find_latest(tmp_path) == older
 
@@ -109,10 +114,10 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
 def test_damage_never_costs_the_last_sound_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     damaged = save(tmp_path, 3)
-    (damaged / "manifest.json").unlink()
+    (damaged / "cursor.json").unlink()
     newest = save(tmp_path, 2, keep=1)
     assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
-    with pytest.warns(UserWarning, match="manifest.json is missing"):
+    with pytest.warns(UserWarning, match="cursor.json is missing"):
         assert find_latest(tmp_path) == newest
     replaced = save(tmp_path, 3, keep=2)
     assert replaced == damaged and find_latest(tmp_path) == replaced
@@ -132,7 +137,7 @@ def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
         (checkpoint_module, "save_file"),
         (checkpoint_module, "write_json"),
         (checkpoint_module, "hash_file"),
-        (files, "flush"),
+        (storage, "flush_files"),
     ],
 )
 def test_full_disk_leaves_the_previous_one(
@@ -191,34 +196,11 @@ def test_another_format_is_not_read(tmp_path: Path) -> None:
         assert find_latest(tmp_path) is None
 
 
-def rewrite_manifest(path: Path, **changes: Any) -> None:
-    """Change a manifest as a version did that gave it no hash of its own."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["sha256"]
-    (path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
-
-
-def test_an_older_manifest_without_a_hash_is_read(tmp_path: Path) -> None:
-    path = save(tmp_path, 3)
-    rewrite_manifest(path)
-    assert find_latest(tmp_path) == path and load_checkpoint(path).step == 3
-
-
 def test_a_renamed_checkpoint_is_passed_over(tmp_path: Path) -> None:
     sound, renamed = save(tmp_path, 10), tmp_path / "step-00000020"
-    for edit in (lambda path: None, rewrite_manifest):
-        shutil.copytree(sound, renamed)
-        edit(renamed)
-        with pytest.warns(UserWarning, match=f"{renamed} .*its manifest is one of step 10"):
-            assert find_latest(tmp_path) == sound
-        shutil.rmtree(renamed)
-
-
-@pytest.mark.parametrize("changes", [{"step": 2.0}, {"step": "2"}, {"num_updates": None}, {"shb256": "0" * 64}])
-def test_a_manifest_of_something_else_is_passed_over(tmp_path: Path, changes: dict[str, Any]) -> None:
-    rewrite_manifest(save(tmp_path, 2), **changes)
-    with pytest.warns(UserWarning, match=r"manifest\.json"):
-        assert find_latest(tmp_path) is None
+    shutil.copytree(sound, renamed)
+    with pytest.warns(UserWarning, match=f"{renamed} .*its manifest is one of step 10"):
+        assert find_latest(tmp_path) == sound
 
 
 def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
@@ -324,6 +306,21 @@ def test_ranks_go_on_from_what_was_saved_since_the_driver_chose(tmp_path: Path, 
     (newest / "cursor.json").unlink()
     assert agree((tmp_path / "run",) * 2, chosen) == {0: "step-00000002", 1: "step-00000002"}
     assert agree((tmp_path / "none",) * 2) == {0: None, 1: None}
+
+
+def test_what_an_older_attempt_saves_late_replaces_nothing(tmp_path: Path) -> None:
+    """One that has looked whether the run is still its own, and was frozen before it wrote."""
+    old, new = (supersede(tmp_path) for _ in range(2))
+    newest = save(new / "checkpoints", 10)
+    assert newest.name == "step-00000010-0002"
+    with pytest.raises(RunError, match="another job has taken over the run"):
+        save(old / "checkpoints", 20)
+    assert list_names(tmp_path / "checkpoints") == [newest.name]
+    late = newest.with_name("step-00000020-0001")
+    shutil.copytree(save(tmp_path / "other", 20), late)
+    assert choose_checkpoint(tmp_path / "checkpoints") == Choice(Place(newest), ())
+    latest = save(new / "checkpoints", 30)
+    assert list_names(tmp_path / "checkpoints") == [newest.name, latest.name]
 
 
 def test_a_checkpoint_that_vanishes_is_one_sentence(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ from domext_ray.errors import OptionError
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.runs.attempts import supersede
 from domext_ray.training.checkpoint import find_latest, load_checkpoint
 from domext_ray.training.distillation import distill_new_words, fit_biases
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.metrics import read_metrics
 from domext_ray.training.start import NEW_WORD_TENSORS, build_run_model
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
@@ -212,12 +213,11 @@ def start(prepared: Prepared, tmp_path: Path) -> Iterator[Callable[..., Pretrain
     workers: list[PretrainWorker] = []
 
     def begin(name: str, **parts: Any) -> PretrainWorker:
-        attempt, folder = str(len(workers)), tmp_path / name
+        folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        write_attempt(folder, attempt)
         config = replace(prepared.config, **parts)
         folders, sha256 = (prepared.manifest.folder,), prepared.base.sha256
-        task = PretrainTask(config, folder, folders, prepared.tokenizer_dir, sha256, attempt=attempt)
+        task = PretrainTask(config, supersede(folder), folders, prepared.tokenizer_dir, sha256)
         workers.append(PretrainWorker(task, device=CPU))
         return workers[-1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
-from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics, write_text
-
-
-def start(run: Path, attempt: str) -> None:
-    write_text(run / "attempt.json", json.dumps({"attempt": attempt}))
+from domext_ray.runs.attempts import supersede
+from domext_ray.training.metrics import MetricsLog, RunProgress, read_metrics
 
 
 def read_steps(run: Path) -> list[int]:
@@ -24,15 +20,13 @@ def read_steps(run: Path) -> list[int]:
 
 
 def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
-    start(tmp_path, "one")
-    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
     for step in range(8):
         log.write({"step": step, "train/mlm_loss": float(step)})
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "train/ml')  # the process died here
-    start(tmp_path, "two")
-    log = MetricsLog(tmp_path, "two", 5, tensorboard=True)
+    log = MetricsLog(supersede(tmp_path), 5, tensorboard=True)
     log.write({"step": 6, "train/mlm_loss": 6.5, "train/lr": 1e-3, "eval/general_mlm_accuracy": None})
     log.close()
     assert read_steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
@@ -46,23 +40,20 @@ def read_events(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_a_run_that_starts_anew_starts_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    start(tmp_path, "one")
-    MetricsLog(tmp_path, "one", 0, tensorboard=False).close()
+    MetricsLog(supersede(tmp_path), 0, tensorboard=False).close()
     assert read_steps(tmp_path) == []
 
 
 def test_an_older_attempt_may_not_write(tmp_path: Path) -> None:
-    start(tmp_path, "one")
-    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
-    start(tmp_path, "two")
+    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
+    supersede(tmp_path)
     with pytest.raises(RunError, match="taken over"):
         log.write({"step": 1})
     assert read_steps(tmp_path) == []
 
 
 def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
-    start(tmp_path, "one")
-    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
     log.write({"step": 1, "train/mlm_loss": math.nan, "train/grad_norm": math.inf})
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
@@ -75,8 +66,7 @@ def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
 def test_progress_shows_the_last_step_where_it_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, Any], shown_step: str
 ) -> None:
-    start(tmp_path, "one")
-    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
     speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
     with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=9, **limits)):
         log.write({"step": 1, "train/mlm_loss": 2.0, **speed})
@@ -85,8 +75,7 @@ def test_progress_shows_the_last_step_where_it_is_known(
 
 
 def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start(tmp_path, "one")
-    log = MetricsLog(tmp_path, "one", 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
     figures = dict.fromkeys(("domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character"), math.nan)
     evaluation = {f"eval/{name}": value for name, value in {**figures, "general_mlm_accuracy": None}.items()}
     speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}

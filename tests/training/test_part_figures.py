@@ -28,9 +28,10 @@ from domext_ray.corpus.mixture import PART, stream_mixture
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
 from domext_ray.report.parts import measure_parts
+from domext_ray.runs.attempts import supersede
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import make_phases
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
@@ -70,11 +71,10 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
     return PretrainTask(config, folder, (corpora.domain[0].folder,), tokenizer_dir, base_sha256, beside)
 
 
-def begin(task: PretrainTask, folder: Path, attempt: int = 0) -> PretrainWorker:
+def begin(task: PretrainTask, folder: Path) -> PretrainWorker:
     join_alone()
     folder.mkdir(exist_ok=True)
-    write_attempt(folder, str(attempt))
-    return PretrainWorker(replace(task, run_dir=folder, attempt=str(attempt)), device=torch.device("cpu"))
+    return PretrainWorker(replace(task, run_dir=supersede(folder)), device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def pick(record: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_that_stops_anywhere_says_the_same(
     task: PretrainTask, records: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    for attempt, end in enumerate((3, 8, 9, STEPS)):  # the further part comes with step 9
-        worker = begin(task, tmp_path, attempt)
+    for end in (3, 8, 9, STEPS):  # the further part comes with step 9
+        worker = begin(task, tmp_path)
         worker.run(end)
         worker.close()
     cut = [pick(each) for each in read_metrics(tmp_path / "metrics.jsonl")]

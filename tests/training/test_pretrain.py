@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
@@ -16,8 +18,10 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, 
 from domext_ray.errors import RunError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.events import EVENTS, EventReader
+from domext_ray.storage import Place
+from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.entry import RunFailures
-from domext_ray.training.pretrain import _Trainer, describe_deaths
+from domext_ray.training.pretrain import _Trainer, check_shared_storage, describe_deaths
 
 
 @pytest.mark.parametrize(
@@ -92,3 +96,25 @@ def test_workers_that_died_too_often_are_one_sentence() -> None:
     assert said.startswith("workers died more than --train.max_failures (3) times, the last time worker 0 (The actor")
     assert said.endswith("; the same command goes on from the newest checkpoint.") and "\n" not in said
     assert describe_deaths(WorkerGroupError("", {0: KeyError("a defect")}), PretrainConfig()) is None
+
+
+def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run in a bucket they must see the prepared corpora alone."""
+    asked: list[str] = []
+
+    def ask(function: Any, path: str, *, own: bool) -> list[tuple[str, bool]]:
+        assert function(path) and not own
+        asked.append(path)
+        return [("node-1", True), ("node-2", False)]
+
+    monkeypatch.setattr(pretrain_module, "ask_nodes", ask)
+    with pytest.raises(
+        RunError, match=f"the run directory {tmp_path / 'run'} is not visible on node node-2; give --run"
+    ):
+        check_shared_storage(tmp_path / "run")
+    bucket, scratch = Place("s3://bucket/runs/af"), tmp_path / "corpora" / ".runs" / "0a1b"
+    with pytest.raises(
+        RunError, match=r"corpora, which is not visible on node node-2: .* give --prepare.cache_dir"
+    ) as said:
+        check_shared_storage(bucket, scratch)
+    assert "s3://bucket/runs/af" in str(said.value) and not any(map(os.path.exists, asked))

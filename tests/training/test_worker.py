@@ -33,12 +33,14 @@ from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.plan import count_run
 from domext_ray.report.summary import measure_run
+from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EventReader
+from domext_ray.storage import Place
 from domext_ray.training import flops
 from domext_ray.training.batches import BatchMaker
-from domext_ray.training.checkpoint import list_steps, load_checkpoint
+from domext_ray.training.checkpoint import find_latest, list_steps, load_checkpoint
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import read_metrics, write_attempt
+from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import make_phases
 from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.worker import MAX_SKIPPED_STEPS, QUIET_STEPS, PretrainTask, PretrainWorker
@@ -67,7 +69,9 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         engine=EngineConfig(precision="fp32"),
     )
     tokenizer_dir, corpora = provide_inputs(config)
-    return PretrainTask(config, folder, (corpora.domain[0].folder,), tokenizer_dir, load_base(config.base).sha256)
+    return PretrainTask(
+        config, Place(folder), (corpora.domain[0].folder,), tokenizer_dir, load_base(config.base).sha256
+    )
 
 
 @pytest.fixture
@@ -77,9 +81,7 @@ def start(task: PretrainTask, tmp_path: Path) -> Iterator[Start]:
     workers: list[PretrainWorker] = []
 
     def begin(**parts: Any) -> PretrainWorker:
-        attempt = str(len(workers))
-        write_attempt(tmp_path, attempt)
-        made = replace(task, run_dir=tmp_path, attempt=attempt, config=replace(task.config, **parts))
+        made = replace(task, run_dir=supersede(tmp_path), config=replace(task.config, **parts))
         workers.append(PretrainWorker(made, device=torch.device("cpu")))
         return workers[-1]
 
@@ -187,19 +189,22 @@ def test_a_run_without_a_masked_token_stops(start: Start, tmp_path: Path) -> Non
 def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start, tmp_path: Path) -> None:
     start().run()
     undisturbed = read_progress(tmp_path)
-    kept = {step: load_file(tmp_path / "checkpoints" / f"step-{step:08d}" / "tensors.safetensors") for step in (16,)}
+    kept = {
+        step: load_file(tmp_path / "checkpoints" / f"step-{step:08d}-0001" / "tensors.safetensors") for step in (16,)
+    }
     for each in (tmp_path / "checkpoints").iterdir():
         each.rename(tmp_path / each.name)
     worker = start()
     worker.run(6)
-    write_attempt(tmp_path, worker.task.attempt, stop=True)
+    assert worker.task.run_dir.fence is not None
+    Attempt(Place(tmp_path), worker.task.run_dir.fence.number).ask_to_end()
     worker.run()
     assert read_steps(tmp_path)[-1] == list_steps(tmp_path / "checkpoints")[-1] == 8  # 7 finds it, 8 is the last
     worker = start()
     assert worker.step == 8
     worker.run()
     assert read_progress(tmp_path) == undisturbed
-    tensors = load_checkpoint(tmp_path / "checkpoints" / "step-00000016").state.tensors
+    tensors = load_checkpoint(find_latest(tmp_path / "checkpoints")).state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
 
 
@@ -252,9 +257,8 @@ def train_in_cuts(
     """Train up to each of some steps in an attempt of its own; return figures of every step, and the last worker."""
     join_alone()
     run_dir.mkdir()
-    for number, cut in enumerate(cuts):
-        write_attempt(run_dir, str(number))
-        worker = PretrainWorker(replace(task, run_dir=run_dir, attempt=str(number)), device=torch.device("cpu"))
+    for cut in cuts:
+        worker = PretrainWorker(replace(task, run_dir=supersede(run_dir)), device=torch.device("cpu"))
         worker.run(cut)
         worker.close()
     records = [each for each in read_metrics(run_dir / "metrics.jsonl") if names[0] in each]
@@ -276,8 +280,7 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     words = load_base(mixed.config.base).config.vocab_size
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
     save_routers(tmp_path, {mixed.config.method.domain: (table, RouterRecord(threshold, 1.0, 0.0))})
-    write_attempt(tmp_path, "0")
-    worker = PretrainWorker(replace(mixed, run_dir=tmp_path, attempt="0"), device=torch.device("cpu"))
+    worker = PretrainWorker(replace(mixed, run_dir=supersede(tmp_path)), device=torch.device("cpu"))
     worker.run()
     worker.close()
     records = {each["step"]: each for each in read_metrics(tmp_path / "metrics.jsonl")}

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from domext_ray.errors import CorpusError, RunError
-from domext_ray.files import new_file, new_folder
 from domext_ray.progress import StatusLine
+from domext_ray.storage import new_file, new_folder
 
 LEFTOVER_SECONDS = 7 * 24 * 3600
 """How long a folder that nobody works in is kept."""
@@ -40,7 +40,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 _OF_VOCABULARIES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
-    r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|\.lock"
+    r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|attempts"
 )
 """Files of a tokenizer's folder, learned or extended."""
 

@@ -25,8 +25,8 @@ from domext_ray.corpus.vocabulary.statistics import describe_vocabulary, format_
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.corpus.vocabulary.word_counts import keep_counts
 from domext_ray.errors import CorpusError
-from domext_ray.files import write_text
 from domext_ray.options.build import identity_of
+from domext_ray.storage import write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

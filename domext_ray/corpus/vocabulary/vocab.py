@@ -17,9 +17,9 @@ from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import Sources, resolve_sources
 from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.errors import CorpusError
-from domext_ray.files import write_json
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.storage import write_json
 
 if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
     from transformers import PreTrainedTokenizerBase

@@ -26,11 +26,10 @@ from domext_ray.downstream.ablation.sweeps import (
     SweepResult,
 )
 from domext_ray.downstream.finetune.comparison import compare_means, format_finetuned
-from domext_ray.files import write_json
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.plots import BLUE, DASHED, GREEN, INK, MUTED, ORANGE, VIOLET, draw_legend, new_picture
 from domext_ray.report.tables import format_bounds, format_markdown
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import write_json, write_text
 
 MAX_ANNOTATED_LAYERS = 12
 FAMILY_COLORS = {BOTTLENECKS: BLUE, TOP_LAYERS: ORANGE, LAYER_NORMS: GREEN, EVERYTHING: VIOLET}

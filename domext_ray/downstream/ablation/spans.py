@@ -23,13 +23,13 @@ from domext_ray.downstream.finetune.training import Fitted, predict_rows
 from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.files import write_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, compare_paired
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.layers_domext import ExtensionOutput, Layer, NormShift
 from domext_ray.options.build import describe_difference
 from domext_ray.progress import StatusLine, format_seconds
+from domext_ray.storage import write_json
 
 SPANS = "spans.json"
 

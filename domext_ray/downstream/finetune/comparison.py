@@ -16,10 +16,10 @@ import numpy as np
 from domext_ray.downstream.finetune.finetuned import read_finetune_summary
 from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.errors import RunError
-from domext_ray.files import new_file
 from domext_ray.labelled.metrics.scores import PairedDifference, find_bounds, summarize_difference
 from domext_ray.report.plots import COLORS, draw_intervals, new_picture
 from domext_ray.report.tables import format_bounds, format_markdown
+from domext_ray.storage import new_file
 
 RESAMPLES = "resamples.npz"
 

@@ -46,10 +46,10 @@ from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
 from domext_ray.errors import ConfigError, TrainingError, find_user_error
-from domext_ray.files import read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.runs.run_directory import hold_run, write_config, write_identity
 from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision, start_ray
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import write_json, write_text
 from domext_ray.training.pretrain import check_shared_storage
 
 

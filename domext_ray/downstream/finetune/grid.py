@@ -16,7 +16,8 @@ import numpy as np
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.finetuned import read_result, result_path
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.files import Kind, read_json, write_json
+from domext_ray.files import Kind, read_json
+from domext_ray.storage import write_json
 
 Record: TypeAlias = dict[str, Any]
 """What a training left: its "point", and "dev" with all else that it reached, or the "reason" of its failure."""

@@ -29,7 +29,8 @@ from domext_ray.report.page import (
 )
 from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, draw_legend, new_picture
 from domext_ray.report.tables import format_text, list_figures
-from domext_ray.training.metrics import read_metrics, write_text
+from domext_ray.storage import write_text
+from domext_ray.training.metrics import read_metrics
 
 MAX_BARS = 24
 """Figures of a picture at most; a set of many labels has the most important ones first."""

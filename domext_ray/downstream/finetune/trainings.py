@@ -29,10 +29,10 @@ from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.start.model import TRAININGS, StartModel
 from domext_ray.downstream.tasks.stages import StagedResult, StagedTask, evaluate_stages
 from domext_ray.errors import TrainingError
-from domext_ray.files import new_file, read_json, write_json
+from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED
 from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import new_file, write_json, write_text
 
 MORE_MEMORY = "lower --scale.parallel or --grid.micro_batch_size, or give it a larger machine"
 

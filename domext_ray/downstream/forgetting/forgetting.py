@@ -26,7 +26,6 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import TRAININGS, read_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError
-from domext_ray.files import new_file
 from domext_ray.labelled.metrics.metrics import divide
 from domext_ray.labelled.metrics.scores import PairedDifference, Score, compare_paired_figures, make_score
 from domext_ray.model.base import NEXT_SENTENCE_HEAD, POOLER, hash_tensors
@@ -34,6 +33,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
+from domext_ray.storage import new_file
 from domext_ray.training.engine import move_batch
 from domext_ray.training.objective import pad_batch
 

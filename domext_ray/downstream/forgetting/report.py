@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, BY_SOURCE, Forgetting, ModelFigures
-from domext_ray.files import write_json
 from domext_ray.labelled.metrics.scores import PairedDifference
 from domext_ray.options.places import hide_places
 from domext_ray.report.plots import DASHED, MUTED, draw_intervals, new_picture
 from domext_ray.report.tables import NONE, format_bounds, format_markdown
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import write_json, write_text
 
 Points: TypeAlias = tuple[float, float, float]
 """A figure in per cents, and both ends of its interval."""

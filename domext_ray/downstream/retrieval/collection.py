@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.errors import CorpusError
-from domext_ray.files import hash_file
+from domext_ray.storage import hash_file
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 

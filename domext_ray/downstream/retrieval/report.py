@@ -10,10 +10,9 @@ from typing import Any
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.downstream.retrieval.collection import Collection
 from domext_ray.downstream.retrieval.retrieval import FIGURES, SearchFigures
-from domext_ray.files import write_json
 from domext_ray.options.places import hide_places
 from domext_ray.report.tables import NONE, format_bounds, format_markdown
-from domext_ray.training.metrics import write_text
+from domext_ray.storage import write_json, write_text
 
 _TITLES = {name: name.replace("ndcg", "nDCG").replace("_at_", "@").replace("_", " ") for name in FIGURES}
 

@@ -15,7 +15,8 @@ from typing import Any
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.learned import read_texts
 from domext_ray.errors import RunError
-from domext_ray.files import hash_file, hash_values, read_json, write_json
+from domext_ray.files import read_json
+from domext_ray.storage import hash_file, hash_values, write_json
 
 FORMAT = 1
 TASK_FILE, CATALOGUE_FILE = "task.json", "catalogue.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ from domext_ray.corpus.texts.work_folder import (
     make_folder_anew,
 )
 from domext_ray.errors import CorpusError, RunError, StorageError
-from domext_ray.files import new_file
+from domext_ray.storage import new_file
 
 NAME = "0123456789abcdef"
 
@@ -112,7 +113,7 @@ def test_a_leftover_that_a_job_holds_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
-    killed = tmp_path / ".tokenizer.incomplete-0a1b2c3d"
+    killed = tmp_path / f".tokenizer.{socket.gethostname()}-{2**22 + 1}-0a1b2c3d"  # no process has that number
     killed.mkdir()
     with make_folder_anew(folder) as temporary:
         (temporary / "vocab.txt").write_text("old")

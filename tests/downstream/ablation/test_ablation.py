@@ -176,7 +176,7 @@ def finetune_here(config: FinetuneConfig) -> Path:
     folder = plan.folder
     (folder / TRAININGS).mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
-    (folder / "identity.json").write_text(json.dumps(plan.identity), encoding="utf-8")
+    (folder / "identity.json").write_text(json.dumps({"identity_format": 1, **plan.identity}), encoding="utf-8")
     work = FinetuneWork(plan.config, plan.start, plan.task, folder, cpus=1.0)
     points = list_points(plan.config)
     for point in points:

@@ -1,0 +1,200 @@
+"""Who works in a run: each start is an attempt with a number of its own, and what an older one publishes is refused.
+
+RUN/attempts/000003.json is made on the condition that there is none, which on a disk and in a bucket one job alone can
+do, and made anew while the job lives. A job that was frozen, or cut off, and comes back finds a later number there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from domext_ray.errors import RunError, StorageError
+from domext_ray.storage import NEW, Place, Where, hash_text
+
+BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
+"""How often a job shows that it lives; an attempt that has not for so long may be taken over."""
+ATTEMPTS = "attempts"
+
+
+def _describe_loss(run: Place) -> RunError:
+    return RunError(f"another job has taken over the run in {run}; this one stops without writing.")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run, known by its number: RUN/attempts/000003.json, which its job makes anew while it lives.
+
+    Args:
+        run: the run's directory.
+        number: from 1; each start that takes over has the next one.
+    """
+
+    run: Place
+    number: int
+
+    @property
+    def place(self) -> Place:
+        return self.run / ATTEMPTS / f"{self.number:06d}.json"
+
+    def check(self) -> bool:
+        """Return whether the attempt is asked to save and end.
+
+        Raises:
+            RunError: a later one has the run.
+        """
+        names = (self.run / ATTEMPTS).list_names()
+        if any(name.endswith(".json") and name > self.place.name for name in names):
+            raise _describe_loss(self.run)
+        return f"{self.number:06d}.end" in names
+
+    def ask_to_end(self) -> None:
+        """Ask the attempt's workers to save and end."""
+        (self.run / ATTEMPTS / f"{self.number:06d}.end").put(b"")
+
+
+def supersede(where: Where) -> Place:
+    """Begin a run's next attempt, whoever may be at work there: what that publishes from now on is refused."""
+    run = Place(where)
+    return Place(run, _begin(run, _list_attempts(run), {**_describe_process(), "ended": True}))
+
+
+@contextlib.contextmanager
+def hold(where: Where) -> Iterator[Place]:
+    """Hold a run against other jobs; the place that is returned refuses to publish once another job has taken it over.
+
+    A job that has ended lets go, one that was killed on this machine, too. One of another machine is given
+    `STALE_SECONDS` to show that it lives; ages are told by the storage's clock alone.
+
+    Raises:
+        RunError: another job holds it.
+        StorageError: the storage refuses or fails.
+    """
+    run = Place(where)
+    owner = {**_describe_process(), "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
+    attempt = _take(run, owner)
+    has_ended = threading.Event()
+    beat = threading.Thread(target=_beat, args=(attempt, owner, has_ended), name="heartbeat", daemon=True)
+    beat.start()
+    try:
+        yield Place(run, attempt)
+    finally:
+        has_ended.set()
+        beat.join()
+        with contextlib.suppress(RunError, OSError):  # the run may be gone, or be another's
+            if attempt.place.is_file():
+                Place(attempt.place, attempt).put(_encode({**owner, "ended": True}))
+
+
+def _encode(owner: Mapping[str, Any]) -> bytes:
+    return json.dumps(owner).encode()
+
+
+def _beat(attempt: Attempt, owner: Mapping[str, Any], has_ended: threading.Event) -> None:
+    while not has_ended.wait(BEAT_SECONDS):
+        try:
+            Place(attempt.place, attempt).put(_encode(owner))
+        except StorageError as error:  # what is published says so, too
+            print(f"warning: {error}", file=sys.stderr, flush=True)
+        except (RunError, OSError):  # taken over, or the run's directory is gone
+            return
+
+
+def _take(run: Place, owner: Mapping[str, Any]) -> Attempt:
+    """Begin the attempt after the newest one, unless the job of that lives."""
+    seen: dict[str, float] = {}
+    while True:
+        names = _list_attempts(run)
+        if names and not _has_let_go(run / ATTEMPTS / names[-1], seen):
+            time.sleep(BEAT_SECONDS / 10)
+            continue
+        with contextlib.suppress(FileExistsError):  # another job was faster
+            return _begin(run, names, owner)
+
+
+def _list_attempts(run: Place) -> list[str]:
+    return [each for each in (run / ATTEMPTS).list_names() if each.endswith(".json")]
+
+
+def _begin(run: Place, names: list[str], owner: Mapping[str, Any]) -> Attempt:
+    attempt = Attempt(run, int(names[-1].removesuffix(".json")) + 1 if names else 1)
+    attempt.place.put(_encode(owner), NEW)
+    attempt.check()  # others may have come and gone since the list was read
+    for name in (run / ATTEMPTS).list_names():
+        if name < attempt.place.name:
+            (run / ATTEMPTS / name).delete()
+    return attempt
+
+
+def _has_let_go(newest: Place, seen: dict[str, float]) -> bool:
+    """Whether an attempt has ended or its job is dead; False while it is waited for.
+
+    Raises:
+        RunError: its job lives.
+    """
+    try:
+        info, owner = newest.info(), json.loads(newest.read_bytes())
+    except (FileNotFoundError, ValueError):  # it has gone since, or a disk has lost it
+        info, owner = newest.info(), {}
+    here = _describe_process()
+    is_here = owner.get("machine") == here["machine"]
+    if info is None or owner.get("ended") or (is_here and _find_start(owner["pid"]) != owner["started"]):
+        return True
+    if _tell_time(newest.parent) - info.modified > STALE_SECONDS:
+        return True
+    if is_here or not owner or seen.get(newest.name, info.modified) != info.modified:
+        age = max(0.0, _tell_time(newest.parent) - info.modified)
+        raise RunError(
+            f"another job is working in {newest.parent.parent}: process {owner.get('pid')} on {owner.get('host')} "
+            f"{f'(job {job}) ' if (job := owner.get('job')) else ''}has held it since {owner.get('since')}, and showed "
+            f"{age:.0f} s ago that it lives; wait for it, stop it, or give another --run.name."
+        )
+    if newest.name not in seen:
+        seen[newest.name] = info.modified
+        print(
+            f"note: {newest.parent.parent} was held by {owner['host']}; this job waits up to {STALE_SECONDS:g} s to see "
+            "whether that job still lives.",
+            flush=True,
+        )
+    return False
+
+
+def _tell_time(folder: Place) -> float:
+    """What time it is by the storage's own clock: that of a file which is put now."""
+    probe = folder / f".now-{uuid.uuid4().hex[:8]}"
+    probe.put(b"", flush=False)
+    info = probe.info()
+    probe.delete()
+    return info.modified if info else time.time()
+
+
+def _describe_process() -> dict[str, Any]:
+    """Who this process is; `machine` tells whether its number means the same process where it is read."""
+    machine = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        with contextlib.suppress(OSError):
+            machine.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text().strip())
+    job = os.environ.get("RAY_JOB_SUBMISSION_ID") or os.environ.get("SLURM_JOB_ID") or ""
+    here = {"host": socket.gethostname(), "machine": hash_text(" ".join(machine))[:16], "job": job}
+    return {**here, "pid": os.getpid(), "started": _find_start(os.getpid())}
+
+
+def _find_start(pid: int) -> str:
+    """When a process of this machine was started, in the system's ticks; empty: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+

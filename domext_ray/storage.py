@@ -1,0 +1,484 @@
+"""The one door to what outlives a process: files and folders on a disk, or objects of a bucket (s3://, gs://).
+
+A file is there whole or not at all. A folder counts when its manifest is there, which comes last. A file can be made on
+the condition that there is none, which is all that a lock needs (runs/attempts.py). Both backends promise the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from domext_ray.bucket import NEW, Bucket, Info, find_cache, hash_text, hash_values
+from domext_ray.errors import RunError, StorageError, name_file
+
+__all__ = ["NEW", "Info", "find_cache", "hash_text", "hash_values"]
+
+SCHEMES = ("s3", "gs")
+
+
+class Fence(Protocol):
+    """What a place asks before anything is put there or deleted: it raises if somebody else has the place now.
+
+    It returns whether whoever has it is asked to end. Its number goes up with each holder.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    def check(self) -> bool: ...
+
+
+class _Disk:
+    """A file system; keys are absolute paths."""
+
+    def info(self, key: str) -> Info | None:
+        try:
+            found = os.stat(key)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return (
+            None if os.path.isdir(key) else Info(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime)
+        )
+
+    def read(self, key: str, start: int = 0) -> bytes:
+        with open(key, "rb") as file:
+            file.seek(start)
+            return file.read()
+
+    def put(self, key: str, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        path = Path(key)
+        beside = _name_beside(path)
+        try:
+            with name_file(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if isinstance(source, bytes):
+                    beside.write_bytes(source)
+                else:
+                    shutil.move(source, beside)  # a rename, where it is on the same disk
+                if flush:
+                    flush_files(beside)
+                if condition == NEW:
+                    _link(beside, path)
+                else:
+                    os.replace(beside, path)
+                if flush:
+                    flush_files(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
+        return ""
+
+    def names(self, key: str) -> list[str]:
+        return sorted(os.listdir(key)) if os.path.isdir(key) else []
+
+    def files(self, key: str) -> dict[str, Info]:
+        paths = [each for each in Path(key).rglob("*") if not each.is_dir() or each.is_symlink()]
+        return {each.relative_to(key).as_posix(): info for each in paths if (info := self.info(str(each)))}
+
+    def delete(self, key: str) -> None:
+        path = Path(key)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def local(self, key: str, name: str) -> Path:
+        return Path(key)
+
+
+@functools.cache
+def _open_backend(root: str) -> _Disk | Bucket:
+    return Bucket(root) if root else _Disk()
+
+
+class Place:
+    """A file or folder: local, or s3://BUCKET/KEY, or gs://BUCKET/KEY.
+
+    Args:
+        where: what the user gave; a place stays as it is.
+        fence: asked before anything is put or deleted through this place, and those that are made from it.
+    """
+
+    def __init__(self, where: Where, fence: Fence | None = None) -> None:
+        self.root: str
+        self.key: str
+        self.fence = fence
+        if isinstance(where, Place):
+            self.root, self.key, self.fence = where.root, where.key, fence or where.fence
+            return
+        match = re.fullmatch(rf"((?:{'|'.join(SCHEMES)})://[^/]+)/*(.*?)/*", str(where))
+        self.root, self.key = match.groups() if match else ("", os.path.abspath(os.path.expanduser(where)))
+
+    def __truediv__(self, name: object) -> Place:
+        return self._at(f"{self.key}/{name}".lstrip("/" if self.root else ""))
+
+    def _at(self, key: str) -> Place:
+        made = Place(self)
+        made.key = key if self.root else os.path.normpath(key)
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}" if self.root else self.key
+
+    __repr__ = __str__
+
+    def __fspath__(self) -> str:
+        if self.root:
+            raise TypeError(f"{self} is no path of this machine")
+        return self.key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Place, Path)) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(Path(self) if self.is_local else str(self))
+
+    def __lt__(self, other: Place) -> bool:
+        return str(self) < str(other)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Place:
+        return self._at(self.key.rpartition("/")[0] or ("" if self.root else "/"))
+
+    @property
+    def is_local(self) -> bool:
+        return not self.root
+
+    @property
+    def _backend(self) -> _Disk | Bucket:
+        return _open_backend(self.root)
+
+    def info(self) -> Info | None:
+        """What is known of the file; None where there is none."""
+        return self._backend.info(self.key)
+
+    def is_file(self) -> bool:
+        return self.info() is not None
+
+    def is_dir(self) -> bool:
+        return os.path.isdir(self.key) if self.is_local else bool(self.list_names())
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def list_names(self) -> list[str]:
+        """Names of what is directly in the folder, sorted; empty where there is none."""
+        return self._backend.names(self.key)
+
+    def list_files(self) -> list[str]:
+        """Every file in the folder and the folders in it, as paths inside it, sorted."""
+        return sorted(self._backend.files(self.key))
+
+    def read_bytes(self, start: int = 0) -> bytes:
+        """Return the content from a byte on.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return self._backend.read(self.key, start)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def put(self, source: bytes | Path, condition: str = "", *, flush: bool = True) -> str:
+        """Put a file there whole, from memory or from a local file, which a disk takes away; return its tag.
+
+        Args:
+            source: the content.
+            condition: `NEW`, or the tag of the file that may be replaced, which a disk does not look at.
+            flush: bring it to the disk first; False where a hash tells what a power cut has left.
+
+        Raises:
+            FileExistsError: the condition does not hold.
+            RunError: the fence refuses.
+            StorageError: the storage is full, refuses or fails.
+        """
+        self.check()
+        return self._backend.put(self.key, source, condition, flush=flush)
+
+    def delete(self) -> None:
+        """Delete the file, or the folder with all that is in it; nothing, where there is nothing."""
+        self.check()
+        self._backend.delete(self.key)
+
+    def local(self) -> Path:
+        """Return a path of this machine to read it at: itself, or a copy in the cache.
+
+        Raises:
+            FileNotFoundError: it is in a bucket, and is not there.
+        """
+        return self._backend.local(self.key, self.name)
+
+    def check(self) -> bool:
+        """Raise if somebody else has the place now; return whether its holder is asked to end."""
+        return self.fence is not None and self.fence.check()
+
+    @contextlib.contextmanager
+    def new_files(self, last: str, meanwhile: Callable[[list[str]], bytes] | None = None) -> Iterator[Path]:
+        """A local folder whose files replace all of this one's when the block ends without an error.
+
+        Args:
+            last: the manifest, which goes first and comes last: without it the folder counts for nothing.
+            meanwhile: what to put in the manifest's place until then, given the names that will be there.
+        """
+        with self.scratch() as folder:
+            yield folder
+            made = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if not each.is_dir())
+            assert last in made
+            old, manifest, half = self.list_files(), self / last, meanwhile and meanwhile(made)
+
+            def withdraw() -> str:
+                if half is not None:
+                    return manifest.put(half)
+                manifest.delete()
+                return NEW
+
+            condition = withdraw()
+            for name in {*made} - {last}:
+                (self / name).put(folder / name)
+            for name in {*old} - {*made}:
+                (self / name).delete()
+            for empty in sorted(Path(self).rglob("*/"), reverse=True) if self.is_local else ():
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(empty)
+            while True:
+                try:
+                    manifest.put((folder / last).read_bytes(), condition)
+                    return
+                except FileExistsError:  # a job that has lost the run did not know it; one that has, ends here
+                    condition = withdraw()
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A temporary local folder: beside a place of the disk, so that its files can be moved there."""
+        path = Path(self) if self.is_local else Path(tempfile.gettempdir(), self.name)
+        _remove_left_behind(path.parent)
+        folder = _name_beside(path)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+Where = str | Path | Place
+
+
+@contextlib.contextmanager
+def new_file(where: Where, *, is_flushed: bool = True) -> Iterator[Path]:
+    """A temporary local path whose content is put at a place when the block ends without an error.
+
+    Args:
+        where: the file; one that is there is replaced. Its ending is the temporary path's, too.
+        is_flushed: bring the content to the disk first; False where a hash tells what a power cut has left.
+
+    Raises:
+        StorageError: the disk is full, may not be written or fails.
+    """
+    place = Place(where)
+    temporary = _name_beside(Path(place) if place.is_local else Path(tempfile.gettempdir(), place.name))
+    try:
+        with name_file(place):
+            yield temporary
+            if temporary.exists():  # a block may find that there is nothing to write
+                place.put(temporary, flush=is_flushed)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(where: Where, text: str) -> None:
+    """Write a small file so that it is either the old one or the new one, never a part.
+
+    Raises:
+        StorageError: the disk is full, may not be written or fails.
+    """
+    Place(where).put(text.encode())
+
+
+def write_json(where: Where, values: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+    """Write a JSON object, as `write_text` does."""
+    write_text(where, json.dumps(values, indent=2, ensure_ascii=False, sort_keys=sort_keys) + "\n")
+
+
+def hash_file(where: Where) -> str:
+    """Return the sha256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with Place(where).local().open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Log:
+    """Lines that are added to one file, whose readers see it grow: on a disk at once, in a bucket every few seconds.
+
+    A bucket's file is put again whole, on the condition that it is as this log, or another one, has left it.
+
+    Args:
+        place: the file.
+        start: what it begins with, and that nobody else writes it from now on; None: others add to it, too.
+    """
+
+    REST, SHORTEST = 20.0, 2.0  # times the seconds that a put took until the next one; and no sooner than that
+
+    def __init__(self, place: Place, start: str | None = None) -> None:
+        self.place, self.is_own = place, start is not None
+        self._known, self._waiting, self._due, self._file = (b"", NEW), b"", 0.0, None
+        if start is not None:
+            self._known = (start.encode(), place.put(start.encode()))
+            # A file that another attempt puts there is another one, and this one's late lines are not in it.
+            self._file = open(place, "ab", buffering=0) if place.is_local else None  # noqa: SIM115
+
+    def add(self, text: str) -> None:
+        """Add lines."""
+        self._waiting += text.encode()
+        if self.place.is_local or not self.is_own or time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let readers see all lines.
+
+        Raises:
+            RunError: the log is this one's own, and another attempt writes it.
+            StorageError: the storage is full, refuses or fails.
+        """
+        data, self._waiting = self._waiting, b""
+        if not data:
+            return
+        with name_file(self.place):
+            if self._file is not None:
+                self._file.write(data)
+            elif self.place.is_local:
+                Path(self.place.parent).mkdir(parents=True, exist_ok=True)
+                with open(self.place, "ab", buffering=0) as file:
+                    file.write(data)
+            else:
+                started = time.monotonic()
+                self._put(data)
+                self._due = time.monotonic() + max(self.SHORTEST, self.REST * (time.monotonic() - started))
+
+    def _put(self, data: bytes) -> None:
+        while True:
+            content, tag = self._known
+            try:
+                self._known = content + data, self.place.put(content + data, tag)
+                return
+            except FileExistsError:
+                if self.is_own:
+                    raise RunError(f"another job writes {self.place}; this one stops without writing.") from None
+                found = self.place.info()  # the tag first: what is added after it is found out when this is put
+                self._known = (self.place.read_bytes(), found.tag) if found else (b"", NEW)
+
+    def close(self) -> None:
+        """Flush, and let go of the file."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, replaces: bool) -> Iterator[Path]:
+    """A temporary folder beside another, whose name it takes, flushed, when the block ends without an error.
+
+    For the rooms of a disk that have not moved to `Place.new_files` yet.
+
+    Args:
+        target: the folder.
+        replaces: one that is there makes way; else it, or one that another process makes meanwhile, is an error.
+
+    Raises:
+        OSError: the disk refuses, or `target` is there and is not replaced.
+    """
+    temporary, replaced = _name_beside(target), _name_beside(target)
+    _remove_left_behind(target.parent)
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+        except StorageError as error:  # of a file in it: the caller knows what the folder is
+            raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
+        flush_files(*temporary.rglob("*"), temporary)
+        if replaces and target.exists():
+            os.rename(target, replaced)  # not removed file by file: a job killed meanwhile would leave a part
+        os.rename(temporary, target)
+        flush_files(target.parent)
+    finally:
+        if replaced.exists() and not target.exists():
+            os.rename(replaced, target)
+        for path in (temporary, replaced):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of a disk at once: one that is half deleted must not look like a damaged one.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    doomed = _name_beside(folder)
+    os.rename(folder, doomed)
+    flush_files(folder.parent)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _name_beside(path: Path) -> Path:
+    """A temporary path beside another, whose name says which process of which machine it is of."""
+    mark = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return path.with_name(f".{path.stem[:100]}.{mark}{path.suffix}")
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed processes of this machine have left in a folder under temporary names."""
+    for each in folder.glob(f".*.{glob.escape(socket.gethostname())}-*"):
+        number = re.search(r"-(\d+)-[0-9a-f]{8}(\.\w+)?$", each.name)
+        if number is not None and not _is_alive(int(number[1])):
+            _Disk().delete(str(each))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a name that none has; where a file system knows no links, make it anew under that name."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        with target.open("xb") as file:
+            file.write(source.read_bytes())
+
+
+def flush_files(*paths: Path) -> None:
+    """Bring files, and the entries of folders, to the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,116 @@
+"""A real S3 server on localhost, and a proxy before it that refuses, fails, or tells another time."""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import logging
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from domext_ray import storage
+
+BUCKET = "s3://runs"
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+
+
+@contextmanager
+def serve_objects() -> Iterator[str]:
+    """Serve a bucket; yields the server's address. One request at a time: moto checks a condition, then writes."""
+    app, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def answer(environ: Any, start: Any) -> list[bytes]:
+        with turn:
+            return list(app(environ, start))
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server("127.0.0.1", 0, answer, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    urllib.request.urlopen(urllib.request.Request(f"{address}/runs", method="PUT")).read()
+    yield address
+    server.shutdown()
+
+
+def use_objects(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point this process, and those that it starts, at a server."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": address}.items():
+        monkeypatch.setenv(name, value)
+    storage._open_backend.cache_clear()
+
+
+class Proxy:
+    """Stands before a server; what it does to a request is settled by its attributes, at any time."""
+
+    def __init__(self, address: str) -> None:
+        self.host = address.removeprefix("http://")
+        self.refused: str = ""  # a method that is answered with 403
+        self.silent_until = 0.0  # 503 until then, as time.monotonic() has it
+        self.shift = 0.0  # seconds that the server's clock is ahead
+        self.loses_answers = 0  # how many of what was put is answered with 503
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _pass_on(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if time.monotonic() < proxy.silent_until:
+                    self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+                elif self.command == proxy.refused:
+                    self._answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+                else:
+                    connection = http.client.HTTPConnection(proxy.host, timeout=60)
+                    headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+                    connection.request(self.command, self.path, body, {**headers, "Host": proxy.host})
+                    answer = connection.getresponse()
+                    content = answer.read()
+                    if proxy.loses_answers and self.command == "PUT":
+                        proxy.loses_answers -= 1
+                        self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+                        return
+                    self._answer(answer.status, dict(answer.getheaders()), content)
+                    connection.close()
+
+            def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    if name.lower() in ("date", "last-modified") and proxy.shift:
+                        moment = email.utils.parsedate_to_datetime(value).timestamp() + proxy.shift
+                        value = email.utils.formatdate(moment, usegmt=True)
+                    if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                        self.send_header(name, value)
+                length = headers.get("Content-Length") if self.command == "HEAD" else None
+                self.send_header("Content-Length", length or str(len(content)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def count_seconds(text: str) -> int:
+    """The number of seconds that a sentence names."""
+    found = re.search(r"(\d+) s\b", text)
+    assert found is not None
+    return int(found[1])

@@ -1,0 +1,208 @@
+"""What a disk and a bucket promise alike."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_store import BUCKET
+
+from domext_ray import storage
+from domext_ray.errors import RunError
+from domext_ray.storage import NEW, Log, Place, hash_file, new_file, write_json, write_text
+
+NAMES = ["plain", "with space", "äöü", "a,b", "50%", "x=1&y#z+?", "[1]*", "…" * 20]
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, objects: str) -> Place:
+    """An empty folder of either kind."""
+    return Place(tmp_path / "room") if request.param == "disk" else Place(f"{BUCKET}/{tmp_path.name}/room")
+
+
+def test_what_is_put_comes_back(place: Place) -> None:
+    file = place / "a" / "b.bin"
+    assert not place.exists() and not file.exists() and file.info() is None and place.list_names() == []
+    file.put(b"\0one")
+    assert file.exists() and file.is_file() and not file.is_dir() and place.is_dir() and not place.is_file()
+    assert file.read_bytes() == b"\0one" and file.read_bytes(2) == b"ne" and file.read_bytes(4) == b""
+    info = file.info()
+    assert info is not None and info.size == 4
+    file.put(b"another")
+    changed = file.info()
+    assert file.read_bytes() == b"another" and changed is not None and changed.tag != info.tag
+    assert place.list_names() == ["a"] and place.list_files() == ["a/b.bin"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_will_do(place: Place, name: str) -> None:
+    write_text(place / name / f"{name}.txt", name)
+    assert place.list_names() == [name] and (place / name).list_names() == [f"{name}.txt"]
+    assert (place / name / f"{name}.txt").read_text() == name
+    assert place.list_files() == [f"{name}/{name}.txt"]
+
+
+def test_what_is_not_there(place: Place) -> None:
+    with pytest.raises(FileNotFoundError):
+        (place / "none").read_bytes()
+    (place / "none").delete()
+    place.delete()
+
+
+def test_places_are_values(place: Place) -> None:
+    below = place / "a/b"
+    assert (below.name, below.parent.name, below.parent.parent) == ("b", "a", place)
+    assert str(below) == f"{place}/a/b" and Place(str(below)) == below == Place(below)
+    assert pickle.loads(pickle.dumps(below)) == below and {below: 1}[Place(str(below))] == 1
+
+
+def test_only_one_makes_a_file(place: Place) -> None:
+    made, barrier = [], threading.Barrier(8)
+
+    def make(number: int) -> None:
+        barrier.wait()
+        try:
+            (place / "lock").put(b"%d" % number, NEW)
+        except FileExistsError:
+            return
+        made.append(number)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(made) == 1 and (place / "lock").read_bytes() == b"%d" % made[0]
+    assert place.list_names() == ["lock"]
+
+
+def test_a_deleted_folder_is_gone(place: Place) -> None:
+    for name in ("a/1", "a/b/2", "ab"):
+        write_text(place / name, name)
+    (place / "a").delete()
+    assert place.list_files() == ["ab"]
+
+
+def test_a_file_is_read_at_a_local_path(place: Place) -> None:
+    write_text(place / "a" / "1.txt", "one")
+    write_text(place / "a" / "b" / "2.txt", "two")
+    path = (place / "a" / "1.txt").local()
+    assert path.name == "1.txt" and path.read_text() == "one"
+    folder = (place / "a").local()
+    assert (folder / "1.txt").read_text() == "one" and (folder / "b" / "2.txt").read_text() == "two"
+    write_text(place / "a" / "1.txt", "new")
+    assert (place / "a" / "1.txt").local().read_text() == "new"
+    assert hash_file(place / "a" / "1.txt") == storage.hash_text("new")
+
+
+def test_a_block_that_fails_leaves_the_old_file(place: Place) -> None:
+    write_text(place / "x.txt", "old")
+    with pytest.raises(KeyError), new_file(place / "x.txt") as path:
+        path.write_text("half")
+        raise KeyError
+    assert (place / "x.txt").read_text() == "old" and place.list_names() == ["x.txt"]
+    with new_file(place / "x.txt") as path:
+        assert path.suffix == ".txt"
+        path.write_text("new")
+    assert (place / "x.txt").read_text() == "new" and place.list_names() == ["x.txt"]
+
+
+def publish(place: Place, version: str, *names: str, **settings: Any) -> None:
+    with place.new_files("manifest.json", **settings) as folder:
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(version)
+        write_json(folder / "manifest.json", {"version": version})
+
+
+def test_a_folder_is_replaced_whole(place: Place) -> None:
+    publish(place / "model", "1", "a", "sub/b")
+    publish(place / "model", "2", "a", "c")
+    assert (place / "model").list_files() == (place / "model").list_names() == ["a", "c", "manifest.json"]
+    assert place.list_names() == ["model"]
+    assert (place / "model" / "a").read_text() == "2"
+    with pytest.raises(KeyError), (place / "model").new_files("manifest.json"):
+        raise KeyError
+    assert (place / "model" / "manifest.json").exists() and place.list_names() == ["model"]
+
+
+@pytest.mark.parametrize("meanwhile", [b"", b"half"])
+def test_a_folder_counts_for_nothing_while_it_is_replaced(
+    place: Place, meanwhile: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(place / "model", "1", "a", "b")
+    real, seen = Place.put, []
+
+    def put(self: Place, source: Any, *args: Any, **settings: Any) -> str:
+        if self.name == "b":
+            manifest = place / "model" / "manifest.json"
+            seen.append(manifest.read_bytes() if manifest.exists() else b"")
+            raise OSError("gone")
+        return real(self, source, *args, **settings)
+
+    monkeypatch.setattr(Place, "put", put)
+    with pytest.raises(OSError, match="gone"):
+        publish(place / "model", "2", "a", "b", meanwhile=(lambda names: meanwhile) if meanwhile else None)
+    assert seen == [meanwhile]
+
+
+def test_a_log_grows(place: Place) -> None:
+    log = Log(place / "log", start="0\n")
+    for number in range(1, 4):
+        log.add(f"{number}\n")
+    log.flush()
+    assert (place / "log").read_text() == "0\n1\n2\n3\n" and (place / "log").read_bytes(4) == b"2\n3\n"
+    log.close()
+
+
+def _add_lines(place: Place, name: str) -> None:
+    for number in range(10):
+        Log(place).add(f"{name} {number}\n")
+
+
+def test_several_add_to_one_log(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_add_lines, args=(place / "log", name)) for name in "ab"]
+    for each in processes:
+        each.start()
+    _add_lines(place / "log", "c")
+    for each in processes:
+        each.join(timeout=120)
+    lines = (place / "log").read_text().splitlines()
+    assert sorted(lines) == [f"{name} {number}" for name in "abc" for number in range(10)]
+
+
+def test_a_log_that_another_began_anew_is_not_added_to(place: Place) -> None:
+    old = Log(place / "log", start="0\n")
+    Log(place / "log", start="other\n").close()
+    try:
+        old.add("late\n")
+        old.close()
+    except RunError as error:
+        assert "another job writes" in str(error)
+    assert (place / "log").read_text() == "other\n"
+
+
+def test_a_fence_keeps_writers_out(place: Place) -> None:
+    class Fence:
+        is_shut = False
+
+        def check(self) -> None:
+            if self.is_shut:
+                raise RunError("shut")
+
+    fence = Fence()
+    own = Place(place, fence)
+    write_text(own / "a", "1")
+    with pytest.raises(RunError, match="shut"), (own / "model").new_files("manifest.json") as folder:
+        (folder / "manifest.json").write_text("{}")
+        fence.is_shut = True
+    for act in (lambda: write_text(own / "a", "2"), (own / "a").delete, lambda: Log(own / "a").add("3")):
+        if act.__name__ != "<lambda>" or not place.is_local:
+            with pytest.raises(RunError, match="shut"):
+                act()
+    assert place.list_files() == ["a"]
