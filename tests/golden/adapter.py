@@ -11,7 +11,7 @@ import io
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,6 @@ from domext_ray.options.read import read_flags
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
-from domext_ray.training.metrics import write_attempt
 from domext_ray.training.phases import make_phases
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
@@ -163,8 +162,6 @@ def train(command: str) -> Ended:
 
     def train_here(task: PretrainTask, note_evaluation: Any = None) -> None:
         join_alone()
-        task = replace(task, attempt="here")
-        write_attempt(task.run_dir, task.attempt)
         worker = PretrainWorker(task, device=torch.device("cpu"))
         worker.run()
         worker.close()
