@@ -324,14 +324,16 @@ def test_a_server_changes_while_it_serves(bank: AdapterBank, base: Base) -> None
 
     asking = threading.Thread(target=ask)
     asking.start()
-    for _ in range(10):
-        server.attach("art")
-        torch.testing.assert_close(
-            server(**batch, adapter_names=["art"] * 4), list(score(models["art"], batch)), atol=1e-5, rtol=0
-        )
-        server.drop("art")
-    is_over.set()
-    asking.join()
+    try:
+        for _ in range(10):
+            server.attach("art")
+            torch.testing.assert_close(
+                server(**batch, adapter_names=["art"] * 4), list(score(models["art"], batch)), atol=1e-5, rtol=0
+            )
+            server.drop("art")
+    finally:
+        is_over.set()
+        asking.join()
     assert not wrong and server.names() == ["law"]
     for names, message in [
         (["law", "art", "law", "law"], "no adapter 'art' is served here; served are law"),

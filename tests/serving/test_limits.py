@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from domext_ray.errors import ConfigError
-from domext_ray.serving.limits import RateLimit, count_retry_seconds, find_token, hash_token, is_token
+from domext_ray.serving.limits import MOST_CLIENTS, RateLimit, count_retry_seconds, find_token, hash_token, is_token
 
 TOKEN = "a-token-of-some-length"
 
@@ -75,6 +75,13 @@ def test_a_rate_holds_for_each_client() -> None:
     now = 0.6
     assert limit.take("a") == 0.0
     assert RateLimit(0.0).take("a") == 0.0
+
+
+def test_the_client_that_was_silent_longest_is_forgotten() -> None:
+    limit = RateLimit(1.0, clock=lambda: 0.0)
+    assert [limit.take("a") for _ in range(3)] == [0.0, 0.0, 1.0]
+    assert not any(limit.take(f"client {i}") for i in range(MOST_CLIENTS))
+    assert limit.take("a") == 0.0
 
 
 def test_slow_rates_take_one_request() -> None:

@@ -39,6 +39,7 @@ from domext_ray.training.engine import (
     _forbid_compiled_op,
     seed_step,
 )
+from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch, pad_batch
 from domext_ray.training.optimizer import compute_learning_rate
 
@@ -269,7 +270,8 @@ def measure_evaluation(stages: Stages) -> dict[str, Any]:
         rows = draw_rows(99)
         batch = join(rows[2:6]) if dist.get_rank() == 0 else rows[0]
         scores = [engine.evaluate(batch) for _ in range(2)]
-        results[str(stage)] = scores, engine.gather_state(), train(engine, 1, 2)
+        whole = evaluate(engine, [join(rows[i : i + 2]) for i in (1, 3, 5)])  # two ranks: in the end one has no batch
+        results[str(stage)] = scores, engine.gather_state(), train(engine, 1, 2), whole
     return results
 
 
@@ -504,6 +506,21 @@ def test_uneven_evaluation(two_ranks: list[Any], stage: int) -> None:
                 assert (correct, count) == (num_correct, batch.num_masked)
             else:
                 assert (loss_sum, correct, count) == (0.0, 0, 0)
+
+
+@each_stage
+def test_evaluations_are_summed_over_ranks(two_ranks: list[Any], stage: int) -> None:
+    model = build_model()
+    state = two_ranks[0]["evaluation"][str(stage)][1]
+    model.load_state_dict({name: each.param for name, each in state.tensors.items()}, strict=False)
+    batch = join(draw_rows(99)[1:7])
+    with torch.no_grad():
+        logits = model(input_ids=batch.input_ids, masked_positions=batch.masked_positions).logits
+    for result in two_ranks:
+        scores = result["evaluation"][str(stage)][3]
+        assert scores.num_tokens == batch.num_masked
+        assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-4)
+        assert scores.accuracy == pytest.approx((logits.argmax(-1) == batch.labels).float().mean().item())
 
 
 @each_stage
