@@ -10,11 +10,13 @@ from pathlib import Path
 
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import BankEntry
-from domext_ray.adapters.run_base import find_base
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
+from domext_ray.downstream.start.model import TRAININGS, is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.extensions.table import DOMAIN_PARTS
+from domext_ray.runs.run_directory import read_config
 from domext_ray.training.start import read_run_config
 
 
@@ -69,7 +71,7 @@ def _add_run(folder: Path, config: BankConfig) -> BankEntry:
     add = AdapterBank.add_finetuned if is_finetuned else AdapterBank.add_run
     if (folder / BANK).is_file():
         return add(AdapterBank.open(folder, config.base), config.name, run_dir)
-    base = config.base or (_find_base(config.add) if is_finetuned else read_run_config(run_dir).base)
+    base = config.base or (find_base(config.add) if is_finetuned else read_run_config(run_dir).base)
     bank = AdapterBank.create(folder, base)
     try:
         return add(bank, config.name, run_dir)
@@ -79,9 +81,27 @@ def _add_run(folder: Path, config: BankConfig) -> BankEntry:
         raise
 
 
-def _find_base(add: str) -> str:
-    """Return the base of a new bank's first adapter, a fine-tuned one."""
-    try:
-        return find_base(add)
-    except RunError as error:
-        raise ConfigError(f"--base is empty; it must say what the new bank's base is: {error}") from error
+def find_base(model: str) -> str:
+    """Return the base at the beginning of a model's runs.
+
+    Args:
+        model: a run's directory, an export within it, a base's folder, or a hub id; a run may have started from any of
+            these.
+
+    Raises:
+        ConfigError: an export is in no run's directory any more.
+        RunError: a run's config.yaml is damaged.
+    """
+    folder = Path(model).expanduser()
+    if is_export(folder):  # one that has an extension; what trained all weights is a base
+        run = folder.resolve().parent
+        if not is_run(run):
+            reason = "does not say what its base is, and is no longer in the folder of its run"
+            raise ConfigError(f"--base is empty; it must say what the new bank's base is: {folder} {reason}.")
+        return find_base(str(run))
+    if not is_run(folder):
+        return model
+    if (folder / TRAININGS).is_dir():
+        return find_base(read_config(folder, FinetuneConfig).model)
+    config = read_run_config(folder)
+    return config.base if config.method.has_domain else model

@@ -28,7 +28,7 @@ from domext_ray.model.domext.routers_domext import Router, choose_domains
 
 MOST_TOKENS = 512
 """Tokens of a row where --max_length is 0 and the model takes more."""
-_ROUTER = "router.domains.weight"
+_ROUTER = "bert.router.domains.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class Catalogue:
     def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
         if entry.architecture == MASKED_LM:
             return "", None
-        description = entry.description or describe_head(name, entry, self.max_length)
+        description = entry.task or describe_head(name, entry, self.max_length)
         staged = make_described_task(description, self.tokenizer)
         if not isinstance(staged, SingleTask):
             raise RunError(f"the adapter {name!r} is a stage of {description.family}, which is not served.")
@@ -190,8 +190,7 @@ def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescripti
     Raises:
         RunError: the labels are not those of a task that is served.
     """
-    labels = tuple((entry.id2label or {}).values())
-    options = TaskOptions(max_length=max_length)
+    labels, options = entry.labels, TaskOptions(max_length=max_length)
     if entry.architecture == TOKENS:
         kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))
         if labels != ("O", *(f"{mark}-{kind}" for kind in kinds for mark in "BI")):
