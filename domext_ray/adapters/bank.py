@@ -21,8 +21,8 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from domext_ray.adapters.entry import (
     MASKED_LM,
     TENSORS,
     BankEntry,
-    check_encoder,
+    check_base,
     check_model,
     check_task,
     describe_shape,
@@ -46,7 +46,7 @@ from domext_ray.adapters.entry import (
     name_own,
     put_domain,
 )
-from domext_ray.downstream.finetune.exported import load_exported
+from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError
@@ -66,6 +66,9 @@ _ADD_AGAIN = "remove the adapter and add it again"
 class AdapterBank:
     """A bank on the disk; `create` and `open` make one.
 
+    Every method raises a RunError where a name is unknown or taken, a file is damaged or of another version, what is
+    added is something else than a bank holds, or the disk refuses; a BaseModelError where the base is not to be had.
+
     Args:
         folder: the bank.
         base_id: where its base is.
@@ -83,10 +86,6 @@ class AdapterBank:
         Args:
             folder: must not exist, or be empty.
             base: "general-mini", a folder, or a hub id; for every adapter of the bank.
-
-        Raises:
-            RunError: the folder holds something, or the disk refuses.
-            BaseModelError: the base is not to be had.
         """
         folder = Path(folder).expanduser().resolve()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -110,9 +109,6 @@ class AdapterBank:
         Args:
             folder: the bank.
             base: where its base is, if it has moved.
-
-        Raises:
-            RunError: it is no bank, damaged, or of another version.
         """
         folder = Path(folder).expanduser().resolve()
         if not (folder / BANK).is_file():
@@ -124,12 +120,7 @@ class AdapterBank:
 
     @cached_property
     def base(self) -> Base:
-        """The base, in fp32 on the CPU.
-
-        Raises:
-            BaseModelError: it is not to be had.
-            RunError: it is another one than the bank was made with.
-        """
+        """The base, in fp32 on the CPU."""
         base = load_base(self.base_id)
         if base.sha256 != self.base_sha256 or describe_shape(base.config) != self.shape:
             raise RunError(
@@ -148,30 +139,18 @@ class AdapterBank:
         return sorted(each.name for each in folders if _is_name(each.name))
 
     def find_folder(self, name: str) -> Path:
-        """Return where an adapter is.
-
-        Raises:
-            RunError: there is none of that name.
-        """
+        """Return where an adapter is."""
         names = self.names()
         if name not in names:
             raise RunError(f"the bank {self.folder} has no adapter {name!r}; it has {', '.join(names) or 'none'}.")
         return self.folder / ADAPTERS / name
 
     def describe(self, name: str) -> BankEntry:
-        """Return what adapter.json says of an adapter.
-
-        Raises:
-            RunError: there is none of that name, or the file is damaged or of another version.
-        """
+        """Return what adapter.json says of an adapter."""
         return BankEntry.from_json(_read_hashed(self.find_folder(name) / DESCRIPTION, _ADD_AGAIN))
 
     def read_adapter(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
-        """Return an adapter's description, and its tensors as a model calls them whose domain has the adapter's name.
-
-        Raises:
-            RunError: there is none of that name, it is damaged, or it belongs to another bank.
-        """
+        """Return an adapter's description, and its tensors by the names of a model whose domain is called like it."""
         entry, path = self.describe(name), self.find_folder(name) / TENSORS
         try:
             content = path.read_bytes()
@@ -187,12 +166,7 @@ class AdapterBank:
         return entry, name_own(load(content), name)
 
     def load(self, name: str) -> PreTrainedModel:
-        """Return the model of one adapter, as it was when it was added: base, domain and head, in `eval` mode.
-
-        Raises:
-            RunError: there is none of that name, or a file is damaged.
-            BaseModelError: the base is not to be had.
-        """
+        """Return the model of one adapter, as it was when it was added: base, domain and head, in `eval` mode."""
         entry, tensors = self.read_adapter(name)
         config = entry.configure(self.base, name)
         return cast(PreTrainedModel, make_model(entry.architecture, config, self.base.tensors | tensors))
@@ -205,24 +179,17 @@ class AdapterBank:
         Args:
             model: an encoder, or a model that has one in `bert`, with the bank's base in it.
             name: the adapter; the domain is called like it.
-
-        Raises:
-            RunError: the model has another base or a domain of that name, there is no such adapter, or it is damaged.
         """
         entry, tensors = self.read_adapter(name)
-        check_encoder(cast(nn.Module, getattr(model, "bert", model)), self.base)
+        check_base(model, self.base, only_encoder=True)
         put_domain(model, name, entry, tensors)
 
     def verify(self) -> list[str]:
         """Compare the base and every file with their hashes; return a sentence about each that is damaged."""
         problems = []
-        checks: list[Callable[[], object]] = [
-            lambda: self.base,
-            *(partial(self.read_adapter, each) for each in self.names()),
-        ]
-        for check in checks:
+        for name in (None, *self.names()):
             try:
-                check()
+                _ = self.base if name is None else self.read_adapter(name)
             except DomextError as error:
                 problems.append(str(error))
         return problems
@@ -244,17 +211,13 @@ class AdapterBank:
             domain: the model's domain; the only one that is active.
             origin: JSON that says where it comes from.
             task: what the head was fine-tuned for, a family of `entry.TASKS`; None: nobody needs to know.
-
-        Raises:
-            RunError: the name is taken, the model is more or something else than a bank holds, or the task is not its
-                head's.
         """
         target = self._claim(name)
         architecture = find_architecture(model)
         check_model(model, domain, self.base)
         config = cast(DomextConfig, model.config)
-        is_masked_lm = architecture == MASKED_LM
-        labels = () if is_masked_lm else tuple(label for _, label in sorted((config.id2label or {}).items()))
+        has_labels = architecture != MASKED_LM
+        labels = tuple(label for _, label in sorted((config.id2label or {}).items())) if has_labels else ()
         if task is not None:
             check_task(task, architecture, labels)
         tensors = list_own(model, domain, self.base)
@@ -266,7 +229,7 @@ class AdapterBank:
                 architecture=architecture,
                 domain=config.domains[domain],
                 labels=labels,
-                problem_type=None if is_masked_lm else config.problem_type,
+                problem_type=config.problem_type if has_labels else None,
                 origin=origin or {},
                 num_parameters=sum(each.numel() for each in tensors.values() if each.is_floating_point()),
                 num_bytes=path.stat().st_size,
@@ -278,18 +241,16 @@ class AdapterBank:
         return entry
 
     def add_run(self, name: str, run_dir: str | Path) -> BankEntry:
-        """Add the domain that a training run made, from the run's newest checkpoint.
+        """Add the domain that a run made; of a fine-tuning run with its head and its task.
 
         Args:
             name: what the bank calls it.
-            run_dir: the run's directory (config.yaml, tokenizer/, checkpoints/).
-
-        Raises:
-            RunError: the name is taken, or the run has no usable checkpoint, another base, no domain, or more.
-            BaseModelError: the run's base is not to be had.
+            run_dir: of a training run, whose newest checkpoint counts; of a fine-tuning run, or its export.
         """
         self._claim(name)
         run_dir = Path(run_dir).expanduser()
+        if is_finetuned_model(run_dir):
+            return self._add_finetuned(name, run_dir)
         config = read_run_config(run_dir)
         if config.objective.next_sentence:
             raise RunError(
@@ -301,19 +262,7 @@ class AdapterBank:
         origin |= {"pooling": config.objective.pooling} if config.objective.makes_vectors else {}
         return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
 
-    def add_finetuned(self, name: str, folder: str | Path) -> BankEntry:
-        """Add the domain and the head of a fine-tuned model, with its task.
-
-        Args:
-            name: what the bank calls it.
-            folder: the model's export, or the fine-tuning run that has one.
-
-        Raises:
-            RunError: the name is taken, there is no such export, or the model is more or something else than a bank
-                holds.
-            BaseModelError: the model's files are not what its configuration says.
-        """
-        self._claim(name)
+    def _add_finetuned(self, name: str, folder: Path) -> BankEntry:
         exported = load_exported(folder, torch.device("cpu"))
         if len(exported.fitted) > 1:
             raise RunError(f"{folder} takes {len(exported.fitted)} models for its task, and an adapter is one model.")
@@ -324,11 +273,7 @@ class AdapterBank:
         return self.add(name, fitted.model, active[-1] if active else "", origin, exported.description)
 
     def remove(self, name: str) -> None:
-        """Delete an adapter.
-
-        Raises:
-            RunError: there is none of that name, or the disk refuses.
-        """
+        """Delete an adapter."""
         folder = self.find_folder(name)
         foreign = sorted(each.name for each in folder.iterdir() if each.name not in (TENSORS, DESCRIPTION))
         if foreign:

@@ -67,14 +67,12 @@ def run_bank(config: BankConfig) -> None:
 def _add_run(folder: Path, config: BankConfig) -> BankEntry:
     """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
     run_dir = Path(config.add).expanduser()
-    is_finetuned = is_finetuned_model(run_dir)
-    add = AdapterBank.add_finetuned if is_finetuned else AdapterBank.add_run
     if (folder / BANK).is_file():
-        return add(AdapterBank.open(folder, config.base), config.name, run_dir)
-    base = config.base or (find_base(config.add) if is_finetuned else read_run_config(run_dir).base)
-    bank = AdapterBank.create(folder, base)
+        return AdapterBank.open(folder, config.base).add_run(config.name, run_dir)
+    own = "" if config.base or is_finetuned_model(run_dir) else read_run_config(run_dir).base
+    bank = AdapterBank.create(folder, config.base or own or find_base(config.add))
     try:
-        return add(bank, config.name, run_dir)
+        return bank.add_run(config.name, run_dir)
     except DomextError:
         if not bank.names():
             shutil.rmtree(folder, ignore_errors=True)

@@ -182,8 +182,7 @@ def check_model(model: nn.Module, domain: str, base: Base) -> None:
             f"the model has no domain{named}, and a bank holds domains beside a frozen base; train one with one of "
             f"{name_options(DOMAIN_PARTS)} (--method.trains extensions)."
         )
-    params = dict(model.named_parameters())
-    others = list(find_others("bank", config, list(params), domain))
+    others = list(find_others("bank", config, [name for name, _ in model.named_parameters()], domain))
     if others or config.head_bilstm:
         raise RunError(
             f"the model has {[*others, 'a BiLSTM below its head'][0]}, and a bank holds domains and heads only."
@@ -194,20 +193,17 @@ def check_model(model: nn.Module, domain: str, base: Base) -> None:
             f"the model's active domains are {', '.join(active) or 'none'}, and a bank holds {domain!r} alone; train "
             f"it so (--method.active_domains {domain}), or call set_active_domains([{domain!r}]) if it was."
         )
-    _check_base(config, {name: params[name] for name in base.tensors.keys() & params.keys()}, base)
+    check_base(model, base)
 
 
-def check_encoder(encoder: nn.Module, base: Base) -> None:
-    """Refuse an encoder of another base; one that is stored in another dtype may have lost its bits."""
-    params = {f"bert.{name}": param for name, param in encoder.named_parameters()}
+def check_base(model: nn.Module, base: Base, *, only_encoder: bool = False) -> None:
+    """Refuse a model of another base: bit by bit, or an encoder whose base is rounded to its dtype."""
+    prefix = "" if hasattr(model, "bert") else "bert."
+    params = {f"{prefix}{name}": each for name, each in model.named_parameters()}
     names = {name for name in base.tensors if name.startswith(("bert.embeddings.", "bert.encoder."))}
     if missing := sorted(names - params.keys()):
         raise RunError(f"the model has no {missing[0]} of its own (merge LoRA first), so no adapter fits it.")
-    _check_base(cast(DomextConfig, encoder.config), {name: params[name] for name in names}, base, rounded=True)
-
-
-def _check_base(config: DomextConfig, params: dict[str, nn.Parameter], base: Base, *, rounded: bool = False) -> None:
-    """Compare a model's shape, and parameters bit by bit, with the base's, perhaps rounded to the model's dtype."""
+    config = cast(DomextConfig, model.config)
     for name, value in describe_shape(base.config).items():
         if getattr(config, name) != value:
             raise RunError(
@@ -215,8 +211,9 @@ def _check_base(config: DomextConfig, params: dict[str, nn.Parameter], base: Bas
                 "bank of its own."
             )
     changed = []
-    for name, param in sorted(params.items()):
-        value = base.tensors[name].to(param.device, param.dtype if rounded else None)
+    for name in sorted(names if only_encoder else base.tensors.keys() & params.keys()):
+        param = params[name]
+        value = base.tensors[name].to(param.device, param.dtype if only_encoder else None)
         if param.dtype != value.dtype or not torch.equal(param, value):
             changed.append(f"{name} ({str(param.dtype).removeprefix('torch.')})")
     if changed:

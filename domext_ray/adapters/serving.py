@@ -106,7 +106,7 @@ class AdapterServer(nn.Module):
         """Serve one more adapter.
 
         Raises:
-            RunError: it is served already, there is no such adapter, or it is damaged.
+            RunError: it is served already, or as `AdapterBank.read_adapter`.
         """
         entry, tensors = self.bank.read_adapter(name)
         head = self.base_head
