@@ -10,11 +10,13 @@ from pathlib import Path
 
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import BankEntry
-from domext_ray.adapters.run_base import find_base
+from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
+from domext_ray.downstream.start.model import TRAININGS, is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.extensions.table import DOMAIN_PARTS
+from domext_ray.runs.run_directory import read_config
 from domext_ray.training.start import read_run_config
 
 
@@ -65,23 +67,39 @@ def run_bank(config: BankConfig) -> None:
 def _add_run(folder: Path, config: BankConfig) -> BankEntry:
     """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
     run_dir = Path(config.add).expanduser()
-    is_finetuned = is_finetuned_model(run_dir)
-    add = AdapterBank.add_finetuned if is_finetuned else AdapterBank.add_run
     if (folder / BANK).is_file():
-        return add(AdapterBank.open(folder, config.base), config.name, run_dir)
-    base = config.base or (_find_base(config.add) if is_finetuned else read_run_config(run_dir).base)
-    bank = AdapterBank.create(folder, base)
+        return AdapterBank.open(folder, config.base).add_run(config.name, run_dir)
+    own = "" if config.base or is_finetuned_model(run_dir) else read_run_config(run_dir).base
+    bank = AdapterBank.create(folder, config.base or own or find_base(config.add))
     try:
-        return add(bank, config.name, run_dir)
+        return bank.add_run(config.name, run_dir)
     except DomextError:
         if not bank.names():
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _find_base(add: str) -> str:
-    """Return the base of a new bank's first adapter, a fine-tuned one."""
-    try:
-        return find_base(add)
-    except RunError as error:
-        raise ConfigError(f"--base is empty; it must say what the new bank's base is: {error}") from error
+def find_base(model: str) -> str:
+    """Return the base at the beginning of a model's runs.
+
+    Args:
+        model: a run's directory, an export within it, a base's folder, or a hub id; a run may have started from any of
+            these.
+
+    Raises:
+        ConfigError: an export is in no run's directory any more.
+        RunError: a run's config.yaml is damaged.
+    """
+    folder = Path(model).expanduser()
+    if is_export(folder):  # one that has an extension; what trained all weights is a base
+        run = folder.resolve().parent
+        if not is_run(run):
+            reason = "does not say what its base is, and is no longer in the folder of its run"
+            raise ConfigError(f"--base is empty; it must say what the new bank's base is: {folder} {reason}.")
+        return find_base(str(run))
+    if not is_run(folder):
+        return model
+    if (folder / TRAININGS).is_dir():
+        return find_base(read_config(folder, FinetuneConfig).model)
+    config = read_run_config(folder)
+    return config.base if config.method.has_domain else model

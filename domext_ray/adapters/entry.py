@@ -1,15 +1,14 @@
-"""An adapter of a bank: what its description says, which of a model's tensors are its own, and what fits the base.
+"""An adapter: what a bank says of it, which tensors of a model are its own, and the model that they make with the base.
 
-Enters: a base, and a model or a description. Leaves: the tensors of a domain and of its task's head under names that do
-not have the domain's, checked against the base; or the domain in a model in memory.
+Enters: a base, and a model or an adapter's description and tensors. Leaves: the tensors that are not the base's; or an
+adapter's model, or its domain in a model in memory.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
@@ -20,11 +19,11 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
-from domext_ray.extensions.table import find_others, is_extension
+from domext_ray.extensions.table import DOMAIN_PARTS, find_others, name_options
 from domext_ray.model.base import Base
-from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts.layout import SHARED_FIELDS
 
 TENSORS, DESCRIPTION = "adapter.safetensors", "adapter.json"
@@ -34,32 +33,17 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
     TOKENS: DomextForTokenClassification,
     SEQUENCES: DomextForSequenceClassification,
 }
-_NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-_SHAPE = (*(each for each in SHARED_FIELDS if each not in _NOT_SHAPE), "position_rule", "mlm_head_act", "has_pooler")
-"""Fields of a configuration that decide what a base computes; the bank's base and a model for it agree on them, and on
-those of a layout other than BERT's."""
-SHAPE_TYPES: dict[str, type | tuple[type, ...]] = {
-    name: (str, type(None)) if name == "mlm_head_act" else type(getattr(DomextConfig(), name)) for name in _SHAPE
-}
-ENTRY_TYPES: dict[str, type | tuple[type, ...]] = {
-    "base_sha256": str,
-    "architecture": str,
-    "domain": dict,
-    "id2label": (dict, type(None)),
-    "problem_type": (str, type(None)),
-    "origin": dict,
-    "num_parameters": int,
-    "num_bytes": int,
-    "sha256": str,
-    "task": (dict, type(None)),
-}
 TASKS = {"ner": TOKENS, **dict.fromkeys(("classification", "multilabel", "regression"), SEQUENCES)}
 """Task families whose models a bank holds and requests ask, and their architecture."""
-_PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
-HEAD_PREFIX = "head."
-WORD_HEAD = "cls."
-"""Tensors of a domain in the MLM head begin so: what its shifts of words add to the scores."""
-ADD_AGAIN = "remove the adapter and add it again"
+_NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+_SHAPE = (
+    *(each for each in SHARED_FIELDS if each not in _NOT_SHAPE),
+    "position_rule",
+    "mlm_head_act",
+    "has_pooler",
+    "causal",
+)
+"""Fields of a configuration that decide what a base computes, beside those of a layout other than BERT's."""
 
 
 @dataclass(frozen=True)
@@ -70,35 +54,52 @@ class BankEntry:
         base_sha256: of the base that the domain was trained on.
         architecture: a key of `ARCHITECTURES`.
         domain: its sizes and layers.
-        id2label: the classes' names; None: a masked LM.
+        labels: the classes' names, in the head's order; none: a masked LM.
         problem_type: as in transformers; None: it follows from the labels.
         origin: where the adapter comes from; of a run its name, method and step, and its pooling if it makes vectors.
         num_parameters: of domain and head.
         num_bytes: size of adapter.safetensors.
         sha256: of adapter.safetensors.
-        task: what the head was fine-tuned for, as `TaskDescription.to_json` has it; None: nobody said.
+        task: what the head was fine-tuned for; with it `make_described_task` encodes texts and decodes logits. None:
+            nobody said.
     """
 
     base_sha256: str
     architecture: str
     domain: Domain
-    id2label: dict[int, str] | None
+    labels: tuple[str, ...]
     problem_type: str | None
     origin: dict[str, Any]
     num_parameters: int
     num_bytes: int
     sha256: str
-    task: dict[str, Any] | None = None
+    task: TaskDescription | None
 
     @property
     def pooling(self) -> Pooling:
         """How its run made a vector of a text; the mean if it made none."""
         return "cls" if self.origin.get("pooling") == "cls" else "mean"
 
-    @property
-    def description(self) -> TaskDescription | None:
-        """What the head was fine-tuned for; with it `make_described_task` encodes texts and decodes logits."""
-        return None if self.task is None else TaskDescription.from_json(self.task)
+    def to_json(self) -> dict[str, Any]:
+        """Return the values as JSON has them."""
+        return asdict(self) | {"task": None if self.task is None else self.task.to_json()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> BankEntry:
+        """Read what `to_json` gave."""
+        task = values["task"] and TaskDescription.from_json(values["task"])
+        own = {"domain": Domain(**values["domain"]), "labels": tuple(values["labels"]), "task": task}
+        return cls(**{**values, **own})
+
+    def configure(self, base: Base, name: str) -> DomextConfig:
+        """Return the configuration of the adapter's model, whose domain is called `name`."""
+        config = copy.deepcopy(base.config)
+        config.domains = {name: self.domain}
+        if self.labels:
+            config.id2label = dict(enumerate(self.labels))
+            config.label2id = {label: number for number, label in enumerate(self.labels)}
+            config.problem_type = cast(Any, self.problem_type)
+        return config
 
 
 def describe_shape(config: DomextConfig) -> dict[str, Any]:
@@ -106,95 +107,8 @@ def describe_shape(config: DomextConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in _SHAPE} | config.describe_layout()
 
 
-def check_types(values: Any, types: dict[str, type | tuple[type, ...]]) -> None:
-    """Raise a ValueError, or a TypeError, unless JSON has these keys with values of these types, bool being no int."""
-    for name, expected in types.items():
-        allowed = expected if isinstance(expected, tuple) else (expected,)
-        if type(values[name]) not in allowed:
-            shown = repr(values[name])
-            raise ValueError(f"{name} is {shown if len(shown) < 60 else f'{shown[:60]}…'}")
-
-
-def read_domain(name: str, values: dict[str, Any], num_layers: int) -> Domain:
-    """Return the domain of a description; raise a ValueError or a TypeError unless it is one."""
-    domain = complete_domain(name, values, num_layers)
-    check_types(asdict(domain), {each.name: type(each.default) for each in fields(Domain)})
-    return domain
-
-
-def check_entry(entry: BankEntry) -> None:
-    """Raise a ValueError unless a description is one that `add` could have written."""
-    if entry.architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture is {entry.architecture!r}, none of {', '.join(ARCHITECTURES)}")
-    labels = entry.id2label
-    if labels is not None and (
-        sorted(labels, key=int) != [str(number) for number in range(len(labels))]
-        or not all(isinstance(label, str) for label in labels.values())
-    ):
-        raise ValueError("id2label does not number its labels from 0")
-    if (labels is None) != (entry.architecture == MASKED_LM):
-        raise ValueError(f"id2label is {labels} with the architecture {entry.architecture}")
-    if entry.problem_type not in _PROBLEM_TYPES:
-        raise ValueError(f"problem_type is {entry.problem_type!r}")
-    if entry.description is not None:
-        own = labels or {}
-        check_task(entry.description, entry.architecture, tuple(own[key] for key in sorted(own, key=int)))
-
-
-def check_task(task: TaskDescription, architecture: str, labels: tuple[str, ...]) -> None:
-    """Raise a ValueError unless a head of an architecture, with labels in this order, is one of a task."""
-    if TASKS.get(task.family) != architecture:
-        raise ValueError(f"its task is {task.family} with the architecture {architecture}")
-    own = {"ner": list_tags(task.labels), "regression": ("value",)}.get(task.family, task.labels)
-    if own != labels:
-        raise ValueError(f"its task has other labels ({', '.join(own)}) than its head ({', '.join(labels)})")
-
-
-def describe_tensors(base: Base, name: str, entry: BankEntry, folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that an adapter's description asks for, before anything of that size is made.
-
-    Args:
-        base: the bank's.
-        name: what the bank calls the adapter.
-        entry: its description.
-        folder: where it is, for the sentence.
-
-    Raises:
-        RunError: the description makes no model.
-    """
-    config = configure_adapter(base, entry)
-    config.domains = {name: entry.domain}
-    try:
-        with torch.device("meta"):
-            model = ARCHITECTURES[entry.architecture](config)
-    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{folder / DESCRIPTION} describes no model ({reason}); {ADD_AGAIN}.") from error
-    own = list_domain(model, name) | list_head(model, base)
-    return {key: tuple(each.shape) for key, each in own.items()}
-
-
-def configure_adapter(base: Base, entry: BankEntry) -> DomextConfig:
-    """Return the configuration of an adapter's model, without its domain."""
-    config = copy.deepcopy(base.config)
-    if entry.id2label is not None:
-        config.id2label = entry.id2label
-        config.label2id = {label: number for number, label in entry.id2label.items()}
-        config.problem_type = cast(Any, entry.problem_type)
-    return config
-
-
-def read_labels(config: DomextConfig) -> dict[int, str]:
-    """Return a head's labels by number."""
-    return {int(number): str(label) for number, label in (config.id2label or {}).items()}
-
-
 def find_architecture(model: nn.Module) -> str:
-    """Return a model's key in `ARCHITECTURES`, by its class's name: an export's own code has classes of its own.
-
-    Raises:
-        RunError: a bank holds no such model.
-    """
+    """Return a model's key in `ARCHITECTURES`, by its class's name: an export's own code has classes of its own."""
     for architecture, each in ARCHITECTURES.items():
         if type(model).__name__ == each.__name__:
             return architecture
@@ -202,137 +116,108 @@ def find_architecture(model: nn.Module) -> str:
     raise RunError(f"a bank does not hold a {type(model).__name__}; give a {known}.")
 
 
-def list_domain(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return a domain's tensors in an encoder, or a model that has one, under the names that they have in a file."""
-    part = f".domains.{name}."
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # which words it shifts is a buffer
+def list_own(model: nn.Module, domain: str, base: Base) -> dict[str, Tensor]:
+    """Return the tensors of a domain and of its task's head, under the model's names without the domain's."""
+    part = f".domains.{domain}."
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        key.removeprefix("bert.").replace(part, ".domains.", 1): each for key, each in tensors.items() if part in key
+        key.replace(part, ".domains.", 1): each.detach().cpu().contiguous()
+        for key, each in tensors.items()
+        if part in key or (key not in base.tensors and ".domains." not in key)
     }
 
 
-def count_parameters(tensors: Mapping[str, Tensor]) -> int:
-    """Count the elements of tensors that are parameters; those that say which words are shifted are none."""
-    return sum(each.numel() for each in tensors.values() if each.is_floating_point())
+def name_own(tensors: Mapping[str, Tensor], domain: str) -> dict[str, Tensor]:
+    """Return what `list_own` gave under the names that it has in a model with a domain of that name."""
+    return {key.replace(".domains.", f".domains.{domain}.", 1): each for key, each in tensors.items()}
 
 
-def list_head(model: nn.Module, base: Base) -> dict[str, nn.Parameter]:
-    """Return the parameters that are neither an extension's nor the base's, under their names in a file."""
-    params = model.named_parameters()
-    return {f"{HEAD_PREFIX}{key}": each for key, each in params if key not in base.tensors and not is_extension(key)}
+def make_model(
+    architecture: str, config: DomextConfig, tensors: Mapping[str, Tensor], encoder: nn.Module | None = None
+) -> Any:
+    """Make a model of copies of tensors, in `eval` mode; `encoder` is its `bert`, where that is made already.
+
+    Nothing is drawn, and memory is used for these tensors alone.
+    """
+    with torch.device("meta"):
+        model: Any = ARCHITECTURES[architecture](config)
+    if encoder is not None:
+        model.bert = encoder
+    model.load_state_dict({key: each.clone() for key, each in tensors.items()}, strict=False, assign=True)
+    model.tie_weights()
+    return model.eval()
+
+
+def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: Mapping[str, Tensor]) -> None:
+    """Add an adapter's domain to a model, or an encoder, and give it its tensors, or leave it as it was; heads stay."""
+    target: Any = model if hasattr(model, "add_domain") else model.bert  # a head for words has a part of the domain
+    if name in target.config.domains:
+        raise RunError(f"the model has a domain {name!r} already; drop it first.")
+    prefix = "" if hasattr(target, "bert") else "bert."
+    own = {key.removeprefix(prefix): each for key, each in tensors.items() if f".domains.{name}." in key}
+    try:
+        target.add_domain(name, **asdict(entry.domain))
+        target.load_state_dict(own, strict=False)
+    except BaseException:
+        if name in target.config.domains:
+            target.drop_domain(name)
+        raise
+
+
+def check_task(task: TaskDescription, architecture: str, labels: tuple[str, ...]) -> None:
+    """Refuse a task that a head of an architecture, with labels in this order, is not for."""
+    if TASKS.get(task.family) != architecture:
+        raise RunError(f"a bank does not hold a {architecture} head of the task {task.family}.")
+    own = {"ner": list_tags(task.labels), "regression": ("value",)}.get(task.family, task.labels)
+    if own != labels:
+        raise RunError(f"the task has other labels ({', '.join(own)}) than the model's head ({', '.join(labels)}).")
 
 
 def check_model(model: nn.Module, domain: str, base: Base) -> None:
-    """Refuse a model that is not the base, one domain and a head.
-
-    Args:
-        model: the model.
-        domain: the domain that is to be kept.
-        base: the bank's.
-
-    Raises:
-        RunError: it is more, or something else.
-    """
+    """Refuse a model that is not the base, one domain and a head."""
     config = cast(DomextConfig, model.config)
     if domain not in config.domains:
+        named = f" {domain!r} (it has {', '.join(config.domains)})" if config.domains else ""
         raise RunError(
-            f"the model has no domain {domain!r} for the bank; it has {', '.join(config.domains) or 'none'}."
+            f"the model has no domain{named}, and a bank holds domains beside a frozen base; train one with one of "
+            f"{name_options(DOMAIN_PARTS)} (--method.trains extensions)."
         )
-    names = [name for name, _ in model.named_parameters()]
-    for part in find_others("bank", config, names, domain):
-        raise RunError(f"the model has {part}, and a bank holds domains beside an unchanged base only.")
+    others = list(find_others("bank", config, [name for name, _ in model.named_parameters()], domain))
+    if others or config.head_bilstm:
+        raise RunError(
+            f"the model has {[*others, 'a BiLSTM below its head'][0]}, and a bank holds domains and heads only."
+        )
     active = list(config.domains) if config.active_domains is None else config.active_domains
     if active != [domain]:
         raise RunError(
             f"the model's active domains are {', '.join(active) or 'none'}, and a bank holds {domain!r} alone; train "
             f"it so (--method.active_domains {domain}), or call set_active_domains([{domain!r}]) if it was."
         )
-    _check_shape(config, base)
-    own = dict(model.named_parameters())
-    _check_tensors({name: own[name] for name in base.tensors.keys() & own.keys()}, base)
+    check_base(model, base)
 
 
-def check_encoder(encoder: nn.Module, base: Base) -> None:
-    """Refuse an encoder of another base; one that is stored in another dtype may have lost its bits.
-
-    Raises:
-        RunError: it is another base's.
-    """
-    _check_shape(cast(DomextConfig, encoder.config), base)
-    own = {f"bert.{name}": param for name, param in encoder.named_parameters()}
+def check_base(model: nn.Module, base: Base, *, only_encoder: bool = False) -> None:
+    """Refuse a model of another base: bit by bit, or an encoder whose base is rounded to its dtype."""
+    prefix = "" if hasattr(model, "bert") else "bert."
+    params = {f"{prefix}{name}": each for name, each in model.named_parameters()}
     names = {name for name in base.tensors if name.startswith(("bert.embeddings.", "bert.encoder."))}
-    missing = sorted(names - own.keys())
-    if missing:
+    if missing := sorted(names - params.keys()):
         raise RunError(f"the model has no {missing[0]} of its own (merge LoRA first), so no adapter fits it.")
-    _check_tensors({name: own[name] for name in names}, base, rounded=True)
-
-
-def _check_shape(config: DomextConfig, base: Base) -> None:
-    if config.causal:
-        raise RunError("the model reads from left to right (--objective.kind), and a bank's base reads both sides.")
+    config = cast(DomextConfig, model.config)
     for name, value in describe_shape(base.config).items():
         if getattr(config, name) != value:
             raise RunError(
-                f"the model has {name} {getattr(config, name)!r} and the bank's base has {value!r}; a bank holds "
-                "adapters of one base."
+                f"the model has {name} {getattr(config, name)!r} and the bank's base has {value!r}; give each base a "
+                "bank of its own."
             )
-
-
-def _check_tensors(params: dict[str, nn.Parameter], base: Base, *, rounded: bool = False) -> None:
-    """Compare parameters with the base's, bit by bit, or after rounding the base's to their dtype."""
     changed = []
-    for name, param in sorted(params.items()):
-        value = base.tensors[name].to(param.device, param.dtype if rounded else None)
+    for name in sorted(names if only_encoder else base.tensors.keys() & params.keys()):
+        param = params[name]
+        value = base.tensors[name].to(param.device, param.dtype if only_encoder else None)
         if param.dtype != value.dtype or not torch.equal(param, value):
-            changed.append(name)
+            changed.append(f"{name} ({str(param.dtype).removeprefix('torch.')})")
     if changed:
-        dtype = params[changed[0]].dtype
         raise RunError(
-            f"{changed[0]} ({str(dtype).removeprefix('torch.')}) is not as in the bank's base ({len(changed)} "
-            "tensors differ); a bank holds what was trained beside a frozen base, and takes it in float32."
+            f"{changed[0]} is not as in the bank's base ({len(changed)} tensors differ); a bank holds what was trained "
+            "beside one frozen base, and takes it in float32; give each base a bank of its own."
         )
-
-
-def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Add a domain to a model and give it its tensors, or leave the model as it was; an encoder scores no words.
-
-    Args:
-        model: a model, or an encoder, with the bank's base in it.
-        name: what the domain is to be called.
-        entry: the adapter's description.
-        tensors: the adapter's.
-        folder: where it is, for the sentence.
-
-    Raises:
-        RunError: the model has a domain of that name, or another shape.
-    """
-    changed = cast(DomextModel, model)
-    if name in changed.config.domains:
-        raise RunError(f"the model has a domain {name!r} already; drop it first.")
-    left_out = (HEAD_PREFIX,) if hasattr(model, "cls") else (HEAD_PREFIX, WORD_HEAD)
-    try:
-        changed.add_domain(name, **asdict(entry.domain))
-        own = {key: each for key, each in tensors.items() if not key.startswith(left_out)}
-        fill_parameters(list_domain(model, name), own, folder)
-    except BaseException:
-        if name in changed.config.domains:
-            changed.drop_domain(name)
-        raise
-
-
-def fill_parameters(params: Mapping[str, Tensor], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into parameters and buffers of the same names.
-
-    Raises:
-        RunError: names or shapes differ.
-    """
-    wrong = sorted(
-        name
-        for name in params.keys() | tensors.keys()
-        if name not in params or name not in tensors or params[name].shape != tensors[name].shape
-    )
-    if wrong:
-        raise RunError(f"{folder} does not fit the model that its description makes (first at {wrong[0]}).")
-    with torch.no_grad():
-        for name, param in params.items():
-            param.copy_(tensors[name])

@@ -8,64 +8,17 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import (
-    HEAD_PREFIX,
-    MASKED_LM,
-    SEQUENCES,
-    WORD_HEAD,
-    configure_adapter,
-    fill_parameters,
-    put_domain,
-)
+from domext_ray.adapters.entry import MASKED_LM, make_model, put_domain
 from domext_ray.errors import RunError
-from domext_ray.model.base import MLM_HEAD
-from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.layers_domext import Pooler
-from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN, DomextModel
-from domext_ray.model.domext.words_domext import PreTrainingHeads
-
-
-class _Head(nn.Module):
-    """What one adapter has above the encoder; parameters are called as in the adapter's own model.
-
-    Args:
-        config: the adapter's.
-        architecture: a key of `ARCHITECTURES`.
-        encoder: its word embeddings are the projection to the vocabulary.
-    """
-
-    def __init__(self, config: DomextConfig, architecture: str, encoder: DomextModel) -> None:
-        super().__init__()
-        self.architecture = architecture
-        # In a list, for they are the encoder's modules and not this one's.
-        self.word_shifts = [encoder.embeddings.domains if config.domains else None]
-        self.pooler = Pooler(config) if architecture == SEQUENCES and not config.has_pooler else None
-        if architecture == MASKED_LM:
-            self.cls = PreTrainingHeads(config, next_sentence=False)
-            self.cls.predictions.decoder.weight = encoder.embeddings.word_embeddings.weight
-            self.cls.predictions.decoder.bias = self.cls.predictions.bias
-        else:
-            self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 2))
-
-    def list_own(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that are not the encoder's."""
-        return {name: param for name, param in self.named_parameters() if not name.endswith(".decoder.weight")}
-
-    def forward(self, hidden_states: Tensor, pooled: Tensor | None) -> Tensor:
-        """Score rows: [R, N, d] and the base's pooled [R, d] -> [R, N, V], [R, N, classes] or [R, classes]."""
-        if self.architecture == MASKED_LM:
-            return self.cls(hidden_states, self.word_shifts[0])
-        if self.architecture == SEQUENCES:
-            hidden_states = cast(Tensor, pooled) if self.pooler is None else self.pooler(hidden_states)
-        return self.classifier(hidden_states)
+from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
 
 
 @dataclass(frozen=True)
@@ -75,12 +28,14 @@ class MixedStates:
     Args:
         last_hidden_state: [B, N, d].
         pooler_output: the base's, [B, d]; None: it has no pooler.
-        heads: each row's; None: the base, where it has no masked-LM head.
+        heads: each row's, a model whose encoder is the shared one; None: the base, where it has no masked-LM head.
+        word_shifts: those of the word table, by domain, as they were in this pass.
     """
 
     last_hidden_state: Tensor
     pooler_output: Tensor | None
-    heads: tuple[_Head | None, ...]
+    heads: tuple[Any, ...]
+    word_shifts: dict[str, nn.Module]
 
     @torch.no_grad()
     def score(
@@ -98,29 +53,29 @@ class MixedStates:
         Raises:
             RunError: a row has no head.
         """
-        rows_by_head: dict[_Head, list[int]] = {}
+        rows_by_head: dict[Any, list[int]] = {}
         for row in range(len(self.heads)) if rows is None else rows:
-            head = self.heads[row]
-            if head is None:
-                raise RunError(f"adapter_names has {NO_DOMAIN!r}, and the base has no masked-LM head of its own.")
-            rows_by_head.setdefault(head, []).append(row)
+            rows_by_head.setdefault(self.heads[row], []).append(row)
+        if None in rows_by_head:
+            raise RunError(f"adapter_names has {NO_DOMAIN!r}, and the base has no masked-LM head of its own.")
         logits: dict[int, Tensor] = {}
         for head, own in rows_by_head.items():
-            if head.architecture == MASKED_LM and positions:
-                logits.update(self._score_words(head, own, positions))
-            else:
-                logits.update(zip(own, self._score_rows(head, own), strict=True))
+            logits.update(zip(own, self._score(head, own, positions), strict=True))
         return logits
 
-    def _score_rows(self, head: _Head, rows: list[int]) -> Tensor:
-        index = torch.tensor(rows, device=self.last_hidden_state.device)
-        return head(self.last_hidden_state[index], None if self.pooler_output is None else self.pooler_output[index])
-
-    def _score_words(self, head: _Head, rows: list[int], positions: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def _score(self, head: Any, rows: list[int], positions: Mapping[int, Tensor] | None) -> Iterable[Tensor]:
         states = self.last_hidden_state
-        chosen = [states[row][positions[row].to(states.device)] if row in positions else states[row] for row in rows]
-        scores = head(torch.cat(chosen), None)
-        return dict(zip(rows, scores.split([len(each) for each in chosen]), strict=True))
+        index = torch.tensor(rows, device=states.device)
+        if hasattr(head, "cls"):
+            shifts = self.word_shifts if head.cls.predictions.domains else None
+            if not positions:
+                return head.cls(states[index], shifts)
+            chosen = [states[row][positions[row]] if row in positions else states[row] for row in rows]
+            return head.cls(torch.cat(chosen), shifts).split([len(each) for each in chosen])
+        if not hasattr(head, "pooler"):
+            return head.classifier(states[index])
+        pooled = head.pooler(states[index]) if self.pooler_output is None else self.pooler_output[index]
+        return head.classifier(pooled)
 
 
 class AdapterServer(nn.Module):
@@ -137,16 +92,9 @@ class AdapterServer(nn.Module):
         super().__init__()
         self.bank = bank
         self._lock = threading.Lock()
-        config = copy.deepcopy(bank.base.config)
-        tensors = bank.base.tensors
-        with torch.random.fork_rng(devices=[]):
-            self.encoder = DomextModel(config)
-            self.base_head = _Head(config, MASKED_LM, self.encoder) if bank.base.has_mlm_head else None
-        own = {name.removeprefix("bert."): each for name, each in tensors.items() if name.startswith("bert.")}
-        self.encoder.load_state_dict(own)
-        if self.base_head is not None:
-            words = {name: each for name, each in tensors.items() if name.startswith(MLM_HEAD)}
-            fill_parameters(self.base_head.list_own(), words, bank.folder)
+        model = make_model(MASKED_LM, copy.deepcopy(bank.base.config), bank.base.tensors)
+        self.encoder = model.bert
+        self.base_head = model if bank.base.has_mlm_head else None
         self.heads = nn.ModuleDict()
         self.eval().requires_grad_(False)
 
@@ -158,25 +106,16 @@ class AdapterServer(nn.Module):
         """Serve one more adapter.
 
         Raises:
-            RunError: it is served already, there is no such adapter, or it is damaged.
+            RunError: it is served already, or as `AdapterBank.read_adapter`.
         """
         entry, tensors = self.bank.read_adapter(name)
-        folder = self.bank.find_folder(name)
-        own = {key.removeprefix(HEAD_PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(HEAD_PREFIX)}
-        shifts = {key: tensors.pop(key) for key in list(tensors) if key.startswith(WORD_HEAD)}
-        head = self.base_head if entry.architecture == MASKED_LM and not own and not shifts else None
-        if head is None:
-            config = configure_adapter(self.bank.base, entry)
-            if shifts:
-                config.domains = {name: entry.domain}
-                own |= {key.replace(".domains.", f".domains.{name}."): each for key, each in shifts.items()}
-                own = {key: each for key, each in self.bank.base.tensors.items() if key.startswith(MLM_HEAD)} | own
-            with torch.random.fork_rng(devices=[]):
-                head = _Head(config, entry.architecture, self.encoder)
-            fill_parameters(head.list_own(), own, folder)
-            head.to(self.encoder.device, self.encoder.dtype).eval().requires_grad_(False)
+        head = self.base_head
+        if entry.architecture != MASKED_LM or entry.domain.word_rows or head is None:
+            own = {key: each for key, each in (self.bank.base.tensors | tensors).items() if key[:5] != "bert."}
+            head = make_model(entry.architecture, entry.configure(self.bank.base, name), own, self.encoder)
+            head.to(self.encoder.device, self.encoder.dtype).requires_grad_(False)
         with self._lock:
-            put_domain(self.encoder, name, entry, tensors, folder)
+            put_domain(self.encoder, name, entry, tensors)
             self.encoder.requires_grad_(False)
             self.heads[name] = head
 
@@ -187,45 +126,25 @@ class AdapterServer(nn.Module):
             RunError: it is not served.
         """
         with self._lock:
-            if name not in self.heads:
-                raise RunError(self._describe_missing(name))
+            self._check_served([name])
             del self.heads[name]
             self.encoder.drop_domain(name)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        adapter_names: Sequence[str],
-        token_type_ids: Tensor | None = None,
-        threshold: float | None = None,
-    ) -> list[Tensor]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> list[Tensor]:
         """Score a batch whose rows use different adapters, with one pass through the encoder.
 
         Args:
-            input_ids: int64 [B, N], on the encoder's device, as the others.
-            attention_mask: [B, N], 1 for tokens and 0 for padding; None: nothing is padded.
-            adapter_names: B names, one a row; "__base__" is the base itself with its masked-LM head. "auto": the
-                adapters' routers choose (`DomextModel.route`).
-            token_type_ids: int64 [B, N]; None: all 0.
-            threshold: of the routers, with "auto"; None: each adapter's own.
+            input_ids: as in `encode`.
+            attention_mask: as in `encode`.
+            **options: the other arguments of `encode`.
 
         Returns:
             For each row the logits of its own head: [N, V] of a masked LM, [N, classes] or [classes].
 
         Raises:
-            RunError: a name is not served, there are more or fewer names than rows, or no adapter has a router.
+            RunError: as in `encode`; or a row names the base, which has no masked-LM head.
         """
-        states = self.encode(
-            input_ids,
-            attention_mask,
-            adapter_names=adapter_names,
-            token_type_ids=token_type_ids,
-            threshold=threshold,
-            needs_heads=True,
-        )
-        logits = states.score()
+        logits = self.encode(input_ids, attention_mask, **options).score()
         return [logits[row] for row in range(len(logits))]
 
     @torch.no_grad()
@@ -237,55 +156,39 @@ class AdapterServer(nn.Module):
         adapter_names: Sequence[str],
         token_type_ids: Tensor | None = None,
         threshold: float | None = None,
-        needs_heads: bool = False,
     ) -> MixedStates:
         """Encode a batch whose rows use different adapters; heads score it later, all of it or some rows.
 
         Args:
-            input_ids: as in `forward`, like the others.
-            attention_mask: as in `forward`.
-            adapter_names: as in `forward`.
-            token_type_ids: as in `forward`.
-            threshold: as in `forward`.
-            needs_heads: refuse "__base__" where the base has no masked-LM head, before anything is computed.
+            input_ids: int64 [B, N], on the encoder's device, as the others.
+            attention_mask: [B, N], 1 for tokens and 0 for padding; None: nothing is padded.
+            adapter_names: B names, one a row; "__base__" is the base itself with its masked-LM head. "auto": the
+                adapters' routers choose (`DomextModel.route`).
+            token_type_ids: int64 [B, N]; None: all 0.
+            threshold: of the routers, with "auto"; None: each adapter's own.
 
         Raises:
-            RunError: as in `forward`.
+            RunError: a name is not served, there are more or fewer names than rows, or no adapter has a router.
         """
         with self._lock:
-            if adapter_names == AUTO:
-                adapter_names = self._route(input_ids, threshold)
-            heads = self._find_heads(adapter_names, len(input_ids), needs_heads=needs_heads)
+            try:
+                names = self.encoder.route(input_ids, threshold) if adapter_names == AUTO else list(adapter_names)
+            except ValueError as error:
+                raise RunError(f"adapter_names is {AUTO!r}, and {error}") from error
+            if len(names) != len(input_ids):
+                raise RunError(f"adapter_names has {len(names)} names; the batch has {len(input_ids)} rows.")
+            self._check_served([name for name in names if name != NO_DOMAIN])
+            heads = tuple(self.base_head if name == NO_DOMAIN else self.heads[name] for name in names)
+            word_shifts = dict(self.encoder.embeddings.domains)
             encoded = self.encoder(
-                input_ids,
-                attention_mask=attention_mask,
-                token_type_ids=token_type_ids,
-                adapter_names=list(adapter_names),
+                input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, adapter_names=names
             )
-        return MixedStates(encoded.last_hidden_state, encoded.pooler_output, heads)
+        return MixedStates(encoded.last_hidden_state, encoded.pooler_output, heads, word_shifts)
 
-    def _route(self, input_ids: Tensor, threshold: float | None) -> list[str]:
-        try:
-            return self.encoder.route(input_ids, threshold)
-        except ValueError as error:
-            raise RunError(f"adapter_names is {AUTO!r}, and {error}") from error
-
-    def _find_heads(
-        self, adapter_names: Sequence[str], num_rows: int, *, needs_heads: bool
-    ) -> tuple[_Head | None, ...]:
-        """Return each row's head; adapters that have the base's share it."""
-        if len(adapter_names) != num_rows:
-            raise RunError(f"adapter_names has {len(adapter_names)} names; the batch has {num_rows} rows.")
-        for name in dict.fromkeys(adapter_names):
-            if name == NO_DOMAIN and self.base_head is None and needs_heads:
-                raise RunError(f"adapter_names has {NO_DOMAIN!r}, and the base has no masked-LM head of its own.")
-            if name != NO_DOMAIN and name not in self.heads:
-                raise RunError(self._describe_missing(name))
-        heads = [self.base_head if name == NO_DOMAIN else self.heads[name] for name in adapter_names]
-        return tuple(cast("_Head | None", each) for each in heads)
-
-    def _describe_missing(self, name: str) -> str:
-        return f"no adapter {name!r} is served here; served are {', '.join(self.names()) or 'none'}."
+    def _check_served(self, names: Sequence[str]) -> None:
+        if missing := [name for name in names if name not in self.heads]:
+            served = ", ".join(self.names()) or "none"
+            raise RunError(f"no adapter {missing[0]!r} is served here; served are {served}.")
 
 
 def serve_adapters(bank: AdapterBank, names: Sequence[str] | None = None) -> AdapterServer:

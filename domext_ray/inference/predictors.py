@@ -116,7 +116,7 @@ def does_task(config: PredictConfig) -> bool:
         return False
     found = split_bank(config.model)
     if found is not None:
-        return AdapterBank.open(found[0]).describe(found[1]).description is not None
+        return AdapterBank.open(found[0]).describe(found[1]).task is not None
     return is_finetuned_model(config.model)
 
 
@@ -136,7 +136,7 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
     if found is None:
         return load_finetuned(model, device, batch_tokens=batch_tokens)
     bank, name = AdapterBank.open(found[0]), found[1]
-    description = bank.describe(name).description
+    description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
     task = make_described_task(description, load_tokenizer(bank.base.tokenizer_folder))
     ((stage, own),) = task.stages.items()

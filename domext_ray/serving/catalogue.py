@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TENSORS, TOKENS, BankEntry
+from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TOKENS, BankEntry
 from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
@@ -28,7 +27,6 @@ from domext_ray.model.domext.routers_domext import Router, choose_domains
 
 MOST_TOKENS = 512
 """Tokens of a row where --max_length is 0 and the model takes more."""
-_ROUTER = "router.domains.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,30 +133,23 @@ class Catalogue:
         Raises:
             RunError: the bank has none of that name, or its files are damaged.
         """
-        entry = self.bank.describe(name)
+        entry, tensors = self.bank.read_adapter(name)
         family, task = self._make_task(name, entry)
-        router, threshold = self._read_router(name, entry)
+        router = None
+        if entry.domain.router_words:
+            router = Router(entry.domain)
+            router.weight.copy_(tensors[f"bert.router.domains.{name}.weight"])
+        threshold = float(entry.domain.router_threshold)
         return ServedAdapter(name, entry.sha256, entry.architecture, family, task, router, threshold, entry.pooling)
 
     def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
         if entry.architecture == MASKED_LM:
             return "", None
-        description = entry.description or describe_head(name, entry, self.max_length)
+        description = entry.task or describe_head(name, entry, self.max_length)
         staged = make_described_task(description, self.tokenizer)
         if not isinstance(staged, SingleTask):
             raise RunError(f"the adapter {name!r} is a stage of {description.family}, which is not served.")
         return description.family, staged.task
-
-    def _read_router(self, name: str, entry: BankEntry) -> tuple[Router | None, float]:
-        if not entry.domain.router_words:
-            return None, 0.0
-        router = Router(entry.domain)
-        try:
-            with safe_open(self.bank.find_folder(name) / TENSORS, framework="pt") as file:
-                router.weight.copy_(file.get_tensor(_ROUTER))
-        except Exception as error:  # what safetensors raises is its own
-            raise RunError(f"the router of the adapter {name!r} cannot be read ({error}).") from error
-        return router, float(entry.domain.router_threshold)
 
     def route(self, input_ids: np.ndarray, allowed: Sequence[ServedAdapter]) -> ServedAdapter | None:
         """Choose the adapter of a text by routers.
@@ -190,8 +181,7 @@ def describe_head(name: str, entry: BankEntry, max_length: int) -> TaskDescripti
     Raises:
         RunError: the labels are not those of a task that is served.
     """
-    labels = tuple((entry.id2label or {}).values())
-    options = TaskOptions(max_length=max_length)
+    labels, options = entry.labels, TaskOptions(max_length=max_length)
     if entry.architecture == TOKENS:
         kinds = tuple(dict.fromkeys(label[2:] for label in labels if label != "O"))
         if labels != ("O", *(f"{mark}-{kind}" for kind in kinds for mark in "BI")):

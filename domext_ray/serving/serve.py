@@ -89,8 +89,6 @@ def check_served(config: ServeConfig) -> Catalogue:
         bank = open_bank(config)
         catalogue = read_catalogue(bank, config.max_length)
         for name in config.adapters or bank.names():
-            if isinstance(bank, AdapterBank):
-                bank.read_adapter(name)
             catalogue.put(catalogue.read(name))
         return catalogue
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -26,9 +25,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.bank_job import run_bank
+from domext_ray.adapters.bank_job import find_base, run_bank
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
-from domext_ray.adapters.run_base import find_base
 from domext_ray.adapters.serving import serve_adapters
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.jobs import BankConfig
@@ -175,9 +173,14 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
     assert bank.names() == ["art", "zoo"] and not bank.verify()
 
 
-@pytest.mark.parametrize("sizes", [BOTTLENECK, EVERYTHING, VARIANT, SHIFTS])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("base_name", BASES)
+@pytest.mark.parametrize(
+    ("base_name", "architecture", "sizes"),
+    [
+        *((base_name, architecture, EVERYTHING) for base_name in BASES for architecture in ARCHITECTURES),
+        *((BASES[0], architecture, sizes) for architecture in ARCHITECTURES for sizes in (BOTTLENECK, VARIANT, SHIFTS)),
+        *((base_name, MASKED_LM, SHIFTS) for base_name in BASES[1:]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_loaded_adapter_is_the_model_that_was_added(
     base_name: str, architecture: str, sizes: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
@@ -202,8 +205,8 @@ def test_files_do_not_name_the_adapter(bank: AdapterBank, base: Base) -> None:
     model = make_model(base, SEQUENCES)
     bank.add("law", model, "own")
     tensors = load_file(bank.folder / "adapters" / "law" / "adapter.safetensors")
-    assert {"encoder.layer.0.attention.output.domains.down.weight", "head.pooler.dense.weight"} <= tensors.keys()
-    assert {name for name in tensors if name.startswith("head.classifier.")}
+    assert {"bert.encoder.layer.0.attention.output.domains.down.weight", "pooler.dense.weight"} <= tensors.keys()
+    assert {name for name in tensors if name.startswith("classifier.")}
     assert not [name for name in tensors if "own" in name.split(".") or "law" in name]
     os.rename(bank.folder / "adapters" / "law", bank.folder / "adapters" / "contracts")
     batch = make_batch(base, 2)
@@ -391,11 +394,14 @@ def change_base(model: PreTrainedModel) -> None:
     [
         (set_active, "active domains are other, own, and a bank holds 'own' alone"),
         (lambda model: model.bert.set_active_domains([]), "active domains are none"),
-        (lambda model: model.bert.drop_domain("own"), "no domain 'own' for the bank; it has none"),
+        (
+            lambda model: model.bert.drop_domain("own"),
+            "has no domain, and a bank holds domains beside a frozen base; train one with one of --method",
+        ),
         (change_base, r"layer.1.output.LayerNorm.bias \(float32\) is not as in the bank's base \(1 tensors differ"),
         (lambda model: model.to(torch.bfloat16), r"\(bfloat16\) is not as in the bank's base"),
         (lambda model: setattr(model.config, "layer_norm_eps", 1e-6), "has layer_norm_eps 1e-06"),
-        (lambda model: setattr(model.config, "causal", True), "reads from left to right"),
+        (lambda model: setattr(model.config, "causal", True), "has causal True and the bank's base has False"),
     ],
 )
 def test_a_model_that_is_not_base_and_domain_is_refused(
@@ -458,7 +464,7 @@ def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base
     content = path.read_bytes()
     for place in (len(content) - 20, len(content) // 2, 3):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(RunError, match=f"{file} .*damaged.*; remove the adapter and add it again"):
+        with pytest.raises(RunError, match=f"{file} .*; remove the adapter and add it again"):
             bank.load("law")
     path.unlink()
     with pytest.raises(RunError, match=f"{file} .*; remove the adapter"):
@@ -470,88 +476,17 @@ def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base
     assert not bank.verify()
 
 
-def edit_adapter(bank: AdapterBank, name: str, **values: Any) -> None:
-    """Change a description, with its hash; sizes of a domain by their own names."""
-    path = bank.folder / "adapters" / name / "adapter.json"
-    stored = json.loads(path.read_text())
-    for key, value in values.items():
-        (stored["adapter"]["domain"] if key in stored["adapter"]["domain"] else stored["adapter"])[key] = value
-    stored["sha256"] = hashlib.sha256(json.dumps(stored["adapter"], sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(stored))
-
-
 @pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"ffn_units": 10**12}, "describes a tensor encoder.layer.0.domains.input.bias of shape .1000000000000,."),
-        ({"ffn_units": 10**30}, "describes no model"),
-        ({"ffn_units": 1e12}, "ffn_units is 1000000000000.0"),
-        ({"heads": True}, "heads is True"),
-        ({"heads": -1}, "none may be below 0"),
-        ({"bottleneck_size": 6}, "describes a tensor encoder.layer.0.attention.output.domains.down.bias of shape"),
-        ({"bottleneck_size": "5"}, "damaged"),
-        ({"last_layer": 10**9}, "the model has 0 to 1"),
-        ({"last_layer": 0}, "describes a tensor encoder.layer.1.* of shape none"),
-        ({"bottleneck_activation": ["gelu"]}, "bottleneck_activation"),
-        ({"domain": []}, "domain is \\[\\]"),
-        ({"domain": {"bottleneck_size": 5, "width": 3}}, "has the key 'width'"),
-        ({"architecture": "os.system"}, "architecture is 'os.system', none of masked_lm"),
-        ({"architecture": None}, "architecture is None"),
-        ({"architecture": "masked_lm"}, "id2label is .* with the architecture masked_lm"),
-        ({"architecture": "sequence_classification"}, "describes a tensor head.pooler.dense.bias"),
-        ({"id2label": {"0": "a", "1": "b", "2": "c", "3": "d", "4": "e"}}, "describes a tensor head.classifier.bias"),
-        ({"id2label": {"0": "a", "7": "b"}}, "does not number its labels from 0"),
-        ({"id2label": {"0": 1}}, "does not number its labels from 0"),
-        ({"id2label": {"one": "a"}}, "invalid literal"),
-        ({"problem_type": "guessing"}, "problem_type is 'guessing'"),
-        ({"origin": "runs/af"}, "origin is 'runs/af'"),
-        ({"num_parameters": 10**12}, "and adapter.json says 1,000,000,000,000"),
-        ({"num_bytes": "many"}, "num_bytes is 'many'"),
-        ({"sha256": 3}, "sha256 is 3"),
-        ({"secret": 1}, "unexpected keyword argument 'secret'"),
-        ({"task": "ner"}, "task is 'ner'"),
-        ({"task": {"family": "ner"}}, "it has no catalogue"),
-        ({"task": TASK.to_json()}, r"its task has other labels \(O, B-Drug, I-Drug\) than its head \(label-1-0, "),
-    ],
-)
-def test_a_description_that_fits_no_tensors_is_one_sentence(
-    values: dict[str, Any], reason: str, bank: AdapterBank, base: Base
-) -> None:
-    bank.add("law", make_model(base, TOKENS), "own")
-    edit_adapter(bank, "law", **values)
-    with pytest.raises(RunError, match=reason) as caught:
-        bank.load("law")
-    assert bank.verify() == [str(caught.value)]
-    message = str(caught.value)
-    assert "law/adapter" in message and message.endswith("remove the adapter and add it again.")
-    assert "\n" not in message and len(message) < 500
-    with pytest.raises(RunError, match=reason):
-        serve_adapters(bank)
-
-
-@pytest.mark.parametrize(
-    "content", ["[]", "null", "{", "[" * 5000, '{"format": 1}', '{"format": 1, "sha256": 3}', "\0"]
+    "content", ["[]", "{", "[" * 5000, '{"format": 2}', '{"format": 2, "values": {"base": "x"}}', "\0"]
 )
 def test_damaged_json_of_a_bank_is_one_sentence(content: str, bank: AdapterBank, base: Base) -> None:
     bank.add("law", make_model(base), "own")
     (bank.folder / "adapters" / "law" / "adapter.json").write_text(content)
-    with pytest.raises(RunError, match=r"adapter\.json is damaged"):
+    with pytest.raises(RunError, match=r"adapter\.json .*; remove the adapter and add it again\.$") as caught:
         bank.describe("law")
-    assert len(bank.verify()) == 1
+    assert bank.verify() == [str(caught.value)]
     (bank.folder / "bank.json").write_text(content)
-    with pytest.raises(RunError, match=r"bank\.json is damaged"):
-        AdapterBank.open(bank.folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("base", ["x"]), ("base_sha256", None), ("shape", 3), ("hidden_size", "32"), ("has_pooler", 0)]
-)
-def test_a_wrong_type_in_bank_json_is_one_sentence(name: str, value: object, bank: AdapterBank) -> None:
-    path = bank.folder / "bank.json"
-    header = json.loads(path.read_text())
-    (header if name in header else header["shape"])[name] = value
-    path.write_text(json.dumps(header))
-    with pytest.raises(RunError, match=rf"bank\.json is damaged \({name} is "):
+    with pytest.raises(RunError, match=r"bank\.json .*; make the bank again\.$"):
         AdapterBank.open(bank.folder)
 
 
@@ -565,8 +500,7 @@ def test_an_adapter_is_a_folder_of_the_bank(bank: AdapterBank, base: Base, tmp_p
         with pytest.raises(RunError, match="has no adapter"):
             bank.load(name)
     shutil.copytree(tmp_path / "law", place / "forward")
-    with pytest.raises(RunError, match="be none of torch's words"):
-        bank.load("forward")
+    assert bank.names() == [], "torch cannot call a domain so"
     (place / "law").unlink()
     shutil.move(tmp_path / "law", place / "law")
     (place / "law" / "notes.txt").write_text("mine")
@@ -640,11 +574,8 @@ def test_a_folder_that_is_no_bank_is_refused(tmp_path: Path, tiny_base_folder: P
     with pytest.raises(RunError, match="exists already"):
         AdapterBank.create(bank.folder, str(tiny_base_folder))
     header = bank.folder / "bank.json"
-    header.write_text(header.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(RunError, match="has format 2, and this version reads 1"):
-        AdapterBank.open(bank.folder)
-    header.write_text("{}")
-    with pytest.raises(RunError, match="is damaged"):
+    header.write_text(header.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(RunError, match="has format 1, and this version reads 2; make the bank again"):
         AdapterBank.open(bank.folder)
 
 
@@ -680,9 +611,8 @@ def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBan
     bank.add("words", make_model(bank.base), "own")
     entry = bank.describe("tuned")
     assert entry.origin == {"run": "run", "set": "made"} and bank.verify() == []
-    assert entry.description == describe_task(task) and bank.describe("words").description is None
-    assert json.loads((bank.folder / "adapters" / "words" / "adapter.json").read_text())["adapter"]["task"] is None
-    again = make_described_task(entry.description, start.tokenizer).stages["model"]
+    assert entry.task == describe_task(task) and bank.describe("words").task is None
+    again = make_described_task(entry.task, start.tokenizer).stages["model"]
     examples = task.data.test
     rows = again.encode(examples, is_training=False)
     batch = again.collate(rows).inputs
@@ -699,15 +629,19 @@ def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBan
 def test_a_fine_tuned_model_that_is_more_than_a_domain_is_refused(bank: AdapterBank, tmp_path: Path) -> None:
     start = load_start_model(bank.base_id)
     for family, method, reason in (
-        ("classification", WHOLE, "trained no domain, and a bank holds domains; fine-tune with one of --method."),
+        (
+            "classification",
+            WHOLE,
+            "has no domain, and a bank holds domains beside a frozen base; train one with one of --method.",
+        ),
         ("qa", BESIDE, "a bank does not hold a DomextForQuestionAnswering"),
         ("relation_extraction", BESIDE, "takes 2 models for its task, and an adapter is one model"),
-        ("normalization", BESIDE, "its task is normalization with the architecture sequence_classification"),
+        ("normalization", BESIDE, "does not hold a sequence_classification head of the task normalization"),
     ):
         task, fitted = fit(start, family, method)
         export_stages(start, task, fitted, tmp_path / family)
         with pytest.raises(RunError, match=reason):
-            bank.add_finetuned("tuned", tmp_path / family)
+            bank.add_run("tuned", tmp_path / family)
     assert not bank.names()
     with pytest.raises(ConfigError, match=r"--base is empty; it must say what the new bank's base is: .* no longer in"):
         run_bank(BankConfig(bank=str(tmp_path / "new"), add=str(tmp_path / "qa"), name="tuned"))
@@ -753,9 +687,9 @@ def test_labels_of_a_task_keep_their_order(bank: AdapterBank) -> None:
     wide: Any = ARCHITECTURES[TOKENS](config)
     wide.load_state_dict({**model.state_dict(), **{k: v for k, v in wide.state_dict().items() if "classifier" in k}})
     bank.add("many", wide, "own", task=replace(TASK, labels=types))
-    description = bank.describe("many").description
-    assert description is not None and description.labels == types
-    with pytest.raises(RunError, match="the task cannot be kept beside the adapter 'few': its task has other labels"):
+    task = bank.describe("many").task
+    assert task is not None and task.labels == types
+    with pytest.raises(RunError, match="the task has other labels .* than the model's head"):
         bank.add("few", wide, "own", task=TASK)
 
 
@@ -768,7 +702,7 @@ def nudge_words(model: DomextForMaskedLM) -> str:
 @pytest.mark.parametrize(
     ("method", "change", "message"),
     [
-        (FULL, None, "trained no domain"),
+        (FULL, None, "has no domain, and a bank"),
         (
             MethodConfig(ffn_units=4),
             nudge_words,
@@ -796,7 +730,7 @@ def test_a_run_of_another_base_or_task_is_refused(bank: AdapterBank, base: Base,
     other = load_base(str(moved))
     assert other.sha256 != base.sha256
     make_run(other, tmp_path / "run", MethodConfig(ffn_units=4))
-    with pytest.raises(RunError, match="and the bank's is .*; give each base a bank of its own"):
+    with pytest.raises(RunError, match="is not as in the bank's base .* give each base a bank of its own"):
         bank.add_run("law", tmp_path / "run")
     config = PretrainConfig(base=base.id, objective=ObjectiveConfig(next_sentence=True))
     (tmp_path / "run" / "config.yaml").write_text(dump_yaml(config))
@@ -843,7 +777,7 @@ def test_the_job_removes_what_is_damaged(
 
 def test_a_first_run_that_is_refused_leaves_no_bank(base: Base, tmp_path: Path) -> None:
     make_run(base, tmp_path / "run", FULL)
-    with pytest.raises(RunError, match="trained no domain"):
+    with pytest.raises(RunError, match="has no domain, and a bank"):
         run_bank(BankConfig(bank=str(tmp_path / "bank"), add=str(tmp_path / "run"), name="law"))
     assert not (tmp_path / "bank").exists()
 
@@ -861,9 +795,3 @@ def test_a_first_run_that_is_refused_leaves_no_bank(base: Base, tmp_path: Path) 
 def test_options_that_contradict_each_other_are_refused(options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(BankConfig, args=options)
-
-
-def test_bank_json_names_the_base_and_no_adapter(bank: AdapterBank, base: Base) -> None:
-    header = json.loads((bank.folder / "bank.json").read_text())
-    assert header["base_sha256"] == base.sha256 and header["format"] == 1
-    assert header["shape"]["hidden_size"] == 32 and header["shape"]["num_hidden_layers"] == 2

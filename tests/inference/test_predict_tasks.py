@@ -179,7 +179,7 @@ def test_an_adapter_of_a_bank_does_its_task(tiny_base_folder: Path, tmp_path: Pa
     method = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
     model = export_model(tiny_base_folder, "classification", data, tmp_path / "export", method=method)
     bank = AdapterBank.create(tmp_path / "bank", str(tiny_base_folder))
-    bank.add_finetuned("clinic", model)
+    bank.add_run("clinic", model)
     (tmp_path / "in.txt").write_text("the water drug and heart\nthe drug\n")
     places = {"input": str(tmp_path / "in.txt"), "format": "jsonl"}
     found = []

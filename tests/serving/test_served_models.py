@@ -184,7 +184,7 @@ def test_the_job_says_what_it_serves_or_why_not(
 def test_adapters_of_a_bank_answer_as_predict_does(start: StartModel, tmp_path: Path) -> None:
     bank = AdapterBank.create(tmp_path / "bank", start.id)
     for family in FAMILIES:
-        bank.add_finetuned(family, export(start, family, BOTTLENECK, tmp_path / family))
+        bank.add_run(family, export(start, family, BOTTLENECK, tmp_path / family))
     served = Served(bank)
     with served.client:
         for family in FAMILIES:
