@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
@@ -40,24 +40,7 @@ from domext_ray.training.checkpoint import Checkpoint, find_latest, load_checkpo
 from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
 
-CODE_FILES = (
-    "configuration_domext.py",
-    "layers_domext.py",
-    "words_domext.py",
-    "routers_domext.py",
-    "modeling_domext.py",
-    "heads_domext.py",
-)
-AUTO_MAP = {
-    "AutoConfig": "configuration_domext.DomextConfig",
-    "AutoModel": "modeling_domext.DomextModel",
-    "AutoModelForMaskedLM": "modeling_domext.DomextForMaskedLM",
-    "AutoModelForPreTraining": "modeling_domext.DomextForPreTraining",
-    "AutoModelForTokenClassification": "heads_domext.DomextForTokenClassification",
-    "AutoModelForSequenceClassification": "heads_domext.DomextForSequenceClassification",
-    "AutoModelForQuestionAnswering": "heads_domext.DomextForQuestionAnswering",
-    "AutoModelForMultipleChoice": "heads_domext.DomextForMultipleChoice",
-}
+CODE_FILES = tuple(sorted(each.name for each in Path(code_room.__path__[0]).glob("*_domext.py")))
 HEAD_AUTO_CLASSES = {
     "DomextForTokenClassification": "AutoModelForTokenClassification",
     "DomextForSpanClassification": "AutoModelForTokenClassification",
@@ -67,16 +50,21 @@ HEAD_AUTO_CLASSES = {
     "DomextForMultipleChoice": "AutoModelForMultipleChoice",
 }
 """A head of heads_domext.py -> the class of transformers that loads an export of it."""
+PLAIN_HEADS = [head for head, auto in HEAD_AUTO_CLASSES.items() if auto.endswith(head.removeprefix("Domext"))]
+"""Heads that transformers has, with the same tensors in layouts that have plain heads."""
+AUTO_MAP = {
+    "AutoConfig": "configuration_domext.DomextConfig",
+    "AutoModel": "modeling_domext.DomextModel",
+    "AutoModelForMaskedLM": "modeling_domext.DomextForMaskedLM",
+    "AutoModelForPreTraining": "modeling_domext.DomextForPreTraining",
+    **{HEAD_AUTO_CLASSES[head]: f"heads_domext.{head}" for head in PLAIN_HEADS},
+}
 _NEEDS_CODE = "none: give trust_remote_code=True, for this model brings its own code"
 
 
-def map_head(head: str) -> dict[str, str]:
-    """Return the auto_map of a model with a head: transformers has no class of its own for relations and spans.
-
-    Args:
-        head: name of the head's class, a key of `HEAD_AUTO_CLASSES`.
-    """
-    return {**AUTO_MAP, HEAD_AUTO_CLASSES[head]: f"heads_domext.{head}"}
+def map_head(name: str) -> dict[str, str]:
+    """Return the auto_map of a model, given its class: transformers has none of its own for relations and spans."""
+    return AUTO_MAP | ({HEAD_AUTO_CLASSES[name]: f"heads_domext.{name}"} if name in HEAD_AUTO_CLASSES else {})
 
 
 def export_model(
@@ -103,42 +91,30 @@ def export_model(
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
-    source = Path(card.config.base).expanduser()
+    source, config = Path(card.config.base).expanduser(), cast(DomextConfig, model.config)
     with new_export(folder, made_from or ExportRecord(HUGGINGFACE, step=card.num_steps), source) as temporary:
-        config = cast(DomextConfig, model.config)
-        tokenizer.save_pretrained(temporary)
-        check_tokenizer(tokenizer, temporary, config.vocab_size)
+        save_tokenizer(tokenizer, temporary, config.vocab_size)
         if config.has_extension:
-            _save_augmented(model, temporary, dtype)
+            save_with_code(cast(nn.Module, copy.deepcopy(model)).to(dtype), temporary)
         else:
             save_plain(model, temporary, dtype)
         write_vector_layout(temporary, config, card.config.objective.pooling)
-        for path in temporary.glob("*.safetensors"):  # safetensors makes files that only their owner can read
-            shutil.copymode(temporary / "config.json", path)
         (temporary / "README.md").write_text(build_card(card), encoding="utf-8")
     return folder
 
 
-def _save_augmented(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
-    stored = copy.deepcopy(model)
-    cast(nn.Module, stored).to(dtype)
-    save_with_code(stored, folder, AUTO_MAP)
-
-
-def save_with_code(model: Any, folder: Path, auto_map: dict[str, str]) -> None:
+def save_with_code(model: Any, folder: Path) -> None:
     """Save a model with the code that it needs.
 
     AutoTokenizer reads config.json, too, and asks whether it may run code where it does not know `model_type`. So the
     one that stands there is that of the base's layout. Whoever loads the model as such, without its code, would leave
-    its extensions out in silence, or all tensors that are called otherwise there: the activation, under the name that
-    the layout reads, turns that into an error that says what is missing.
+    its extensions out in silence: the activation, under the name that the layout reads, turns that into an error.
 
     Args:
         model: a model of this library; its configuration gets the auto_map.
         folder: where to.
-        auto_map: class of transformers -> class of the code.
     """
-    model.config.auto_map = auto_map
+    model.config.auto_map = map_head(type(model).__name__)
     with quiet_libraries():
         model.save_pretrained(folder)
     path = folder / "config.json"
@@ -157,10 +133,32 @@ def save_with_code(model: Any, folder: Path, auto_map: dict[str, str]) -> None:
 def save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
     """Save a model without extensions in the format of transformers' own model of its layout."""
     config = describe_plain(cast(DomextConfig, model.config), next_sentence=model.predicts_next_sentence)
+    save_tensors(config, detach(model, name_plain(model)), folder, dtype)
+
+
+def save_tensors(config: PreTrainedConfig, tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
+    """Save a model of transformers' own, given its configuration and its tensors."""
     config.dtype = dtype
     config.save_pretrained(folder)
-    tensors = {name: each.to(dtype).contiguous() for name, each in detach(model, name_plain(model)).items()}
+    tensors = {name: each.to(dtype).contiguous() for name, each in tensors.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, num_rows: int) -> None:
+    """Save the tokenizer of a model whose table has `num_rows`; refuse one that then loads as another.
+
+    Raises:
+        RunError: it does.
+        CorpusError: it does not fit the table.
+    """
+    check_fit(tokenizer, num_rows, "the model that is exported")
+    tokenizer.save_pretrained(folder)
+    # transformers has replaced pre-tokenizers by the model type's own when loading; such an export would be wrong.
+    if fingerprint_tokenizer(load_tokenizer(folder)) != fingerprint_tokenizer(tokenizer):
+        raise RunError(
+            "the tokenizer does not survive saving and loading by transformers, so this model cannot be exported; "
+            "save the base's tokenizer as a tokenizer.json that AutoTokenizer reads unchanged."
+        )
 
 
 @dataclass(frozen=True)
@@ -255,22 +253,6 @@ def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) 
     return export_model(run.model, run.tokenizer, folder, card, dtype, made_from)
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, num_rows: int) -> None:
-    """Refuse a saved tokenizer that loads as another one, or that does not fit a model's table of `num_rows`.
-
-    Raises:
-        RunError: it does.
-        CorpusError: it does not fit.
-    """
-    check_fit(tokenizer, num_rows, "the model that is exported")
-    # transformers has replaced pre-tokenizers by the model type's own when loading; such an export would be wrong.
-    if fingerprint_tokenizer(load_tokenizer(folder)) != fingerprint_tokenizer(tokenizer):
-        raise RunError(
-            "the tokenizer does not survive saving and loading by transformers, so this model cannot be exported; "
-            "save the base's tokenizer as a tokenizer.json that AutoTokenizer reads unchanged."
-        )
-
-
 def _check_base(config: PretrainConfig, base: Base | None, checkpoint: Checkpoint, path: Place) -> None:
     found = base.sha256 if base else "none"
     expected = checkpoint.record["base_sha256"]
@@ -284,11 +266,9 @@ def _check_base(config: PretrainConfig, base: Base | None, checkpoint: Checkpoin
 def _load_tensors(model: DomextForMaskedLM, checkpoint: Checkpoint, path: Place) -> None:
     """Put a checkpoint's tensors over the base's."""
     tensors = changed_tensors(checkpoint)
-    own = dict(model.named_parameters())
-    missing = {name for name, each in own.items() if each.requires_grad} - tensors.keys()
-    unknown = tensors.keys() - model.state_dict().keys()
-    misshapen = {name for name in tensors.keys() & own.keys() if tensors[name].shape != own[name].shape}
-    wrong = sorted(missing | unknown | misshapen)
+    shapes = {name: each.shape for name, each in model.state_dict().items()}
+    missing = {name for name, each in model.named_parameters() if each.requires_grad} - tensors.keys()
+    wrong = sorted(missing | {name for name, each in tensors.items() if each.shape != shapes.get(name)})
     if wrong:
         raise RunError(f"{path} does not fit the model that config.yaml describes (first at {wrong[0]}).")
     model.load_state_dict(tensors, strict=False)

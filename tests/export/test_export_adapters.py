@@ -363,7 +363,7 @@ def test_what_pefts_format_does_not_hold_is_refused(tiny_base_folder: Path, tmp_
     with pytest.raises(RunError, match="extensions beside LoRA"):
         export_peft(make_model(tiny_base_folder, **both), folder, MethodConfig(**both), base)
     heads = LORA | {"train_heads": True}
-    with pytest.raises(RunError, match="cls.predictions.* is not the base's own"):
+    with pytest.raises(RunError, match="not the base's own, such as cls.predictions"):
         export_peft(make_model(tiny_base_folder, **heads), folder, MethodConfig(**heads), base)
     assert not list(tmp_path.iterdir())
 

@@ -127,7 +127,7 @@ def test_what_the_hub_refuses_is_one_sentence(hub: SmallHub, tmp_path: Path, mon
         assert not hub.files
 
     monkeypatch.setenv("HF_TOKEN", "hf_another")
-    refuse(f"{hub.url} refuses the token in HF_TOKEN (401); give one that may write to {REPO}.")
+    refuse(f"{hub.url}/{REPO} refuses the token in HF_TOKEN (401); give one that may write there.")
     monkeypatch.delenv("HF_TOKEN")
     refuse("the environment has no HF_TOKEN; set it to a token that may write to clinic-org")
     monkeypatch.setenv("HF_TOKEN", TOKEN)

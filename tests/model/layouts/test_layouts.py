@@ -18,7 +18,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.adapter_folders import export_adapterhub, export_peft
-from domext_ray.export.model_folder import AUTO_MAP, save_plain, save_with_code
+from domext_ray.export.model_folder import save_plain, save_with_code
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
@@ -149,7 +149,7 @@ def test_an_export_brings_its_code_and_says_so(folders: dict[str, Path], kind: s
     folder = tmp_path / "export"
     model = augment(load(folders, kind), EVERYTHING)
     run_steps(model)
-    save_with_code(model, folder, AUTO_MAP)
+    save_with_code(model, folder)
     AutoTokenizer.from_pretrained(folders[kind]).save_pretrained(folder)
     loaded = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
     assert type(loaded).__module__.startswith("transformers_modules.")
