@@ -63,13 +63,13 @@ from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError
-from domext_ray.export.model_folder import rebuild_run
 from domext_ray.extensions.table import DOMAIN_PARTS, name_options
 from domext_ray.model.base import SHIPPED_BASE, Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import NO_DOMAIN, DomextModel
 from domext_ray.options.places import hide_places
 from domext_ray.storage import hash_file, new_folder, remove_folder, write_json
+from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.start import read_run_config
 
 FORMAT = 1
@@ -283,13 +283,12 @@ class AdapterBank:
                 "without --objective.next_sentence."
             )
         run = rebuild_run(run_dir)
-        found = run.checkpoint.record["base_sha256"]
-        if found != self.base_sha256:
+        if run.base_sha256 != self.base_sha256:
             raise RunError(
-                f"the run {run_dir} was trained on a base of sha256 {found[:12]}, and the bank's is "
+                f"the run {run_dir} was trained on a base of sha256 {run.base_sha256[:12]}, and the bank's is "
                 f"{self.base_sha256[:12]}; give each base a bank of its own."
             )
-        origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.checkpoint.step}
+        origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.step}
         origin |= {"pooling": config.objective.pooling} if config.objective.makes_vectors else {}
         return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
 

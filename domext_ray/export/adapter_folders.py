@@ -16,13 +16,12 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
 from domext_ray.export.card import format_card, name_base, read_terms
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_export
-from domext_ray.export.model_folder import rebuild_run, save_plain, save_tokenizer
+from domext_ray.export.model_folder import save_plain, save_tokenizer
 from domext_ray.extensions.lora import build_lora_config
 from domext_ray.extensions.table import find_others
 from domext_ray.model.base import Base
@@ -32,6 +31,7 @@ from domext_ray.model.graft import detach
 from domext_ray.model.layouts.layout import Layout
 from domext_ray.model.layouts.table import find_layout
 from domext_ray.storage import write_json
+from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 
 ADAPTERS_VERSION = "1.3.0"
 """Version of AdapterHub's library whose format is written; without one it takes "gelu" for the tanh approximation."""
@@ -69,42 +69,28 @@ def export_adapter_run(run_dir: Path, folder: Path, *, form: str, domain: str = 
     """
     check_target(folder, form)
     run = rebuild_run(run_dir)
-    if run.base is None:
-        raise RunError(f"{run_dir} was trained without a base, so there is no adapter to export; {_INSTEAD[form]}.")
-    made_from = ExportRecord(form, run_dir.resolve().name, run.checkpoint.step, run.checkpoint_sha256)
     if form == PEFT:
-        return export_peft(run.model, folder, run.config.method, run.base, made_from)
-    domain = domain or run.config.method.domain
-    return export_adapterhub(run.model, domain, folder, run.base, run.tokenizer, made_from)
+        export_peft(run, folder)
+    else:
+        export_adapterhub(run, domain or run.config.method.domain, folder)
+    return folder
 
 
-def export_adapterhub(
-    model: DomextForMaskedLM,
-    domain: str,
-    folder: Path,
-    base: Base,
-    tokenizer: PreTrainedTokenizerBase,
-    made_from: ExportRecord | None = None,
-) -> Path:
+def export_adapterhub(run: RebuiltRun, domain: str, folder: Path) -> None:
     """Write a domain's bottlenecks in AdapterHub's format; an earlier such export is replaced when this is complete.
 
     Args:
-        model: the model, in fp32.
+        run: the model, in fp32, and what it was made from.
         domain: a domain that has bottlenecks and nothing else.
         folder: where to; made if missing. Holds adapter/ and README.md, and base/ where the model's encoder or head is
             not the base's own: the base with the domain's shifts added to its LayerNorms.
-        base: what the model was made from.
-        tokenizer: goes into base/.
-        made_from: the checkpoint; None: the model was in memory.
-
-    Returns:
-        `folder`.
 
     Raises:
         RunError: the model has parts that the format does not hold, `folder` holds something else, or the disk refuses.
 
     Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
+    base, model = _get_base(run, ADAPTERHUB), run.model
     config, name = cast(DomextConfig, model.config), name_base(base.id)
     layout = _find_layout(model, ADAPTERHUB)
     _check_bottlenecks(model, domain)
@@ -121,13 +107,13 @@ def export_adapterhub(
     for each in config.domains:
         plain.bert.drop_domain(each)
     has_base = bool(_find_changed(plain, base))
-    with new_export(folder, made_from or ExportRecord(ADAPTERHUB), base.folder) as temporary:
+    with new_export(folder, ExportRecord.of(ADAPTERHUB, run), base.folder) as temporary:
         (temporary / "adapter").mkdir()
         described = _describe_adapter(config, layout, domain, name)
         write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
         save_file(tensors, temporary / "adapter" / "adapter.safetensors")
         if has_base:
-            save_tokenizer(tokenizer, temporary / "base", config.vocab_size)
+            save_tokenizer(run.tokenizer, temporary / "base", config.vocab_size)
             save_plain(plain, temporary / "base", torch.float32)
         number = "Two adapters" if sizes.bottleneck_place == "both" else "An adapter"
         width = f"{number} of width {sizes.bottleneck_size} a layer (Houlsby et al. 2019)"
@@ -140,31 +126,21 @@ def export_adapterhub(
         )
         note = f"`base/` is `{name}` with what trained besides the adapter; on another base it gives other results."
         _write_card(temporary, f"Bottleneck adapter {domain}", base, "adapters", readme, note if has_base else "")
-    return folder
 
 
-def export_peft(
-    model: DomextForMaskedLM, folder: Path, method: MethodConfig, base: Base, made_from: ExportRecord | None = None
-) -> Path:
+def export_peft(run: RebuiltRun, folder: Path) -> None:
     """Write a model's LoRA in peft's format; an earlier such export is replaced when this is complete.
 
-    `PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float32), folder)` loads it.
-
     Args:
-        model: the model, in fp32, LoRA not yet merged.
+        run: the model, in fp32, LoRA not yet merged, and what it was made from.
         folder: where to; made if missing.
-        method: with which LoRA was injected.
-        base: what the model was made from.
-        made_from: the checkpoint; None: the model was in memory.
-
-    Returns:
-        `folder`.
 
     Raises:
         RunError: the model has no LoRA or more than that, `folder` holds something else, or the disk refuses.
     """
     from peft import get_peft_model_state_dict
 
+    base, model, method = _get_base(run, PEFT), run.model, run.config.method
     layout = _find_layout(model, PEFT)
     _check_lora(model, method, base)
     found = get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -177,7 +153,7 @@ def export_peft(
         "base_model_class": f"{layout.family}ForMaskedLM",
         "parent_library": f"transformers.models.{kind}.modeling_{kind}",
     }
-    with new_export(folder, made_from or ExportRecord(PEFT), base.folder) as temporary:
+    with new_export(folder, ExportRecord.of(PEFT, run), base.folder) as temporary:
         config.save_pretrained(temporary, auto_mapping_dict=loads_into)
         save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
         readme = _CARD.format(
@@ -188,7 +164,6 @@ def export_peft(
             loading='model = PeftModel.from_pretrained(model, ".")',
         )
         _write_card(temporary, f"LoRA of rank {method.lora_rank}", base, "peft", readme)
-    return folder
 
 
 def _write_card(folder: Path, title: str, base: Base, library: str, text: str, note: str = "") -> None:
@@ -298,6 +273,12 @@ def find_reduction_factor(hidden_size: int, bottleneck_size: int) -> int | float
     """
     whole, rest = divmod(hidden_size, bottleneck_size)
     return hidden_size / (bottleneck_size + 0.5) if rest else whole
+
+
+def _get_base(run: RebuiltRun, form: str) -> Base:
+    if run.base is None:
+        raise RunError(f"{run.name} was trained without a base, so there is no adapter to export; {_INSTEAD[form]}.")
+    return run.base
 
 
 def _find_layout(model: nn.Module, form: str) -> Layout:

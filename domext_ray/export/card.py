@@ -1,6 +1,6 @@
 """The model card: what a model is, how it was made and how good it is, as README.md of its folder.
 
-Enters: `CardFacts`, or the sections of another card. Leaves: Markdown with the header of the Hugging Face hub.
+Enters: a run's model, or the sections of another card. Leaves: Markdown with the header of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -9,29 +9,26 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.anatomy import DomainPart
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
 from domext_ray.model.base import SHIPPED_BASE
-from domext_ray.model.counts import ParameterCounts
+from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
+from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.training.router import describe_router
 
-USE = """## Use and limits
-
-Meant for: {meant}. Whoever uses it checks it on text of their own first; {why}.
-
-Not meant for: {unfit}decisions about people that nobody checks. It has the biases of its base and of its {data}, and
-may repeat what they say. Do not publish a model of private text without asking its owners."""
-
+_LIMITS = """It has the biases of its base and of the texts and labels that it learned from, and may repeat what they
+say. Do not publish a model of private text without asking its owners."""
 _LOADING = """## Loading
 
 {needs}```python
@@ -144,6 +141,7 @@ def format_card(
     sections: Iterable[str],
     results: Iterable[Mapping[str, Any]] = (),
     *,
+    use: str = "",
     relation: str = "finetune",
     **header: Any,
 ) -> str:
@@ -155,6 +153,7 @@ def format_card(
         terms: the base's.
         sections: Markdown; empty ones are left out.
         results: fields of `EvalResult`; those whose value is no number are left out.
+        use: what the model is meant for, and what not.
         relation: the hub's name of what was done to the base.
         **header: further fields of `ModelCardData`.
     """
@@ -166,65 +165,39 @@ def format_card(
         rounded = [EvalResult(**{**each, "metric_value": round(each["metric_value"], 4)}) for each in measured]
         header |= {"model_name": title, "eval_results": rounded}
     data = ModelCardData(license=terms.license, license_name=terms.name or None, **header)
-    parts = [f"---\n{data.to_yaml()}\n---", f"# {title}", *sections, f"## Terms\n\n{terms.describe()}"]
+    parts = [f"---\n{data.to_yaml()}\n---", f"# {title}", *sections, use and f"## Use and limits\n\n{use} {_LIMITS}"]
+    parts.append(f"## Terms\n\n{terms.describe()}")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """What the model card says about a model.
-
-    Args:
-        name: the model's name.
-        config: the run that made it.
-        base_sha256: hash of the base's tensors; "none" without a base.
-        terms: those of the base's card.
-        counts: parameters.
-        shape: the model's configuration.
-        num_steps: optimiser steps made.
-        summary: content of the run's summary.json, for the figures before and after; empty: no figures.
-    """
-
-    name: str
-    config: PretrainConfig
-    base_sha256: str
-    terms: Terms
-    counts: ParameterCounts
-    shape: DomextConfig
-    num_steps: int
-    summary: dict[str, Any] = field(default_factory=dict)
-
-
-def build_card(facts: CardFacts) -> str:
+def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
     """Return the card of a pre-trained model: what it is, how good, how it was made, how to load and cite it.
 
     Args:
-        facts: what to say.
+        run: the model.
+        summary: content of summary.json, for the figures before and after; empty: no figures.
     """
-    config, trusts, makes_vectors = facts.config, facts.shape.has_extension, facts.config.objective.makes_vectors
+    config, shape = run.config, cast(DomextConfig, run.model.config)
+    trusts, makes_vectors = shape.has_extension, config.objective.makes_vectors
     sections = [
         f"A BERT for text of one domain, trained by {_describe_objective(config)}.",
-        _format_table("Before and after", ("", "before", "after"), _list_cells(facts)),
-        _format_table("How it was made", ("", ""), [each for each in _list_facts(facts).items() if each[1]]),
+        _format_table("Before and after", ("", "before", "after"), _list_cells(summary)),
+        _format_table("How it was made", ("", ""), [each for each in _list_facts(run, summary).items() if each[1]]),
         _VECTORS.format(trust=", trust_remote_code=True" if trusts else "") if makes_vectors else "",
         show_loading("AutoModelForMaskedLM", trusts=trusts),
-        USE.format(
-            meant="predicting masked words, embedding text, and as the start of fine-tuning, on text like the one that "
-            "it was\ntrained on",
-            why="the figures above are of one run",
-            unfit="generating text, facts that nobody checks, or ",
-            data="text",
-        ),
-        _list_sources(facts),
+        _list_sources(shape, config.method),
     ]
     hub = [each.removeprefix("hf://") for each in split_paths(config.corpus) if each.startswith("hf://")]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
     return format_card(
-        facts.name,
+        run.name,
         config.base,
-        facts.terms,
+        read_terms(run.base.folder) if run.base else Terms(),
         sections,
-        _list_results(facts),
+        _list_results(summary),
+        use="Meant for: predicting masked words, embedding text, and as the start of fine-tuning, on text like the one "
+        "that it was\ntrained on. Whoever uses it checks it on text of their own first; the figures above are of one "
+        "run.\n\nNot meant for: generating text, facts that nobody checks, or decisions about people.",
         library_name="sentence-transformers" if makes_vectors else "transformers",
         pipeline_tag="sentence-similarity" if makes_vectors else "fill-mask",
         datasets=[each.partition("@")[0] for each in hub] or None,
@@ -237,12 +210,19 @@ def _format_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str
     return "\n".join([f"## {title}", "", *(f"| {' | '.join(each)} |" for each in lines)]) if rows else ""
 
 
-def _list_facts(facts: CardFacts) -> dict[str, str]:
+def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
     """Return how a model was made, by name; what it does not have is empty."""
-    config, method, counts, summary = facts.config, facts.config.method, facts.counts, facts.summary
-    said = {each: each.describe(facts.shape, method) for each in EXTENSIONS if not isinstance(each, DomainPart)}
+    config, method, shape = run.config, run.config.method, cast(DomextConfig, run.model.config)
+    counts = count_parameters(
+        shape,
+        method,
+        run.base.heads if run.base else (),
+        next_sentence=config.objective.next_sentence,
+        reads_words=config.objective.reads_words,
+    )
+    said = {each: each.describe(shape, method) for each in EXTENSIONS if not isinstance(each, DomainPart)}
     added = [text for each, text in said.items() if text and not each.is_merged]
-    added += [_describe_domain(name, domain) for name, domain in facts.shape.domains.items()]
+    added += [_describe_domain(name, domain) for name, domain in shape.domains.items()]
     merged = " and ".join(text for each, text in said.items() if text and each.is_merged)
     trained = {
         "all": "every parameter",
@@ -255,14 +235,14 @@ def _list_facts(facts: CardFacts) -> dict[str, str]:
     is_reversible = added and method.trains in ("extensions", "domain") and not (merged or config.init_from)
     return {
         "Base": "none (random weights)" if config.base == "none" else f"`{name_base(config.base)}`",
-        "Base's sha256 (fp32 tensors and their names)": f"`{facts.base_sha256}`",
+        "Base's sha256 (fp32 tensors and their names)": f"`{run.base_sha256}`",
         "Added to the base": "; ".join(added),
         "Merged into the base": merged,
         "Without what was added": "the base again, bit for bit" if is_reversible and not method.train_heads else "",
         "Text": f"`{hide_places(config.corpus)}`",
         "Parameters": f"{counts.total:,}",
         "Trained": f"{trained}: {counts.trainable:,} ({counts.trainable_frac:.2%} of base and extension)",
-        "Optimiser steps": f"{facts.num_steps:,} of {config.train.global_batch_size} rows",
+        "Optimiser steps": f"{run.step:,} of {config.train.global_batch_size} rows",
         "Tokens read": f"{summary['train']['tokens']:,}" if summary else "not recorded",
         "Longest row": f"{max(config.train.seq_length, config.train.long_seq_length)} tokens",
         "Masking": _describe_masking(config),
@@ -310,28 +290,28 @@ def _describe_masking(config: PretrainConfig) -> str:
     return f"{objective.mask_prob:.0%} of {'whole words' if objective.whole_word else 'tokens'}"
 
 
-def _list_figures(facts: CardFacts) -> Iterator[tuple[str, str, float | None, float | None]]:
+def _list_figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None, float | None]]:
     """Yield the figures that the run has measured: place in summary.json, name for people, before and after."""
     for place, name in _FIGURES.items():
         text, key = place.split(".")
-        pair = facts.summary.get(text, {}).get(key, {})
+        pair = summary.get(text, {}).get(key, {})
         before, after = pair.get("before"), pair.get("after")
         if not before is after is None:
             yield place, name, before, after
 
 
-def _list_cells(facts: CardFacts) -> list[list[str]]:
+def _list_cells(summary: Mapping[str, Any]) -> list[list[str]]:
     rows = []
-    for place, name, *values in _list_figures(facts):
+    for place, name, *values in _list_figures(summary):
         form = ".1%" if place.endswith("accuracy") else ".3f"
         cells = ["not measured" if each is None else f"{each:{form}}" for each in values]
         rows.append([f"{_TEXTS[place.partition('.')[0]]}, {name}", *cells])
     return rows
 
 
-def _list_results(facts: CardFacts) -> Iterator[dict[str, Any]]:
+def _list_results(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the figures after training as fields of the hub's evaluation results."""
-    for place, name, _, after in _list_figures(facts):
+    for place, name, _, after in _list_figures(summary):
         text, _, metric = place.partition(".mlm_")
         if metric and after is not None:
             yield {
@@ -345,7 +325,7 @@ def _list_results(facts: CardFacts) -> Iterator[dict[str, Any]]:
             }
 
 
-def _list_sources(facts: CardFacts) -> str:
-    used = [each.citation for each in EXTENSIONS if each.describe(facts.shape, facts.config.method)]
+def _list_sources(shape: DomextConfig, method: MethodConfig) -> str:
+    used = [each.citation for each in EXTENSIONS if each.describe(shape, method)]
     entries = "\n\n".join(dict.fromkeys(filter(None, [*used, _BERT])))  # two parts may be one paper's, or of none
     return f"## Citation\n\n```bibtex\n{entries}\n```"

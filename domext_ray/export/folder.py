@@ -20,6 +20,7 @@ from pathlib import Path
 from domext_ray.errors import RunError
 from domext_ray.files import Kind, read_json
 from domext_ray.storage import Place, Where, hash_file, write_json
+from domext_ray.training.rebuild import RebuiltRun
 
 FORMAT = 1
 MARKER = "domext_export.json"
@@ -51,6 +52,11 @@ class ExportRecord:
     def is_whole(self) -> bool:
         """Whether the job that wrote the export came to its end."""
         return all(self.files.values())
+
+    @classmethod
+    def of(cls, kind: str, run: RebuiltRun) -> ExportRecord:
+        """Return the record of an export of a run's model."""
+        return cls(kind, run.name, run.step, run.checkpoint_sha256)
 
     def describe(self, files: dict[str, str]) -> dict[str, object]:
         """Return the marker of a folder with these files."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
-from domext_ray.export.card import USE, format_card, show_loading
+from domext_ray.export.card import format_card, show_loading
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.tables import format_markdown
@@ -67,12 +67,6 @@ def build_card(
         _describe_scores(scores, metric),
         show_loading(auto_class, trusts=not is_plain),
         _describe_pipeline(fitted, trusts=not is_plain),
-        USE.format(
-            meant="the task above, on text like that of its labelled set",
-            why="other text, other labels or another\nway of labelling may give other figures",
-            unfit="",
-            data="labels",
-        ),
     ]
     results = [
         {
@@ -93,6 +87,9 @@ def build_card(
         start.terms,
         sections,
         results,
+        use="Meant for: the task above, on text like that of its labelled set. Whoever uses it checks it on examples "
+        "of their own\nfirst; other text, other labels or another way of labelling may give other figures.\n\n"
+        "Not meant for: decisions about people that nobody checks.",
         library_name="transformers",
         pipeline_tag=None if hub_task == "multiple-choice" else hub_task,
         tags=["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],
