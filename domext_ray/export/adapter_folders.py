@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
@@ -64,7 +63,8 @@ def export_adapter_run(run_dir: Path, folder: Path, *, form: str, domain: str = 
         `folder`.
 
     Raises:
-        RunError: see `rebuild_run`, `export_adapterhub` and `export_peft`; or the run has no base.
+        RunError: see `rebuild_run`; the model has no such adapter, or parts that the format does not hold; `folder`
+            holds something else, or the disk refuses.
         BaseModelError: the base is not to be had.
     """
     check_target(folder, form)
@@ -77,22 +77,15 @@ def export_adapter_run(run_dir: Path, folder: Path, *, form: str, domain: str = 
 
 
 def export_adapterhub(run: RebuiltRun, domain: str, folder: Path) -> None:
-    """Write a domain's bottlenecks in AdapterHub's format; an earlier such export is replaced when this is complete.
+    """Write a domain's bottlenecks in AdapterHub's format; `run` has its model in fp32.
 
-    Args:
-        run: the model, in fp32, and what it was made from.
-        domain: a domain that has bottlenecks and nothing else.
-        folder: where to; made if missing. Holds adapter/ and README.md, and base/ where the model's encoder or head is
-            not the base's own: the base with the domain's shifts added to its LayerNorms.
-
-    Raises:
-        RunError: the model has parts that the format does not hold, `folder` holds something else, or the disk refuses.
+    The folder holds adapter/ and README.md, and base/ where the model's encoder or head is not the base's own: the base
+    with the domain's shifts added to its LayerNorms.
 
     Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
-    base, model = _get_base(run, ADAPTERHUB), run.model
+    (base, layout), model = _open_run(run, ADAPTERHUB), run.model
     config, name = cast(DomextConfig, model.config), name_base(base.id)
-    layout = _find_layout(model, ADAPTERHUB)
     _check_bottlenecks(model, domain)
     sizes = config.domains[domain]
     plain = copy.deepcopy(model)
@@ -129,19 +122,10 @@ def export_adapterhub(run: RebuiltRun, domain: str, folder: Path) -> None:
 
 
 def export_peft(run: RebuiltRun, folder: Path) -> None:
-    """Write a model's LoRA in peft's format; an earlier such export is replaced when this is complete.
-
-    Args:
-        run: the model, in fp32, LoRA not yet merged, and what it was made from.
-        folder: where to; made if missing.
-
-    Raises:
-        RunError: the model has no LoRA or more than that, `folder` holds something else, or the disk refuses.
-    """
+    """Write a model's LoRA in peft's format; `run` has its model in fp32, LoRA not merged."""
     from peft import get_peft_model_state_dict
 
-    base, model, method = _get_base(run, PEFT), run.model, run.config.method
-    layout = _find_layout(model, PEFT)
+    (base, layout), model, method = _open_run(run, PEFT), run.model, run.config.method
     _check_lora(model, method, base)
     found = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {f"base_model.model.{layout.name_plain(name)}": each.contiguous() for name, each in found.items()}
@@ -275,15 +259,11 @@ def find_reduction_factor(hidden_size: int, bottleneck_size: int) -> int | float
     return hidden_size / (bottleneck_size + 0.5) if rest else whole
 
 
-def _get_base(run: RebuiltRun, form: str) -> Base:
+def _open_run(run: RebuiltRun, form: str) -> tuple[Base, Layout]:
+    """Return a model's base and layout; refuse one whose layers the format's library does not know by BERT's names."""
     if run.base is None:
         raise RunError(f"{run.name} was trained without a base, so there is no adapter to export; {_INSTEAD[form]}.")
-    return run.base
-
-
-def _find_layout(model: nn.Module, form: str) -> Layout:
-    """Return a model's layout; refuse one whose layers the format's library does not know by BERT's names."""
-    layout = find_layout(cast(DomextConfig, model.config))
+    layout = find_layout(cast(DomextConfig, run.model.config))
     if form not in layout.formats:
         raise RunError(f"the format of {form} is not written for bases of the kind {layout.family}; {_INSTEAD[form]}.")
-    return layout
+    return run.base, layout

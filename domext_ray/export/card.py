@@ -171,12 +171,7 @@ def format_card(
 
 
 def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
-    """Return the card of a pre-trained model: what it is, how good, how it was made, how to load and cite it.
-
-    Args:
-        run: the model.
-        summary: content of summary.json, for the figures before and after; empty: no figures.
-    """
+    """Return the card of a pre-trained model, with the figures of its summary.json; an empty one has none."""
     config, shape = run.config, cast(DomextConfig, run.model.config)
     trusts, makes_vectors = shape.has_extension, config.objective.makes_vectors
     sections = [
@@ -229,16 +224,15 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
         "top_layers": f"the top {method.top_layers} layer(s)",
         "layer_norms": "the LayerNorms",
         "biases": "the biases",
-        "domain": f"the domain `{method.domain}`",
-        "extensions": "what was added",
-    }[method.trains] + (" and the heads" if method.train_heads else "")
-    is_reversible = added and method.trains in ("extensions", "domain") and not (merged or config.init_from)
+    }.get(method.trains, f"the domain `{method.domain}`" if len(shape.domains) > 1 else "the extension")
+    trained += " and the heads" if method.train_heads else ""
+    is_reversible = added and method.trains != "all" and not (method.train_heads or merged or config.init_from)
     return {
         "Base": "none (random weights)" if config.base == "none" else f"`{name_base(config.base)}`",
         "Base's sha256 (fp32 tensors and their names)": f"`{run.base_sha256}`",
         "Added to the base": "; ".join(added),
         "Merged into the base": merged,
-        "Without what was added": "the base again, bit for bit" if is_reversible and not method.train_heads else "",
+        "Without what was added": "the base again, bit for bit" if is_reversible else "",
         "Text": f"`{hide_places(config.corpus)}`",
         "Parameters": f"{counts.total:,}",
         "Trained": f"{trained}: {counts.trainable:,} ({counts.trainable_frac:.2%} of base and extension)",
@@ -253,14 +247,13 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _describe_domain(name: str, domain: Domain) -> str:
-    """Say what a domain adds, and to which layers; a paper is named once, after its last part."""
+    """Say what a domain adds, to which layers, and after which papers."""
     parts = [part for part in DOMAIN_PARTS if getattr(domain, part.size)]
-    last = {part.paper: part for part in parts if part.paper}
-    said = {part: part.describe_part(domain) + (f" ({part.paper})" if part in last.values() else "") for part in parts}
-    layers = " and ".join(text for part, text in said.items() if part.in_layers)
-    added = [text for part, text in said.items() if not part.in_layers]
+    added = [part.describe_part(domain) for part in parts if not part.in_layers]
+    layers = " and ".join(part.describe_part(domain) for part in parts if part.in_layers)
     added += [f"in each of the layers {domain.first_layer} to {domain.last_layer} {layers}"] if layers else []
-    return f"for the domain `{name}`, {' and '.join(added)}"
+    papers = ", ".join(dict.fromkeys(part.paper for part in parts if part.paper))
+    return f"for the domain `{name}`, {' and '.join(added)}" + (f" ({papers})" if papers else "")
 
 
 def _describe_objective(config: PretrainConfig) -> str:

@@ -108,13 +108,7 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
 
 
 def list_exported(where: Where) -> list[str]:
-    """Return the files of an export, or of the exports that a task of several models has side by side.
-
-    Args:
-        where: the export, or what holds a folder a model, and task.json.
-
-    Returns:
-        Paths inside the folder; markers are among them.
+    """Return the files of an export, or of the exports that a task of several models has side by side; markers, too.
 
     Raises:
         RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.

@@ -90,17 +90,7 @@ def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) 
 def export_model(
     run: RebuiltRun, folder: Where, dtype: torch.dtype = torch.float32, summary: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a run's model as a Hugging Face folder; an earlier export there is replaced when the new one is complete.
-
-    Args:
-        run: the model and what it was made from; its LoRA is merged.
-        folder: where to.
-        dtype: how the tensors are stored.
-        summary: content of summary.json, for the card; None: no figures.
-
-    Raises:
-        RunError: `folder` holds something that is no export, or the disk refuses.
-    """
+    """Write a run's model, its LoRA merged; `summary` gives the card its figures. See `export_run`."""
     config, record = cast(DomextConfig, run.model.config), ExportRecord.of(HUGGINGFACE, run)
     with new_export(folder, record, run.base.folder if run.base else None) as temporary:
         save_tokenizer(run.tokenizer, temporary, config.vocab_size)

@@ -9,7 +9,6 @@ upload is refused where the repository is there and seen by others than asked fo
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from domext_ray.errors import ConfigError, DomextError, RunError
@@ -18,25 +17,8 @@ from domext_ray.export.folder import list_exported
 _CARD_LINES = 12
 
 
-@dataclass(frozen=True)
-class PushPlan:
-    """What goes where.
-
-    Args:
-        folder: the export.
-        files: its files, as paths inside it.
-        repo: name of the repository, ORG/NAME.
-        is_private: whether only its owners see it.
-    """
-
-    folder: Path
-    files: tuple[str, ...]
-    repo: str
-    is_private: bool
-
-
-def plan_push(folder: Path, repo: str, *, is_private: bool) -> PushPlan:
-    """Plan an upload; nothing leaves the machine.
+def describe_push(folder: Path, repo: str, *, is_private: bool) -> str:
+    """Return the files with their sizes, who would see them, and how the model card begins; nothing is uploaded.
 
     Args:
         folder: an export, or the folder of the exports of a task of several models.
@@ -46,17 +28,13 @@ def plan_push(folder: Path, repo: str, *, is_private: bool) -> PushPlan:
     Raises:
         RunError: it is no export, or holds files that are no part of it or have changed.
     """
-    return PushPlan(folder, tuple(list_exported(folder)), repo, is_private)
-
-
-def describe_push(plan: PushPlan) -> str:
-    """Return the files with their sizes, who would see them, and how the model card begins."""
-    sizes = {name: (plan.folder / name).stat().st_size for name in plan.files}
+    files = list_exported(folder)
+    sizes = {name: (folder / name).stat().st_size for name in files}
     width = max(len(f"{size:,}") for size in sizes.values())
-    card = next(name for name in plan.files if Path(name).name == "README.md")
-    text = (plan.folder / card).read_text(encoding="utf-8").splitlines()
+    card = next(name for name in files if Path(name).name == "README.md")
+    text = (folder / card).read_text(encoding="utf-8").splitlines()
     lines = [
-        f"{_find_hub()}/{plan.repo} ({'private' if plan.is_private else 'public: everybody sees it'}) would get "
+        f"{_find_hub()}/{repo} ({'private' if is_private else 'public: everybody sees it'}) would get "
         f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB:",
         *(f"  {size:{width},} bytes  {name}" for name, size in sizes.items()),
         f"{card} begins:",
@@ -66,42 +44,41 @@ def describe_push(plan: PushPlan) -> str:
     return "\n".join([*lines, f"Nothing was uploaded; --push_now true uploads (HF_TOKEN {token})."])
 
 
-def push_export(plan: PushPlan) -> str:
-    """Upload an export in one commit.
+def push_export(folder: Path, repo: str, *, is_private: bool) -> str:
+    """Upload an export in one commit; the arguments are those of `describe_push`.
 
     Returns:
         The commit's address.
 
     Raises:
         ConfigError: there is no token, or the repository is seen by others than asked for.
-        RunError: the hub cannot be reached, or refuses.
+        RunError: as of `describe_push`; or the hub cannot be reached, or refuses.
     """
+    files = list_exported(folder)
     token, hub = _find_token(), _find_hub()
     if not token:
         raise ConfigError(
             "--push_now is True, and the environment has no HF_TOKEN; set it to a token that may write to "
-            f"{plan.repo.split('/')[0]} ({hub}/settings/tokens)."
+            f"{repo.split('/')[0]} ({hub}/settings/tokens)."
         )
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = HfApi(endpoint=hub, token=token)
     try:
-        if not api.repo_exists(plan.repo):
-            api.create_repo(plan.repo, private=plan.is_private)
-        elif (found := bool(api.repo_info(plan.repo).private)) != plan.is_private:
+        if not api.repo_exists(repo):
+            api.create_repo(repo, private=is_private)
+        elif (found := bool(api.repo_info(repo).private)) != is_private:
             raise ConfigError(
-                f"--push_private is {plan.is_private}, and {hub}/{plan.repo} is there and "
+                f"--push_private is {is_private}, and {hub}/{repo} is there and "
                 f"{'private' if found else 'public'}; give --push_private {str(found).lower()}, or another name."
             )
         # Not upload_folder, which uploads in several commits: the repository would hold half a model meanwhile.
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=plan.folder / name) for name in plan.files]
-        return str(
-            api.create_commit(plan.repo, added, commit_message="Upload a model exported by domext_ray").commit_url
-        )
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in files]
+        return str(api.create_commit(repo, added, commit_message="Upload a model exported by domext_ray").commit_url)
     except DomextError:
         raise
     except Exception as error:  # the library raises a dozen kinds: offline, no route, refused, damaged answers …
-        raise RunError(_describe_failure(f"{hub}/{plan.repo}", error).replace(token, "***")) from None
+        raise RunError(_describe_failure(f"{hub}/{repo}", error).replace(token, "***")) from None
 
 
 def _find_token() -> str:

@@ -19,13 +19,7 @@ _POOLING_FILE = Path("1_Pooling", "config.json")
 
 
 def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) -> None:
-    """Describe the encoder and its pooling to sentence-transformers.
-
-    Args:
-        folder: an export that is being written.
-        config: its model's configuration.
-        pooling: how the states of a text's tokens become its vector.
-    """
+    """Describe the encoder of an export that is being written, and its pooling, to sentence-transformers."""
     modules = {"Transformer": "", "Pooling": str(_POOLING_FILE.parent)}
     files: dict[str | Path, Any] = {
         "modules.json": [

@@ -25,13 +25,7 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class SplitScore:
-    """What a model scored on a split.
-
-    Args:
-        value: the figure by which dev chose.
-        low, high: its bootstrap 95 % interval.
-        num_examples: examples of the split.
-    """
+    """What a model scored on a split, by the figure by which dev chose, with its bootstrap 95 % interval."""
 
     value: float
     low: float
@@ -49,16 +43,7 @@ def read_score(figures: Mapping[str, Any], metric: str) -> SplitScore:
 def build_card(
     start: StartModel, set_name: str, fitted: Fitted, scores: Mapping[str, SplitScore], metric: str, *, is_plain: bool
 ) -> str:
-    """Return the model card: what the model is, its figures, how it loads, and its terms.
-
-    Args:
-        start: the encoder that it started from.
-        set_name: what it was fine-tuned on.
-        fitted: the model.
-        scores: by split, of all models of the task together; empty: not scored.
-        metric: what they are.
-        is_plain: transformers' own classes load it.
-    """
+    """Return the model card; `scores` are by split, of all models of the task together, empty where not scored."""
     task, auto_class = fitted.task, HEAD_AUTO_CLASSES[fitted.task.head]
     hub_task = _TASKS[auto_class]
     labels = ", ".join(task.head_labels[:MAX_LABELS]) + ("…" if len(task.head_labels) > MAX_LABELS else "")

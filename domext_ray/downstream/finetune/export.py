@@ -47,13 +47,6 @@ def export_stages(
 ) -> None:
     """Write a fine-tuned model, or of a task of several models each into a folder of its own.
 
-    Args:
-        start: the encoder that it started from, with its tokenizer.
-        task: the task.
-        fitted: the trained model of each stage.
-        folder: where to.
-        scores: of the whole task by split, for the card; None: not scored.
-
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
     """
@@ -93,20 +86,7 @@ def export_fitted(
     metric: str = "",
     content: TaskFile | None = None,
 ) -> None:
-    """Write one fine-tuned model as a Hugging Face folder; an earlier export there is replaced.
-
-    Args:
-        start: the encoder that it started from, with its tokenizer.
-        set_name: what it was fine-tuned on.
-        fitted: the model.
-        folder: where to.
-        scores: of the whole task by split, for the card; None: not scored.
-        metric: what they are.
-        content: describes the task in the folder; None: it is one of several models, or nobody needs the task.
-
-    Raises:
-        RunError: `folder` holds something that is no export, or the disk refuses.
-    """
+    """Write one model; `content` describes its task, None for one of several models."""
     model = copy.deepcopy(fitted.model).cpu()
     cast(Any, model.config).task_thresholds = fitted.thresholds
     is_plain = is_plain_task_model(model)
