@@ -50,13 +50,13 @@ from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exp
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.errors import DomextError, RunError
-from domext_ray.export.model_folder import rebuild_run
 from domext_ray.files import read_json
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.storage import hash_file, hash_values, new_folder, remove_folder, write_json
+from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.start import read_run_config
 
 FORMAT = 2
@@ -259,7 +259,7 @@ class AdapterBank:
                 "without --objective.next_sentence."
             )
         run = rebuild_run(run_dir)
-        origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.checkpoint.step}
+        origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.step}
         origin |= {"pooling": config.objective.pooling} if config.objective.makes_vectors else {}
         return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
 

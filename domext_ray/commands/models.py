@@ -89,7 +89,7 @@ compute.""",
 
 
 def _export(config: ExportConfig) -> None:
-    from domext_ray.export.push import describe_push, plan_push, push_export
+    from domext_ray.export.push import describe_push, push_export
 
     folder = _find_finetuned(config) if config.push else None
     if folder is None:
@@ -97,11 +97,10 @@ def _export(config: ExportConfig) -> None:
     print(f"export: {folder}")
     if not config.push:
         return
-    plan = plan_push(folder, config.push, is_private=config.push_private)
     if config.push_now:
-        print(f"uploaded: {push_export(plan)}")
+        print(f"uploaded: {push_export(folder, config.push, is_private=config.push_private)}")
     else:
-        print(describe_push(plan))
+        print(describe_push(folder, config.push, is_private=config.push_private))
 
 
 def _export_run(config: ExportConfig) -> Path:

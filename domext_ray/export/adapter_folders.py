@@ -9,86 +9,45 @@ beside it. LoRA's updates are stored as they are, not merged.
 from __future__ import annotations
 
 import copy
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
-from domext_ray.export.card import read_terms
+from domext_ray.export.card import format_card, name_base, read_terms
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, check_target, new_export
-from domext_ray.export.model_folder import check_tokenizer, rebuild_run, save_plain
+from domext_ray.export.model_folder import save_plain, save_tokenizer
 from domext_ray.extensions.lora import build_lora_config
-from domext_ray.extensions.table import find_others, is_extension
+from domext_ray.extensions.table import find_others
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import detach, name_plain
+from domext_ray.model.graft import detach
 from domext_ray.model.layouts.layout import Layout
 from domext_ray.model.layouts.table import find_layout
 from domext_ray.storage import write_json
+from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 
 ADAPTERS_VERSION = "1.3.0"
 """Version of AdapterHub's library whose format is written; without one it takes "gelu" for the tanh approximation."""
 
-_SUBLAYERS = ("attention.output", "output")
-_LORA_TENSOR = ".default.weight"
-_CAUSAL = "attention from left to right (--objective.kind)"
-_MERGED = "take the ordinary export, in which LoRA is merged"
-_AUGMENTED = "take the ordinary export, which holds everything"
-
-_ADAPTERHUB_README = """\
----
-library_name: adapters
-base_model: {base}
-{license}---
-# Bottleneck adapter {domain} on {base}
-
-{number} of width {size} a layer (Houlsby et al. 2019), in the format of AdapterHub's library. To load it, in this
-folder and after `pip install adapters=={version}`:
+_INSTEAD = {
+    ADAPTERHUB: "take the ordinary export, which holds everything",
+    PEFT: "take the ordinary export, in which LoRA is merged",
+}
+_CARD = """{what}. To load it, in this folder and after `pip install {package}`:
 
 ```python
-import adapters
+{imports}
 from transformers import AutoModelForMaskedLM
 
-model = AutoModelForMaskedLM.from_pretrained("{checkpoint}", dtype="float32")
-adapters.init(model)
-model.load_adapter("adapter", use_safetensors=True, set_active=True)
-```
-
-{note}
-## Terms
-
-{terms}
-"""
-_PEFT_README = """\
----
-library_name: peft
-base_model: {base}
-{license}---
-# LoRA of rank {rank} on {base}
-
-In peft's format. To load it, in this folder and after `pip install peft`:
-
-```python
-from peft import PeftModel
-from transformers import AutoModelForMaskedLM
-
-base = AutoModelForMaskedLM.from_pretrained("{base}", dtype="float32")
-model = PeftModel.from_pretrained(base, ".")
-```
-
-`{base}` is the base's hub id, or stands for its folder.
-## Terms
-
-{terms}
-"""
+model = AutoModelForMaskedLM.from_pretrained("{base}", dtype="float32")
+{loading}
+```"""
 
 
 def export_adapter_run(run_dir: Path, folder: Path, *, form: str, domain: str = "") -> Path:
@@ -104,126 +63,99 @@ def export_adapter_run(run_dir: Path, folder: Path, *, form: str, domain: str = 
         `folder`.
 
     Raises:
-        RunError: see `rebuild_run`, `export_adapterhub` and `export_peft`; or the run has no base.
+        RunError: see `rebuild_run`; the model has no such adapter, or parts that the format does not hold; `folder`
+            holds something else, or the disk refuses.
         BaseModelError: the base is not to be had.
     """
     check_target(folder, form)
     run = rebuild_run(run_dir)
-    if run.base is None:
-        raise RunError(f"{run_dir} was trained without a base, so there is no adapter to export; {_AUGMENTED}.")
-    made_from = ExportRecord(form, run_dir.resolve().name, run.checkpoint.step, run.checkpoint_sha256)
     if form == PEFT:
-        return export_peft(run.model, folder, run.config.method, run.base, made_from)
-    domain = domain or run.config.method.domain
-    return export_adapterhub(run.model, domain, folder, run.base, run.tokenizer, made_from)
-
-
-def export_adapterhub(
-    model: DomextForMaskedLM,
-    domain: str,
-    folder: Path,
-    base: Base,
-    tokenizer: PreTrainedTokenizerBase,
-    made_from: ExportRecord | None = None,
-) -> Path:
-    """Write a domain's bottlenecks in AdapterHub's format; an earlier such export is replaced when this is complete.
-
-    Args:
-        model: the model, in fp32.
-        domain: a domain that has bottlenecks and nothing else.
-        folder: where to; made if missing. Holds adapter/ and README.md, and base/ where the model's encoder or head is
-            not the base's own: the base with the domain's shifts added to its LayerNorms.
-        base: what the model was made from.
-        tokenizer: goes into base/.
-        made_from: the checkpoint; None: the model was in memory.
-
-    Returns:
-        `folder`.
-
-    Raises:
-        RunError: the model has parts that the format does not hold, `folder` holds something else, or the disk refuses.
-
-    Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
-    """
-    _find_layout(model, ADAPTERHUB)
-    _check_bottlenecks(model, domain)
-    config = cast(DomextConfig, model.config)
-    plain = copy.deepcopy(model)
-    _fold_shifts(plain, domain)
-    for name in config.domains:
-        plain.bert.drop_domain(name)
-    has_base = bool(_find_changed(plain, base))
-    name = _name_base(base)
-    with new_export(folder, made_from or ExportRecord(ADAPTERHUB), base.folder) as temporary:
-        (temporary / "adapter").mkdir()
-        described = _describe_adapter(model, domain, name)
-        write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
-        save_file(_name_bottlenecks(model, domain), temporary / "adapter" / "adapter.safetensors")
-        if has_base:
-            tokenizer.save_pretrained(temporary / "base")
-            check_tokenizer(tokenizer, temporary / "base", config.vocab_size)
-            save_plain(plain, temporary / "base", torch.float32)
-        note = (
-            f"`base/` is `{name}` with what trained besides the adapter (LayerNorms above all); on another base the "
-            "adapter gives\nother results."
-            if has_base
-            else f"`{name}` is the base's hub id, or stands for its folder."
-        )
-        checkpoint = "base" if has_base else name
-        sizes = config.domains[domain]
-        readme = _ADAPTERHUB_README.format(
-            base=name,
-            domain=domain,
-            number="Two adapters" if sizes.bottleneck_place == "both" else "An adapter",
-            size=sizes.bottleneck_size,
-            version=ADAPTERS_VERSION,
-            checkpoint=checkpoint,
-            note=note,
-            **_describe_terms(base),
-        )
-        (temporary / "README.md").write_text(readme, encoding="utf-8")
-        _open_to_all(temporary)
+        export_peft(run, folder)
+    else:
+        export_adapterhub(run, domain or run.config.method.domain, folder)
     return folder
 
 
-def export_peft(
-    model: DomextForMaskedLM, folder: Path, method: MethodConfig, base: Base, made_from: ExportRecord | None = None
-) -> Path:
-    """Write a model's LoRA in peft's format; an earlier such export is replaced when this is complete.
+def export_adapterhub(run: RebuiltRun, domain: str, folder: Path) -> None:
+    """Write a domain's bottlenecks in AdapterHub's format; `run` has its model in fp32.
 
-    `PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base, dtype=torch.float32), folder)` loads it.
+    The folder holds adapter/ and README.md, and base/ where the model's encoder or head is not the base's own: the base
+    with the domain's shifts added to its LayerNorms.
 
-    Args:
-        model: the model, in fp32, LoRA not yet merged.
-        folder: where to; made if missing.
-        method: with which LoRA was injected.
-        base: what the model was made from.
-        made_from: the checkpoint; None: the model was in memory.
-
-    Returns:
-        `folder`.
-
-    Raises:
-        RunError: the model has no LoRA or more than that, `folder` holds something else, or the disk refuses.
+    Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
-    tensors = _name_lora(model)
-    _check_lora(model, base, tensors)
+    (base, layout), model = _open_run(run, ADAPTERHUB), run.model
+    config, name = cast(DomextConfig, model.config), name_base(base.id)
+    _check_bottlenecks(model, domain)
+    sizes = config.domains[domain]
+    plain = copy.deepcopy(model)
+    tensors = {}
+    for place, sublayer, bottleneck in _list_bottlenecks(plain, domain):
+        for own, theirs in (("down", "adapter_down.0"), ("up", "adapter_up")):
+            for kind, tensor in getattr(bottleneck, own).named_parameters():
+                tensors[f"{layout.prefix}{place}.adapters.{domain}.{theirs}.{kind}"] = tensor.detach().float()
+        if bottleneck.norm is not None:  # the forward pass adds them, too
+            sublayer.LayerNorm.weight.data += bottleneck.norm.weight
+            sublayer.LayerNorm.bias.data += bottleneck.norm.bias
+    for each in config.domains:
+        plain.bert.drop_domain(each)
+    has_base = bool(_find_changed(plain, base))
+    with new_export(folder, ExportRecord.of(ADAPTERHUB, run), base.folder) as temporary:
+        (temporary / "adapter").mkdir()
+        described = _describe_adapter(config, layout, domain, name)
+        write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
+        save_file(tensors, temporary / "adapter" / "adapter.safetensors")
+        if has_base:
+            save_tokenizer(run.tokenizer, temporary / "base", config.vocab_size)
+            save_plain(plain, temporary / "base", torch.float32)
+        number = "Two adapters" if sizes.bottleneck_place == "both" else "An adapter"
+        width = f"{number} of width {sizes.bottleneck_size} a layer (Houlsby et al. 2019)"
+        readme = _CARD.format(
+            what=f"{width}, in the format of AdapterHub's library",
+            package=f"adapters=={ADAPTERS_VERSION}",
+            imports="import adapters",
+            base="base" if has_base else name,
+            loading='adapters.init(model)\nmodel.load_adapter("adapter", use_safetensors=True, set_active=True)',
+        )
+        note = f"`base/` is `{name}` with what trained besides the adapter; on another base it gives other results."
+        _write_card(temporary, f"Bottleneck adapter {domain}", base, "adapters", readme, note if has_base else "")
+
+
+def export_peft(run: RebuiltRun, folder: Path) -> None:
+    """Write a model's LoRA in peft's format; `run` has its model in fp32, LoRA not merged."""
+    from peft import get_peft_model_state_dict
+
+    (base, layout), model, method = _open_run(run, PEFT), run.model, run.config.method
+    _check_lora(model, method, base)
+    found = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {f"base_model.model.{layout.name_plain(name)}": each.contiguous() for name, each in found.items()}
     config = build_lora_config(method)
-    config.base_model_name_or_path = _name_base(base)
+    config.base_model_name_or_path = name_base(base.id)
     config.inference_mode = True
-    layout = _find_layout(model, PEFT)
     kind = layout.config_class.model_type
     loads_into = {
         "base_model_class": f"{layout.family}ForMaskedLM",
         "parent_library": f"transformers.models.{kind}.modeling_{kind}",
     }
-    with new_export(folder, made_from or ExportRecord(PEFT), base.folder) as temporary:
+    with new_export(folder, ExportRecord.of(PEFT, run), base.folder) as temporary:
         config.save_pretrained(temporary, auto_mapping_dict=loads_into)
         save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-        readme = _PEFT_README.format(base=_name_base(base), rank=method.lora_rank, **_describe_terms(base))
-        (temporary / "README.md").write_text(readme, encoding="utf-8")
-        _open_to_all(temporary)
-    return folder
+        readme = _CARD.format(
+            what="In peft's format",
+            package="peft",
+            imports="from peft import PeftModel",
+            base=name_base(base.id),
+            loading='model = PeftModel.from_pretrained(model, ".")',
+        )
+        _write_card(temporary, f"LoRA of rank {method.lora_rank}", base, "peft", readme)
+
+
+def _write_card(folder: Path, title: str, base: Base, library: str, text: str, note: str = "") -> None:
+    name = name_base(base.id)
+    sections = [text, note or f"`{name}` is the base's hub id, or stands for its folder."]
+    terms, title = read_terms(base.folder), f"{title} on {name}"
+    card = format_card(title, base.id, terms, sections, relation="adapter", library_name=library)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _check_bottlenecks(model: DomextForMaskedLM, domain: str) -> None:
@@ -237,26 +169,27 @@ def _check_bottlenecks(model: DomextForMaskedLM, domain: str) -> None:
     others = [*find_others("adapterhub", config, [name for name, _ in model.named_parameters()], domain)]
     if sizes.bottleneck_layer_norm:  # that library's LayerNorm has another epsilon than the base's
         others.append(f"a LayerNorm inside the bottlenecks of the domain {domain!r}")
-    others += [_CAUSAL] if config.causal else []
     active = config.domains if config.active_domains is None else config.active_domains
     others += [f"the active domain {name!r} besides {domain!r}" for name in active if name != domain]
-    if others:
-        raise RunError(f"the model has {others[0]}, which AdapterHub's format does not hold; {_AUGMENTED}.")
+    _refuse(others, model, ADAPTERHUB)
 
 
-def _check_lora(model: DomextForMaskedLM, base: Base, tensors: dict[str, Tensor]) -> None:
-    if not tensors:
+def _check_lora(model: DomextForMaskedLM, method: MethodConfig, base: Base) -> None:
+    """Refuse a model that is more than the base and LoRA."""
+    if not method.lora_rank:
         raise RunError("the model has no LoRA that peft's format could hold; train one (--method.lora_rank).")
+    others = ["extensions beside LoRA"] if cast(DomextConfig, model.config).has_extension else []
+    others += [
+        f"tensors besides LoRA that are not the base's own, such as {name}" for name in _find_changed(model, base)
+    ]
+    _refuse(others, model, PEFT)
+
+
+def _refuse(others: list[str], model: DomextForMaskedLM, form: str) -> None:
     if cast(DomextConfig, model.config).causal:
-        raise RunError(f"the model has {_CAUSAL}, which peft's format does not hold; {_MERGED}.")
-    if cast(DomextConfig, model.config).has_extension:
-        raise RunError(f"the model has extensions beside LoRA, which peft's format does not hold; {_MERGED}.")
-    changed = _find_changed(model, base)
-    if changed:
-        raise RunError(
-            f"{changed[0]} is not the base's own ({len(changed)} tensors differ), and peft's format holds LoRA alone; "
-            f"{_MERGED}."
-        )
+        others = ["attention from left to right (--objective.kind)", *others]
+    if others:
+        raise RunError(f"the model has {others[0]}, which the format of {form} does not hold; {_INSTEAD[form]}.")
 
 
 def _find_changed(model: DomextForMaskedLM, base: Base) -> list[str]:
@@ -268,43 +201,19 @@ def _find_changed(model: DomextForMaskedLM, base: Base) -> list[str]:
     )
 
 
-def _fold_shifts(model: DomextForMaskedLM, domain: str) -> None:
-    """Add a domain's shifts to the LayerNorms, as the forward pass does."""
-    with torch.no_grad():
-        for _, sublayer, bottleneck in _list_bottlenecks(model, domain):
-            if bottleneck.norm is not None:
-                sublayer.LayerNorm.weight += bottleneck.norm.weight
-                sublayer.LayerNorm.bias += bottleneck.norm.bias
-
-
-def _list_bottlenecks(model: DomextForMaskedLM, domain: str) -> list[tuple[str, Any, Any]]:
-    """Return the name of each sublayer's output that has a bottleneck of the domain, that module and the bottleneck."""
-    found = []
+def _list_bottlenecks(model: DomextForMaskedLM, domain: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name of each sublayer's output that has a bottleneck of the domain, that module and the bottleneck."""
     for index, layer in enumerate(model.bert.encoder.layer):
-        for place in _SUBLAYERS:
+        for place in ("attention.output", "output"):
             sublayer = cast(Any, layer.get_submodule(place))
             if domain in sublayer.domains:
-                found.append((f"encoder.layer.{index}.{place}", sublayer, sublayer.domains[domain]))
-    return found
+                yield f"encoder.layer.{index}.{place}", sublayer, sublayer.domains[domain]
 
 
-def _name_bottlenecks(model: DomextForMaskedLM, domain: str) -> dict[str, Tensor]:
-    """Return a domain's bottlenecks under the names of AdapterHub's library."""
-    prefix = _find_layout(model, ADAPTERHUB).prefix
-    tensors = {}
-    for place, _, bottleneck in _list_bottlenecks(model, domain):
-        for own, theirs in (("down", "adapter_down.0"), ("up", "adapter_up")):
-            for name, tensor in getattr(bottleneck, own).named_parameters():
-                tensors[f"{prefix}{place}.adapters.{domain}.{theirs}.{name}"] = tensor.detach().float().contiguous()
-    return tensors
-
-
-def _describe_adapter(model: DomextForMaskedLM, domain: str, base_name: str) -> dict[str, Any]:
+def _describe_adapter(config: DomextConfig, layout: Layout, domain: str, base_name: str) -> dict[str, Any]:
     """Return adapter_config.json of AdapterHub's library: its DoubleSeqBnConfig, every choice spelt out."""
-    config = cast(DomextConfig, model.config)
     sizes = config.domains[domain]
     layers = range(sizes.first_layer, sizes.last_layer + 1)
-    layout = _find_layout(model, ADAPTERHUB)
     return {
         "config": {
             "mh_adapter": sizes.bottleneck_place != "output",
@@ -346,45 +255,15 @@ def find_reduction_factor(hidden_size: int, bottleneck_size: int) -> int | float
         hidden_size: d.
         bottleneck_size: m.
     """
-    if hidden_size % bottleneck_size == 0:
-        return hidden_size // bottleneck_size
-    factor = hidden_size / (bottleneck_size + 0.5)
-    assert int(hidden_size // factor) == bottleneck_size
-    return factor
+    whole, rest = divmod(hidden_size, bottleneck_size)
+    return hidden_size / (bottleneck_size + 0.5) if rest else whole
 
 
-def _name_lora(model: DomextForMaskedLM) -> dict[str, Tensor]:
-    """Return LoRA's tensors under the names of peft's folders, those of transformers' own model inside."""
-    tensors = {}
-    params = dict(model.named_parameters())
-    for own, plain in name_plain(model).items():
-        if is_extension(own) and own.endswith(_LORA_TENSOR) and (".lora_A." in own or ".lora_B." in own):
-            name = f"base_model.model.{plain.removesuffix(_LORA_TENSOR)}.weight"
-            tensors[name] = params[own].detach().contiguous()
-    return tensors
-
-
-def _find_layout(model: nn.Module, form: str) -> Layout:
-    """Return a model's layout; refuse one whose layers the format's library does not know by BERT's names."""
-    layout = find_layout(cast(DomextConfig, model.config))
+def _open_run(run: RebuiltRun, form: str) -> tuple[Base, Layout]:
+    """Return a model's base and layout; refuse one whose layers the format's library does not know by BERT's names."""
+    if run.base is None:
+        raise RunError(f"{run.name} was trained without a base, so there is no adapter to export; {_INSTEAD[form]}.")
+    layout = find_layout(cast(DomextConfig, run.model.config))
     if form not in layout.formats:
-        advice = _MERGED if form == PEFT else _AUGMENTED
-        raise RunError(f"the format of {form} is not written for bases of the kind {layout.family}; {advice}.")
-    return layout
-
-
-def _describe_terms(base: Base) -> dict[str, str]:
-    """Return what a README says of the base's terms: lines of its header, and a paragraph."""
-    terms = read_terms(base.folder)
-    return {"license": yaml.safe_dump(terms.header), "terms": terms.describe()}
-
-
-def _name_base(base: Base) -> str:
-    """Return the base's id; of a folder only the last part, which tells nothing about the machine."""
-    return base.folder.resolve().name if Path(base.id).expanduser().is_dir() else base.id
-
-
-def _open_to_all(folder: Path) -> None:
-    """Give safetensors files, which only their owner can read when they are made, the mode of the other files."""
-    for path in folder.rglob("*.safetensors"):
-        shutil.copymode(folder / "README.md", path)
+        raise RunError(f"the format of {form} is not written for bases of the kind {layout.family}; {_INSTEAD[form]}.")
+    return run.base, layout

@@ -5,26 +5,29 @@ Enters: what is exported, and a block of code that fills a folder. Leaves: that 
     domext_export.json   kind, run, step and checkpoint that it was made from, and the sha256 of its other files
 
 A folder without that file, or with a file that is not in it or has changed since, holds somebody's work: it is refused.
-While an export is replaced the file says so, and names what there was and what will be; it has its final content last.
+While an export is replaced, the file names what there was and what will be, without hashes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from domext_ray.errors import RunError
+from domext_ray.files import Kind, read_json
 from domext_ray.storage import Place, Where, hash_file, write_json
+from domext_ray.training.rebuild import RebuiltRun
 
 FORMAT = 1
 MARKER = "domext_export.json"
-_BESIDE = ("task.json",)
-"""Files beside the exports of a task of several models."""
-KINDS = HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
+_FIELDS: dict[str, Kind] = {"kind": str, "run": str, "step": int, "checkpoint_sha256": str, "files": dict}
+_BESIDE = "task.json"
+"""The file beside the exports of a task of several models."""
+HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,32 @@ class ExportRecord:
     """What an export was made from.
 
     Args:
-        kind: one of `KINDS`.
+        kind: `HUGGINGFACE`, `FINE_TUNED`, `ADAPTERHUB` or `PEFT`.
         run: name of the pre-training run; "" for a model that was in memory, and for a fine-tuned one.
         step: optimiser steps of its checkpoint.
         checkpoint_sha256: sha256 of the checkpoint's tensors.safetensors; "" where there is no run.
+        files: sha256 by path inside the folder; "" of each while the export is being replaced.
     """
 
     kind: str
     run: str = ""
     step: int = 0
     checkpoint_sha256: str = ""
+    files: dict[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the job that wrote the export came to its end."""
+        return all(self.files.values())
+
+    @classmethod
+    def of(cls, kind: str, run: RebuiltRun) -> ExportRecord:
+        """Return the record of an export of a run's model."""
+        return cls(kind, run.name, run.step, run.checkpoint_sha256)
+
+    def describe(self, files: dict[str, str]) -> dict[str, object]:
+        """Return the marker of a folder with these files."""
+        return {"format": FORMAT, **asdict(self), "files": files}
 
 
 def read_export_record(where: Where) -> ExportRecord | None:
@@ -50,8 +69,13 @@ def read_export_record(where: Where) -> ExportRecord | None:
     Raises:
         RunError: the marker is damaged or of another version.
     """
-    values = _read_marker(Place(where))
-    return None if values is None or values["incomplete"] else ExportRecord(**values["made_from"])
+    record = _read_marker(Place(where))
+    return record if record and record.is_whole else None
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder is one that this project has exported, whatever has become of it since."""
+    return (folder / MARKER).is_file() or (folder / _BESIDE).is_file()
 
 
 def check_target(where: Where, kind: str, source: Path | None = None) -> None:
@@ -59,7 +83,7 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
 
     Args:
         where: where to.
-        kind: one of `KINDS`.
+        kind: see `ExportRecord`.
         source: a folder that the export is made from, such as its base.
 
     Raises:
@@ -72,66 +96,38 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
         return
     if source is not None and source.is_dir() and folder.is_local and source.samefile(folder):
         raise RunError(f"{folder} is what the export is made from; give another folder.")
-    values = _read_marker(folder)
-    if values is None:
+    record = _read_marker(folder)
+    if record is None:
         raise RunError(
             f"{folder} holds files that are no export of this project (it has no {MARKER}); give another folder or "
             "empty it."
         )
-    if values["made_from"]["kind"] != kind:
-        raise RunError(
-            f"{folder} holds an export of another kind ({values['made_from']['kind']}); give another folder."
-        )
-    _check_own(folder, values)
+    if record.kind != kind:
+        raise RunError(f"{folder} holds an export of another kind ({record.kind}); give another folder.")
+    _check_own(folder, record)
 
 
-def is_export(folder: Path) -> bool:
-    """Whether a folder is one that this project has exported, whatever has become of it since."""
-    return any((folder / each).is_file() for each in (MARKER, *_BESIDE))
-
-
-def list_exported(folder: Path) -> list[str]:
-    """Return the files of an export, or of the exports that a task of several models has side by side.
-
-    Args:
-        folder: the export, or what holds a folder a model, and files that belong to them all.
-
-    Returns:
-        Paths inside the folder, sorted; markers are among them.
+def list_exported(where: Where) -> list[str]:
+    """Return the files of an export, or of the exports that a task of several models has side by side; markers, too.
 
     Raises:
         RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.
     """
-    values = _read_marker(Place(folder))
-    if values is not None and values["incomplete"]:
-        raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
-    if values is None:
-        parts = sorted(each.parent for each in folder.glob(f"*/{MARKER}"))
-        if not parts:
-            raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
-        beside = sorted(each.name for each in folder.iterdir() if each not in parts)
-        foreign = [name for name in beside if name not in _BESIDE]
-        if foreign:
-            raise RunError(f"{folder / foreign[0]}: no part of the export that is there; move it away.")
-        return beside + [f"{part.name}/{name}" for part in parts for name in list_exported(part)]
-    _check_own(Place(folder), values)
-    missing = [name for name in values["files"] if not (folder / name).is_file()]
-    if missing:
-        raise RunError(f"{folder / missing[0]}: it is part of the export, and is missing; export the run again.")
-    return sorted([*values["files"], MARKER])
-
-
-def _check_own(folder: Place, values: Mapping[str, Any]) -> None:
-    """Refuse files that are no part of an export, and those that have changed, unless they were being replaced."""
-    files = values["files"]
-    foreign = [name for name in _list_files(folder) if name != MARKER and name not in files]
-    changed = [
-        name for name, sha256 in files.items() if not values["incomplete"] and _is_changed(folder / name, sha256)
-    ]
-    for names, what in ((foreign, "no part of the export that is there"), (changed, "changed since it was exported")):
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise RunError(f"{folder / names[0]}{more}: {what}; move it away, or give another folder.")
+    folder = Place(where)
+    if record := _read_marker(folder):
+        if not record.is_whole:
+            raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
+        _check_own(folder, record)
+        if missing := record.files.keys() - set(folder.list_files()):
+            raise RunError(f"{folder / min(missing)}: it is part of the export, and is missing; export the run again.")
+        return sorted([*record.files, MARKER])
+    names = folder.list_names()
+    parts = [each for each in names if (folder / each / MARKER).is_file()]
+    if not parts:
+        raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
+    if foreign := sorted({*names} - {*parts, _BESIDE}):
+        raise RunError(f"{folder / foreign[0]}: no part of the export that is there; move it away.")
+    return [_BESIDE][: _BESIDE in names] + [f"{part}/{name}" for part in parts for name in list_exported(folder / part)]
 
 
 @contextlib.contextmanager
@@ -149,51 +145,39 @@ def new_export(where: Where, made_from: ExportRecord, source: Path | None = None
     target = Place(where)
     check_target(target, made_from.kind, source)
 
-    def describe(names: list[str]) -> bytes:
-        earlier = _read_marker(target) or {"files": {}}
-        return json.dumps(_describe(made_from, earlier["files"] | dict.fromkeys(names, ""), incomplete=True)).encode()
+    def describe_half(names: list[str]) -> bytes:
+        earlier = _read_marker(target)
+        return json.dumps(made_from.describe(dict.fromkeys([*(earlier.files if earlier else ()), *names], ""))).encode()
 
     try:
-        with target.new_files(MARKER, meanwhile=describe) as temporary:
+        with target.new_files(MARKER, meanwhile=describe_half) as temporary:
             yield temporary
             files = {name: hash_file(temporary / name) for name in Place(temporary).list_files()}
-            write_json(temporary / MARKER, _describe(made_from, files), sort_keys=True)
+            write_json(temporary / MARKER, made_from.describe(files), sort_keys=True)
+            for name in files:  # safetensors makes files that only their owner can read
+                shutil.copymode(temporary / MARKER, temporary / name)
             check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
     except OSError as error:
         raise RunError(f"the export cannot be written to {target} ({error.strerror or error}).") from error
 
 
-def _describe(made_from: ExportRecord, files: Mapping[str, str], *, incomplete: bool = False) -> dict[str, Any]:
-    state = {"incomplete": True} if incomplete else {}
-    return {"format": FORMAT, "made_from": asdict(made_from), "files": dict(files), **state}
+def _check_own(folder: Place, record: ExportRecord) -> None:
+    """Refuse files that are no part of an export, and those that have changed, unless they were being replaced."""
+    for name in folder.list_files():
+        if name not in (MARKER, *record.files):
+            raise RunError(
+                f"{folder / name}: no part of the export that is there; move it away, or give another folder."
+            )
+        if (sha256 := record.files.get(name)) and hash_file(folder / name) != sha256:
+            raise RunError(f"{folder / name}: changed since it was exported; move it away, or give another folder.")
 
 
-def _list_files(folder: Place) -> list[str]:
-    """Return what is in a folder, empty folders of a disk included, as sorted paths inside it."""
-    if not folder.is_local:
-        return folder.list_files()
-    path = Path(folder)
-    entries = (each for each in path.rglob("*") if each.is_symlink() or not each.is_dir() or not any(each.iterdir()))
-    return sorted(each.relative_to(path).as_posix() for each in entries)
-
-
-def _is_changed(place: Place, sha256: str) -> bool:
-    is_link = place.is_local and Path(place).is_symlink()
-    return is_link or (place.is_file() and hash_file(place) != sha256)
-
-
-def _read_marker(folder: Place) -> dict[str, Any] | None:
+def _read_marker(folder: Place) -> ExportRecord | None:
     path = folder / MARKER
     if not path.is_file():
         return None
-    try:
-        values = json.loads(path.read_text())
-        if values["format"] == FORMAT:
-            made_from, files = ExportRecord(**values["made_from"]), dict(values["files"])
-            is_sound = made_from.kind in KINDS and type(made_from.step) is int
-            if not is_sound or not all(isinstance(each, str) for each in files.values()):
-                raise ValueError("a value of another type")
-            return {"made_from": asdict(made_from), "files": files, "incomplete": bool(values.get("incomplete"))}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path} is damaged ({error!r}); delete the export's folder, or give another.") from error
-    raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; give another folder.")
+    remedy = "delete the export's folder, or give another"
+    values = read_json(path, remedy, {"format": int, **_FIELDS})
+    if values["format"] != FORMAT:
+        raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; {remedy}.")
+    return ExportRecord(**{name: values[name] for name in _FIELDS})

@@ -9,47 +9,16 @@ upload is refused where the repository is there and seen by others than asked fo
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.export.folder import list_exported
 
-TOKEN = "HF_TOKEN"
-_CARD = "README.md"
 _CARD_LINES = 12
 
 
-@dataclass(frozen=True)
-class PushPlan:
-    """What goes where.
-
-    Args:
-        folder: the export.
-        files: its files, as paths inside it.
-        repo: name of the repository, ORG/NAME.
-        is_private: whether only its owners see it.
-    """
-
-    folder: Path
-    files: tuple[str, ...]
-    repo: str
-    is_private: bool
-
-    @property
-    def url(self) -> str:
-        """Where the model is on the hub."""
-        return f"{find_endpoint()}/{self.repo}"
-
-
-def find_endpoint() -> str:
-    """Return the address of the hub."""
-    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
-
-
-def plan_push(folder: Path, repo: str, *, is_private: bool) -> PushPlan:
-    """Plan an upload; nothing leaves the machine.
+def describe_push(folder: Path, repo: str, *, is_private: bool) -> str:
+    """Return the files with their sizes, who would see them, and how the model card begins; nothing is uploaded.
 
     Args:
         folder: an export, or the folder of the exports of a task of several models.
@@ -59,78 +28,68 @@ def plan_push(folder: Path, repo: str, *, is_private: bool) -> PushPlan:
     Raises:
         RunError: it is no export, or holds files that are no part of it or have changed.
     """
-    return PushPlan(folder, tuple(list_exported(folder)), repo, is_private)
-
-
-def describe_push(plan: PushPlan) -> str:
-    """Return the files with their sizes, who would see them, and how the model card begins."""
-    sizes = {name: (plan.folder / name).stat().st_size for name in plan.files}
+    files = list_exported(folder)
+    sizes = {name: (folder / name).stat().st_size for name in files}
     width = max(len(f"{size:,}") for size in sizes.values())
+    card = next(name for name in files if Path(name).name == "README.md")
+    text = (folder / card).read_text(encoding="utf-8").splitlines()
     lines = [
-        f"{plan.url} ({'private' if plan.is_private else 'public: everybody sees it'}) would get "
+        f"{_find_hub()}/{repo} ({'private' if is_private else 'public: everybody sees it'}) would get "
         f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB:",
         *(f"  {size:{width},} bytes  {name}" for name, size in sizes.items()),
+        f"{card} begins:",
+        *(f"  {each}".rstrip() for each in text[:_CARD_LINES]),
     ]
-    cards = [name for name in plan.files if Path(name).name == _CARD]
-    for name in cards[:1]:
-        text = (plan.folder / name).read_text(encoding="utf-8").splitlines()
-        lines += [f"{name} begins:", *(f"  {each}".rstrip() for each in text[:_CARD_LINES])]
     token = "is set" if _find_token() else "is not set, and the upload needs it"
-    return "\n".join([*lines, f"Nothing was uploaded; --push_now true uploads ({TOKEN} {token})."])
+    return "\n".join([*lines, f"Nothing was uploaded; --push_now true uploads (HF_TOKEN {token})."])
 
 
-def push_export(plan: PushPlan) -> str:
-    """Upload an export in one commit.
+def push_export(folder: Path, repo: str, *, is_private: bool) -> str:
+    """Upload an export in one commit; the arguments are those of `describe_push`.
 
     Returns:
         The commit's address.
 
     Raises:
         ConfigError: there is no token, or the repository is seen by others than asked for.
-        RunError: the hub cannot be reached, or refuses.
+        RunError: as of `describe_push`; or the hub cannot be reached, or refuses.
     """
-    token = _find_token()
+    files = list_exported(folder)
+    token, hub = _find_token(), _find_hub()
     if not token:
         raise ConfigError(
-            f"--push_now is True, and the environment has no {TOKEN}; set it to a token that may write to "
-            f"{plan.repo.split('/')[0]} ({find_endpoint()}/settings/tokens)."
+            "--push_now is True, and the environment has no HF_TOKEN; set it to a token that may write to "
+            f"{repo.split('/')[0]} ({hub}/settings/tokens)."
         )
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    api = HfApi(endpoint=find_endpoint(), token=token)
+    api = HfApi(endpoint=hub, token=token)
     try:
-        _settle_repository(api, plan)
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=plan.folder / name) for name in plan.files]
-        commit = api.create_commit(plan.repo, added, commit_message="Upload a model exported by domext_ray")
+        if not api.repo_exists(repo):
+            api.create_repo(repo, private=is_private)
+        elif (found := bool(api.repo_info(repo).private)) != is_private:
+            raise ConfigError(
+                f"--push_private is {is_private}, and {hub}/{repo} is there and "
+                f"{'private' if found else 'public'}; give --push_private {str(found).lower()}, or another name."
+            )
+        # Not upload_folder, which uploads in several commits: the repository would hold half a model meanwhile.
+        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=folder / name) for name in files]
+        return str(api.create_commit(repo, added, commit_message="Upload a model exported by domext_ray").commit_url)
     except DomextError:
         raise
     except Exception as error:  # the library raises a dozen kinds: offline, no route, refused, damaged answers …
-        raise RunError(_describe_failure(plan, error).replace(token, "***")) from None
-    return str(commit.commit_url)
+        raise RunError(_describe_failure(f"{hub}/{repo}", error).replace(token, "***")) from None
 
 
 def _find_token() -> str:
-    return os.environ.get(TOKEN, "").strip()
+    return os.environ.get("HF_TOKEN", "").strip()
 
 
-def _settle_repository(api: Any, plan: PushPlan) -> None:
-    """Make the repository, or check that it is seen by whom it should be."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        is_private = bool(api.repo_info(plan.repo).private)
-    except RepositoryNotFoundError:
-        api.create_repo(plan.repo, private=plan.is_private)
-        return
-    if is_private != plan.is_private:
-        found, option = ("private", "true") if is_private else ("public", "false")
-        raise ConfigError(
-            f"--push_private is {plan.is_private}, and {plan.url} is there and {found}; give --push_private {option}, "
-            "or another name."
-        )
+def _find_hub() -> str:
+    return os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or "https://huggingface.co"
 
 
-def _describe_failure(plan: PushPlan, error: Exception) -> str:
+def _describe_failure(address: str, error: Exception) -> str:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -138,7 +97,7 @@ def _describe_failure(plan: PushPlan, error: Exception) -> str:
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE keeps huggingface_hub off the network; unset it to upload."
     if status in (401, 403):
-        return f"{find_endpoint()} refuses the token in {TOKEN} ({status}); give one that may write to {plan.repo}."
+        return f"{address} refuses the token in HF_TOKEN ({status}); give one that may write there."
     if status is None:
-        return f"{plan.url} cannot be reached or read ({reason}); look after the network, and give the command again."
-    return f"{plan.url} refused the upload ({reason}); mend that, and give the command again."
+        return f"{address} cannot be reached or read ({reason}); look after the network, and give the command again."
+    return f"{address} refused the upload ({reason}); mend that, and give the command again."

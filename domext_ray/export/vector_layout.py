@@ -15,48 +15,35 @@ from typing import Any
 from domext_ray.config.vectors import Pooling
 from domext_ray.model.domext.configuration_domext import DomextConfig
 
-POOLING_FOLDER = "1_Pooling"
-_MODULES = (("Transformer", ""), ("Pooling", POOLING_FOLDER))
+_POOLING_FILE = Path("1_Pooling", "config.json")
 
 
 def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) -> None:
-    """Describe the encoder and its pooling to sentence-transformers.
-
-    Args:
-        folder: an export that is being written.
-        config: its model's configuration.
-        pooling: how the states of a text's tokens become its vector.
-    """
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for number, (name, path) in enumerate(_MODULES)
-    ]
-    _write(folder / "modules.json", modules)
-    _write(
-        folder / "sentence_bert_config.json",
-        {"max_seq_length": config.max_row_length, "do_lower_case": False},  # the tokenizer knows
-    )
-    (folder / POOLING_FOLDER).mkdir()
-    _write(
-        folder / POOLING_FOLDER / "config.json",
-        {
+    """Describe the encoder of an export that is being written, and its pooling, to sentence-transformers."""
+    modules = {"Transformer": "", "Pooling": str(_POOLING_FILE.parent)}
+    files: dict[str | Path, Any] = {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for number, (name, path) in enumerate(modules.items())
+        ],
+        "sentence_bert_config.json": {"max_seq_length": config.max_row_length, "do_lower_case": False},  # the tokenizer
+        _POOLING_FILE: {
             "word_embedding_dimension": config.hidden_size,
             "pooling_mode_cls_token": pooling == "cls",
             "pooling_mode_mean_tokens": pooling == "mean",
             "pooling_mode_max_tokens": False,
             "pooling_mode_mean_sqrt_len_tokens": False,
         },
-    )
+    }
+    for name, values in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def read_pooling(folder: Path) -> Pooling:
     """Return how an export, or a base that has such files, makes vectors; the mean where nothing says."""
     with contextlib.suppress(OSError, ValueError):
-        values = json.loads((folder / POOLING_FOLDER / "config.json").read_text(encoding="utf-8"))
+        values = json.loads((folder / _POOLING_FILE).read_text(encoding="utf-8"))
         if values.get("pooling_mode_cls_token") or values.get("pooling_mode") == "cls":
             return "cls"
     return "mean"
-
-
-def _write(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

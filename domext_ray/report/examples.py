@@ -21,12 +21,11 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.texts.sentences import split_sentences
 from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
-from domext_ray.export.model_folder import RebuiltRun, rebuild_run
-from domext_ray.model.graft import Extensions
 from domext_ray.report.page import Markup, format_html, format_paragraph
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
+from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 from domext_ray.training.start import apply_start, build_run_model
 
 NUM_EXAMPLES = 8
@@ -104,8 +103,7 @@ def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
 
 def _rebuild_start(run: RebuiltRun, run_dir: Where) -> Any | None:
     """The model before the first step; None if it started from a run that has gone or trained on."""
-    earlier = Extensions(**run.checkpoint.record.get("extensions", {}))
-    model = build_run_model(run.config, run.base, (Place(run_dir) / "tokenizer").local(), 0.0, earlier)
+    model = build_run_model(run.config, run.base, (Place(run_dir) / "tokenizer").local(), 0.0, run.extensions)
     if run.config.init_from:
         folder = Path(run.config.init_from).expanduser()
         found = find_latest(folder / "checkpoints")

@@ -19,12 +19,13 @@ from domext_ray.corpus.manifest import Manifest, ShardRecord
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import read_model
 from domext_ray.errors import RunError
-from domext_ray.export.model_folder import export_run, rebuild_run
+from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
 from domext_ray.training import router as router_room
+from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.router import (
     RouterRecord,
     attach_routers,

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from checkpoint_runs import make_run
+from checkpoint_runs import as_rebuilt, make_run
 from conftest import REPOSITORY
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, metadata_load
 from lone_process import WITHOUT_PROJECT
 from safetensors import safe_open
 from transformers import (
@@ -38,15 +38,15 @@ from domext_ray.corpus.vocabulary.extension import decompose, import_words
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
-from domext_ray.export.card import CardFacts, Terms, build_card, describe_base_model, read_header, read_terms
+from domext_ray.export.card import Terms, build_card, read_terms
 from domext_ray.export.folder import ExportRecord, list_exported, new_export, read_export_record
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
-from domext_ray.model.base import HEADS, Base, load_base
-from domext_ray.model.counts import count_parameters
+from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
+from domext_ray.training.rebuild import RebuiltRun
 
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 
@@ -129,10 +129,8 @@ def make_model(base: Base | None, config: PretrainConfig) -> DomextForMaskedLM:
     return model.eval()
 
 
-def make_card(base: Base, model: DomextForMaskedLM, name: str = "tiny") -> CardFacts:
-    config = replace(CONFIG, base=str(base.folder))
-    counts = count_parameters(model.config, CONFIG.method, HEADS)
-    return CardFacts(name, config, base.sha256, Terms("mit"), counts, model.config, num_steps=3)
+def make_rebuilt(base: Base, model: DomextForMaskedLM, tokenizer: Any, name: str = "tiny") -> RebuiltRun:
+    return as_rebuilt(model, base, tokenizer, replace(CONFIG, base=str(base.folder)), name)
 
 
 def load_alone(folder: Path, cwd: Path) -> dict:
@@ -171,7 +169,8 @@ def test_an_export_loads_alone_and_gives_equal_logits(
     base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     model = make_model(base, CONFIG)
-    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    folder = tmp_path / "export"
+    export_model(make_rebuilt(base, model, tokenizer), folder)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     loaded = load_alone(folder, elsewhere)
@@ -199,7 +198,8 @@ def test_an_exports_tokenizer_and_model_load_without_a_word(
     base, tokenizer = load_base(str(source)), load_tokenizer(source)
     model = build_model(base, CONFIG.shape, CONFIG.method, vocab_size=0, dropout=0.1, seed=0).eval()
     capfd.readouterr()
-    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    folder = tmp_path / "export"
+    export_model(make_rebuilt(base, model, tokenizer), folder)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
     again = AutoTokenizer.from_pretrained(folder)
     assert type(again) is type(tokenizer) and fingerprint_tokenizer(again) == fingerprint_tokenizer(tokenizer)
@@ -223,7 +223,8 @@ def test_an_export_carries_new_words_beside_byte_level_bpe(tiny_roberta_folder: 
     model = build_model(
         base, CONFIG.shape, CONFIG.method, vocab_size=number, new_words=pieces, dropout=0.1, seed=0
     ).eval()
-    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    folder = tmp_path / "export"
+    export_model(make_rebuilt(base, model, tokenizer), folder)
     (tmp_path / "elsewhere").mkdir()
     loaded = load_alone(folder, tmp_path / "elsewhere")
     torch.testing.assert_close(torch.tensor(loaded["logits"]), score(model, tokenizer), atol=1e-5, rtol=0)
@@ -237,7 +238,8 @@ def test_an_export_has_every_file_and_says_what_it_is(
     base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     model = make_model(base, CONFIG)
-    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    folder = tmp_path / "export"
+    export_model(make_rebuilt(base, model, tokenizer), folder)
     assert {each.name for each in folder.iterdir()} >= {
         "config.json",
         "model.safetensors",
@@ -264,11 +266,12 @@ def test_an_export_has_every_file_and_says_what_it_is(
     ]
     own = REPOSITORY / "domext_ray" / "model" / "domext" / "modeling_domext.py"
     assert (folder / "modeling_domext.py").read_bytes() == own.read_bytes()
-    header = read_header(folder / "README.md")
+    header = metadata_load(folder / "README.md")
     assert "base_model" not in header, "a folder's name is no model of the hub"
     assert (header["license"], header["library_name"], header["pipeline_tag"]) == ("mit", "transformers", "fill-mask")
     card = (folder / "README.md").read_text()
-    assert base.sha256 in card
+    assert base.sha256 in card and "read its `*_domext.py` files first" in card
+    assert sorted(each.name for each in folder.glob("*.py")) == sorted(each.name for each in folder.glob("*_domext.py"))
     assert f"{sum(each.numel() for each in model.parameters()):,}" in card
     assert str(tmp_path) not in card, "the card tells where things lie on this machine"
     reloaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -278,7 +281,7 @@ def test_an_export_has_every_file_and_says_what_it_is(
 def test_exporting_leaves_the_model_as_it_was(base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     model = make_model(base, CONFIG)
     before = {name: each.clone() for name, each in model.state_dict().items()}
-    export_model(model, tokenizer, tmp_path / "export", make_card(base, model))
+    export_model(make_rebuilt(base, model, tokenizer), tmp_path / "export")
     assert getattr(model.config, "auto_map", None) is None
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
@@ -287,7 +290,8 @@ def test_an_export_is_replaced_only_by_a_complete_one(
     base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(base, CONFIG)
-    folder = export_model(model, tokenizer, tmp_path / "export", make_card(base, model, "first"))
+    folder = tmp_path / "export"
+    export_model(make_rebuilt(base, model, tokenizer, "first"), folder)
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -295,20 +299,20 @@ def test_an_export_is_replaced_only_by_a_complete_one(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", fail)
         with pytest.raises(RunError, match="No space left"):
-            export_model(model, tokenizer, folder, make_card(base, model, "second"))
+            export_model(make_rebuilt(base, model, tokenizer, "second"), folder)
     assert "# first" in (folder / "README.md").read_text()
-    export_model(model, tokenizer, folder, make_card(base, model, "third"))
+    export_model(make_rebuilt(base, model, tokenizer, "third"), folder)
     assert "# third" in (folder / "README.md").read_text()
     left = {each.name for each in tmp_path.iterdir()} - {"huggingface"}
     assert left == {"export", "tiny-bert"}, "a temporary folder was left behind"
 
 
-@pytest.mark.parametrize("case", ["text", "base", "bert", "notes", ".git", "edited", "link", "empty folder", "damaged"])
+@pytest.mark.parametrize("case", ["text", "base", "bert", "notes", ".git", "edited", "damaged"])
 def test_what_is_not_the_exports_own_is_never_replaced(
     case: str, base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     model = make_model(base, CONFIG)
-    card, folder = make_card(base, model), tmp_path / "export"
+    run, folder = make_rebuilt(base, model, tokenizer), tmp_path / "export"
     if case == "text":
         folder.mkdir()
         (folder / "chapter.txt").write_text("years of work")
@@ -317,24 +321,19 @@ def test_what_is_not_the_exports_own_is_never_replaced(
     elif case == "bert":
         shutil.copytree(base.folder, folder)
     else:
-        export_model(model, tokenizer, folder, card)
+        export_model(run, folder)
     edits: dict[str, tuple[str, Callable[[Path], object]]] = {
         "base": ("what the export is made from", lambda _: None),
         "notes": ("notes.txt", lambda path: path.write_text("mine")),
         ".git": (".git/config", lambda path: (path.parent.mkdir(), path.write_text("[core]"))),
         "edited": ("README.md", lambda path: path.write_text("My own words.")),
-        "link": (
-            "tokenizer.json",
-            lambda path: path.rename(tmp_path / "mine.json") and path.symlink_to("../mine.json"),
-        ),
-        "empty folder": ("figures", lambda path: path.mkdir()),
         "damaged": ("domext_export.json", lambda path: path.write_text(path.read_text()[:90])),
     }
     name, edit = edits.get(case, ("no export of this project", lambda _: None))
     edit(folder / name)
     before = read_tree(folder)
     with pytest.raises(RunError, match=re.escape(name)):
-        export_model(model, tokenizer, folder, card)
+        export_model(run, folder)
     assert read_tree(folder) == before
     assert not list(tmp_path.glob(".*")), "a temporary folder was left behind"
 
@@ -343,15 +342,13 @@ def test_a_base_that_was_exported_here_is_not_replaced_by_what_it_became(
     tiny_base_folder: Path, tmp_path: Path
 ) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
-    source = load_base(str(tiny_base_folder))
-    counts = count_parameters(make_model(source, config).config, FULL, HEADS)
-    card = CardFacts("plain", config, "0" * 64, Terms("mit"), counts, source.config, num_steps=1)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_base_folder)
-    first = export_model(make_model(source, config), tokenizer, tmp_path / "first", card)
+    source, tokenizer = load_base(str(tiny_base_folder)), AutoTokenizer.from_pretrained(tiny_base_folder)
+    first = tmp_path / "first"
+    export_model(as_rebuilt(make_model(source, config), source, tokenizer, config), first)
     before = read_tree(first)
-    second = replace(card, config=replace(config, base=str(first)))
+    second = load_base(str(first))
     with pytest.raises(RunError, match="what the export is made from"):
-        export_model(make_model(load_base(str(first)), config), tokenizer, first, second)
+        export_model(as_rebuilt(make_model(second, config), second, tokenizer, config), first)
     assert read_tree(first) == before
 
 
@@ -408,7 +405,7 @@ def test_a_run_is_exported_from_its_newest_checkpoint(
     folder = export_run(run_dir, run_dir / "export")
     loaded = DomextForMaskedLM.from_pretrained(folder).eval()
     assert torch.equal(score(loaded, tokenizer), score(model, tokenizer))
-    assert read_header(folder / "README.md")["license"] == "mit"
+    assert metadata_load(folder / "README.md")["license"] == "mit"
     assert "| Text | `notes.txt,letters.txt` |" in (folder / "README.md").read_text()
     check_shared(folder, tmp_path)
 
@@ -420,16 +417,17 @@ def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None
     assert (terms.license, terms.name) == ("apache-2.0", "")
     assert "all text that they come from is free of terms." in terms.text
     config = PretrainConfig(method=FULL)
-    counts = count_parameters(shipped.config, FULL, HEADS)
-    card = CardFacts("first", config, shipped.sha256, terms, counts, shipped.config, num_steps=1)
+    model = make_model(shipped, config)
+    run = as_rebuilt(model, shipped, load_tokenizer(shipped.folder), config)
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "README.md").write_text(build_card(card))
-        header = read_header(tmp_path / name / "README.md")
+        (tmp_path / name / "README.md").write_text(build_card(run, {}))
+        header = metadata_load(tmp_path / name / "README.md")
         assert header["license"] == terms.license and "license_name" not in header
         assert (tmp_path / name / "README.md").read_text().count("they come from is free of terms.") == 1
-        card = replace(card, name="second", terms=read_terms(tmp_path / name))
-    assert card.terms == terms and read_terms(tmp_path) == Terms()
+        assert read_terms(tmp_path / name) == terms
+        run = replace(run, base=replace(shipped, folder=tmp_path / name))
+    assert read_terms(tmp_path) == Terms()
     readme = (REPOSITORY / "README.md").read_text()
     assert "under Apache-2.0, too" in readme[readme.index("The base that ships, `domext_ray") :]
 
@@ -454,8 +452,8 @@ def test_the_card_carries_the_figures_of_this_checkpoint_only(
     card = (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
     assert "| 4.800 | 3.400 |" in card
     assert "| 29.0% | 42.0% |" in card
-    assert "word bits per character, which compare between vocabularies) | 3.010 | 2.250 |" in card
-    assert "| not measured | not measured |" in card
+    assert "word bits per character, comparable between vocabularies) | 3.010 | 2.250 |" in card
+    assert "General sentences" not in card, "nothing was measured"
     summary["train"]["steps"] = 2
     (run_dir / "summary.json").write_text(json.dumps(summary))
     assert "4.800" not in (export_run(run_dir, tmp_path / "export") / "README.md").read_text()
@@ -481,7 +479,7 @@ def test_a_run_from_random_weights_is_exported(tokenizer: PreTrainedTokenizerBas
     tokenizer.save_pretrained(run_dir / "tokenizer")
     folder = export_run(run_dir, tmp_path / "export")
     assert torch.equal(score(DomextForMaskedLM.from_pretrained(folder).eval(), tokenizer), score(model, tokenizer))
-    assert "base_model" not in read_header(folder / "README.md")
+    assert "base_model" not in metadata_load(folder / "README.md")
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
@@ -491,10 +489,9 @@ def test_a_model_without_extensions_is_a_plain_checkpoint_again(
 ) -> None:
     source = tiny_base_folder if kind == "bert" else tiny_roberta_folder
     config = PretrainConfig(base=str(source), method=FULL)
-    model = make_model(load_base(str(source)), config).eval()
-    counts = count_parameters(model.config, config.method, HEADS)
-    card = CardFacts("plain", config, "0" * 64, Terms(), counts, model.config, num_steps=1)
-    folder = export_model(model, AutoTokenizer.from_pretrained(source), tmp_path / "export", card, dtype)
+    base, folder = load_base(str(source)), tmp_path / "export"
+    model = make_model(base, config).eval()
+    export_model(as_rebuilt(model, base, AutoTokenizer.from_pretrained(source), config), folder, dtype)
     assert not list(folder.glob("*.py"))
     loaded, info = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert loaded.config.model_type == kind and not info["missing_keys"] and not info["unexpected_keys"]
@@ -510,9 +507,8 @@ def test_a_plain_model_with_both_heads_is_transformers_own(tiny_base_folder: Pat
     size = base.config.vocab_size
     model = build_model(base, CONFIG.shape, FULL, vocab_size=size, next_sentence=True, dropout=0.0, seed=3).eval()
     config = PretrainConfig(base=str(tiny_base_folder), method=FULL)
-    counts = count_parameters(model.config, FULL, base.heads, next_sentence=True)
-    card = CardFacts("plain", config, "0" * 64, Terms(), counts, model.config, num_steps=1)
-    folder = export_model(model, AutoTokenizer.from_pretrained(tiny_base_folder), tmp_path / "export", card)
+    folder = tmp_path / "export"
+    export_model(as_rebuilt(model, base, AutoTokenizer.from_pretrained(tiny_base_folder), config), folder)
     loaded, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     ids = torch.randint(10, 200, (2, 9))
@@ -580,7 +576,6 @@ def test_the_job_exports_into_the_run(
 
 def test_the_hub_reads_a_card(base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     model = make_model(base, CONFIG)
-    counts = count_parameters(model.config, CONFIG.method, HEADS)
     config = replace(CONFIG, base="someone/tiny-bert", corpus="hf://someone/notes@v2,texts/*.txt")
     measured = {"mlm_loss": {"before": 5.0, "after": 4.25}, "mlm_accuracy": {"before": 0.1, "after": 0.2}}
     summary = {
@@ -588,12 +583,12 @@ def test_the_hub_reads_a_card(base: Base, tokenizer: PreTrainedTokenizerBase, tm
         "general": {"mlm_accuracy": {"before": None, "after": None}},
         "train": {"tokens": 1000},
     }
-    facts = CardFacts("notes-af", config, base.sha256, Terms("mit"), counts, model.config, num_steps=3, summary=summary)
-    (tmp_path / "README.md").write_text(build_card(facts))
+    run = as_rebuilt(model, base, tokenizer, config, "notes-af")
+    (tmp_path / "README.md").write_text(build_card(run, summary))
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.base_model, card.data.base_model_relation) == ("someone/tiny-bert", "finetune")
     assert card.data.datasets == ["someone/notes"] and card.data.license == "mit"
     found = [(each.dataset_type, each.metric_type, each.metric_value) for each in card.data.eval_results]
     assert found == [("domain", "loss", 4.25), ("domain", "accuracy", 0.2)]
-    for shipped in ("none", "general-mini", str(tmp_path)):
-        assert describe_base_model(shipped) == {}
+    for shipped in ("general-mini", str(tmp_path)):
+        assert "base_model" not in build_card(replace(run, config=replace(config, base=shipped)), summary)

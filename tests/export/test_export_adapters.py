@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_runs import as_rebuilt
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, PreTrainedModel
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
@@ -28,6 +29,7 @@ from domext_ray.export.folder import MARKER
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, detach
+from domext_ray.training.rebuild import RebuiltRun
 
 BASES = ("tiny_base_folder", "tiny_roberta_folder")
 TEXTS = ["the dog and the cat run in the garden", "a good book"]
@@ -84,8 +86,19 @@ def make_model(base_folder: Path, earlier: Extensions | None = None, **method: A
     return model.eval()
 
 
+def make_rebuilt(model: DomextForMaskedLM, base_folder: Path, **method: Any) -> RebuiltRun:
+    config = PretrainConfig(base=str(base_folder), method=MethodConfig(domain="task", **method))
+    return as_rebuilt(model, load_base(str(base_folder)), load_tokenizer(base_folder), config)
+
+
 def export_bottlenecks(model: DomextForMaskedLM, base_folder: Path, folder: Path) -> Path:
-    return export_adapterhub(model, "task", folder, load_base(str(base_folder)), load_tokenizer(base_folder))
+    export_adapterhub(make_rebuilt(model, base_folder), "task", folder)
+    return folder
+
+
+def export_lora(base_folder: Path, folder: Path, **method: Any) -> Path:
+    export_peft(make_rebuilt(make_model(base_folder, **method), base_folder, **method), folder)
+    return folder
 
 
 def score(model: torch.nn.Module, tokenizer_folder: Path) -> torch.Tensor:
@@ -257,9 +270,8 @@ def test_what_adapterhubs_format_does_not_hold_is_refused(
     domain: str, method: dict[str, Any], reason: str, tiny_base_folder: Path, tmp_path: Path
 ) -> None:
     model = make_model(tiny_base_folder, **method)
-    base, tokenizer = load_base(str(tiny_base_folder)), load_tokenizer(tiny_base_folder)
     with pytest.raises(RunError, match=reason):
-        export_adapterhub(model, domain, tmp_path / "export", base, tokenizer)
+        export_adapterhub(make_rebuilt(model, tiny_base_folder, **method), domain, tmp_path / "export")
     assert not list(tmp_path.iterdir())
 
 
@@ -276,7 +288,7 @@ def test_a_second_active_domain_and_new_words_are_refused(tiny_base_folder: Path
         export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
     for settings, export in (
         (BOTTLENECK, lambda model: export_bottlenecks(model, tiny_base_folder, tmp_path / "export")),
-        (LORA, lambda model: export_peft(model, tmp_path / "export", MethodConfig(**LORA), base)),
+        (LORA, lambda model: export_peft(make_rebuilt(model, tiny_base_folder, **LORA), tmp_path / "export")),
     ):
         model = make_model(tiny_base_folder, **settings)
         model.config.causal = True
@@ -295,9 +307,7 @@ def test_only_an_earlier_export_of_the_kind_is_replaced(tiny_base_folder: Path, 
     with pytest.raises(RunError, match="no export of this project"):
         export_bottlenecks(model, tiny_base_folder, tmp_path / "thesis")
     with pytest.raises(RunError, match="an export of another kind \\(adapterhub\\)"):
-        export_peft(
-            make_model(tiny_base_folder, **LORA), folder, MethodConfig(**LORA), load_base(str(tiny_base_folder))
-        )
+        export_lora(tiny_base_folder, folder, **LORA)
     with pytest.raises(RunError, match="is a file"):
         export_bottlenecks(model, tiny_base_folder, tmp_path / "thesis" / "chapter.txt")
     (folder / "adapter" / "notes.txt").write_text("mine")
@@ -315,7 +325,8 @@ def test_a_lora_folder_gives_the_models_logits_in_peft(
     method = LORA | {"lora_targets": targets}
     model = make_model(base_folder, **method)
     assert all(param.any() for name, param in model.named_parameters() if ".lora_B." in name)
-    folder = export_peft(model, tmp_path / "lora", MethodConfig(**method), load_base(str(base_folder)))
+    folder = tmp_path / "lora"
+    export_peft(make_rebuilt(model, base_folder, **method), folder)
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     exec(read_example(folder, base_folder), names)
@@ -334,9 +345,7 @@ def test_a_lora_folder_is_what_peft_itself_would_save(
 ) -> None:
     base_folder = request.getfixturevalue(base_name)
     method = LORA | {"lora_alpha": 7.0}
-    folder = export_peft(
-        make_model(base_folder, **method), tmp_path / "lora", MethodConfig(**method), load_base(str(base_folder))
-    )
+    folder = export_lora(base_folder, tmp_path / "lora", **method)
     PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base_folder), folder).save_pretrained(
         tmp_path / "own"
     )
@@ -356,15 +365,15 @@ def test_a_lora_folder_is_what_peft_itself_would_save(
 
 
 def test_what_pefts_format_does_not_hold_is_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
-    base, folder = load_base(str(tiny_base_folder)), tmp_path / "lora"
+    folder = tmp_path / "lora"
     with pytest.raises(RunError, match="no LoRA"):
-        export_peft(make_model(tiny_base_folder, **BOTTLENECK), folder, MethodConfig(**BOTTLENECK), base)
+        export_lora(tiny_base_folder, folder, **BOTTLENECK)
     both = BOTTLENECK | {"lora_rank": 2}
     with pytest.raises(RunError, match="extensions beside LoRA"):
-        export_peft(make_model(tiny_base_folder, **both), folder, MethodConfig(**both), base)
+        export_lora(tiny_base_folder, folder, **both)
     heads = LORA | {"train_heads": True}
-    with pytest.raises(RunError, match="cls.predictions.* is not the base's own"):
-        export_peft(make_model(tiny_base_folder, **heads), folder, MethodConfig(**heads), base)
+    with pytest.raises(RunError, match="not the base's own, such as cls.predictions"):
+        export_lora(tiny_base_folder, folder, **heads)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_runs import as_rebuilt
 from tiny_layouts import TINY_LAYOUTS
 
 from domext_ray.config.method import MethodConfig
@@ -18,10 +19,9 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
-from domext_ray.export.card import CardFacts, Terms, build_card
+from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
-from domext_ray.model.base import HEADS, load_base
-from domext_ray.model.counts import count_parameters
+from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
 
 TEXTS = ["the old house was very cold", "a river", "blood and heart", "protein " * 300, "the cell"]
@@ -42,9 +42,8 @@ def export(base_folder: Path, method: MethodConfig, pooling: Pooling, folder: Pa
         for param in model.parameters():
             if param.requires_grad:
                 param.add_(0.1 * torch.randn(param.shape, generator=generator))
-    counts = count_parameters(model.config, method, HEADS)
-    card = CardFacts("tiny", config, base.sha256, Terms("mit"), counts, model.config, num_steps=3)
-    return export_model(model, load_tokenizer(base_folder), folder, card)
+    export_model(as_rebuilt(model, base, load_tokenizer(base_folder), config), folder)
+    return folder
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -66,9 +65,7 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_b
     base = load_base(str(tiny_base_folder))
     objective = ObjectiveConfig(kind="contrast", views="crop", pooling="cls")
     config = PretrainConfig(base=str(tiny_base_folder), method=METHODS[method], objective=objective)
-    shape: Any = build_model(
-        base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0
-    ).config
+    model = build_model(base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
     summary = {
         "domain": {
             "contrast_loss": {"before": 2.0, "after": 1.0},
@@ -76,9 +73,8 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_b
         },
         "train": {"tokens": 1000},
     }
-    counts = count_parameters(shape, config.method, HEADS, reads_words=False)
-    facts = CardFacts("tiny", config, base.sha256, Terms("mit"), counts, shape, num_steps=3, summary=summary)
-    card = build_card(facts)
+    run = as_rebuilt(model, base, load_tokenizer(tiny_base_folder), config)
+    card = build_card(run, summary)
     code = ", trust_remote_code=True" if method == "heads" else ""
     assert f'SentenceTransformer("PATH_OF_THIS_FOLDER"{code})' in card
     assert "loss (nats per row) | 2.000 | 1.000 |" in card and "75.0%" in card
@@ -87,7 +83,7 @@ def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_b
     pairs = replace(
         config, prepare=PrepareConfig(pair=("title", "body")), objective=replace(objective, views="dropout")
     )
-    assert "telling vectors of two texts that belong together from" in build_card(replace(facts, config=pairs))
+    assert "telling vectors of two texts that belong together from" in build_card(replace(run, config=pairs), summary)
 
 
 @pytest.mark.jobs

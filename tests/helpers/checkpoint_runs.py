@@ -1,17 +1,21 @@
-"""A run directory with one checkpoint of a model, written without training."""
+"""A run with one checkpoint of a model, made without training: as a directory, and as it is rebuilt from one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.graft import describe_extensions
 from domext_ray.options.build import dump_yaml
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
+from domext_ray.training.rebuild import RebuiltRun
 
 
 def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, base: Base | None, step: int = 3) -> Path:
@@ -28,3 +32,9 @@ def make_run(run_dir: Path, config: PretrainConfig, model: DomextForMaskedLM, ba
     record = {"base": config.base, "base_sha256": base.sha256 if base else "none"}
     save_checkpoint(run_dir / "checkpoints", step, state, {}, {}, record, keep=2)
     return run_dir
+
+
+def as_rebuilt(
+    model: Any, base: Base | None, tokenizer: PreTrainedTokenizerBase, config: PretrainConfig, name: str = "tiny"
+) -> RebuiltRun:
+    return RebuiltRun(name, config, base, model, tokenizer, 3, describe_extensions(model.config), "0" * 64)

@@ -33,7 +33,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
-from domext_ray.export.model_folder import export_run, rebuild_run
+from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.budget import solve_budget
 from domext_ray.model.counts import ParameterCounts, count_parameters
@@ -43,6 +43,7 @@ from domext_ray.model.graft import Extensions, build_model, describe_extensions,
 from domext_ray.plan import size_run
 from domext_ray.training.engine import StepFigures, TrainState
 from domext_ray.training.evaluate import read_probe
+from domext_ray.training.rebuild import rebuild_run
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 NUM_SHIPPED_WORDS = 2000
@@ -192,7 +193,7 @@ def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> N
 def test_the_base_comes_back_from_a_checkpoint(row: Row, places: Places, runs: dict[str, Any]) -> None:
     take(runs, row.slug)
     run = rebuild_run(places.run_of(row))
-    assert run.base is not None and run.checkpoint.step == STEPS
+    assert run.base is not None and run.step == STEPS
     names = {name: name for name in run.base.original_names}
     tensors = detach(run.model, names)
     assert (hash_tensors(tensors) == run.base.sha256) == keeps_base(row)

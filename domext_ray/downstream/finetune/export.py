@@ -9,13 +9,11 @@ the model (tasks/task_file.py). A task of several models has a folder for each, 
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from domext_ray.downstream.finetune.card import SplitScore, build_card
@@ -25,19 +23,16 @@ from domext_ray.downstream.tasks.description import describe_task
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task_file import HERE, TASK_FILE, TaskFile, read_task_file, write_task_file
 from domext_ray.export.folder import FINE_TUNED, ExportRecord, check_target, new_export
-from domext_ray.export.model_folder import AUTO_MAP, check_tokenizer, map_head, save_with_code
+from domext_ray.export.model_folder import (
+    PLAIN_HEADS,
+    save_tensors,
+    save_tokenizer,
+    save_with_code,
+)
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts.table import find_layout
-
-PLAIN_HEADS = {
-    "DomextForTokenClassification": "ForTokenClassification",
-    "DomextForSequenceClassification": "ForSequenceClassification",
-    "DomextForQuestionAnswering": "ForQuestionAnswering",
-    "DomextForMultipleChoice": "ForMultipleChoice",
-}
-"""Heads that transformers has, with the same tensors in layouts that have plain heads."""
 
 RECALL_ENCODER = "recall_encoder"
 """Folder, in an export, of the encoder that recalls terms."""
@@ -51,13 +46,6 @@ def export_stages(
     scores: Mapping[str, SplitScore] | None = None,
 ) -> None:
     """Write a fine-tuned model, or of a task of several models each into a folder of its own.
-
-    Args:
-        start: the encoder that it started from, with its tokenizer.
-        task: the task.
-        fitted: the trained model of each stage.
-        folder: where to.
-        scores: of the whole task by split, for the card; None: not scored.
 
     Raises:
         RunError: `folder` holds something that is no export, or the disk refuses.
@@ -98,49 +86,31 @@ def export_fitted(
     metric: str = "",
     content: TaskFile | None = None,
 ) -> None:
-    """Write one fine-tuned model as a Hugging Face folder; an earlier export there is replaced.
-
-    Args:
-        start: the encoder that it started from, with its tokenizer.
-        set_name: what it was fine-tuned on.
-        fitted: the model.
-        folder: where to.
-        scores: of the whole task by split, for the card; None: not scored.
-        metric: what they are.
-        content: describes the task in the folder; None: it is one of several models, or nobody needs the task.
-
-    Raises:
-        RunError: `folder` holds something that is no export, or the disk refuses.
-    """
+    """Write one model; `content` describes its task, None for one of several models."""
     model = copy.deepcopy(fitted.model).cpu()
     cast(Any, model.config).task_thresholds = fitted.thresholds
-    head = type(model).__name__
     is_plain = is_plain_task_model(model)
     with new_export(folder, ExportRecord(FINE_TUNED), Path(start.id).expanduser()) as temporary:
-        start.tokenizer.save_pretrained(temporary)
-        check_tokenizer(start.tokenizer, temporary, start.config.vocab_size)
+        save_tokenizer(start.tokenizer, temporary, start.config.vocab_size)
         if is_plain:
             _save_plain(model, temporary)
         else:
-            save_with_code(model, temporary, map_head(head))
+            save_with_code(model, temporary)
         card = build_card(start, set_name, fitted, scores or {}, metric, is_plain=is_plain)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if content is not None:
             write_task_file(temporary, content)
             if content.description.learned.get("embedding_recall"):
-                save_recall_encoder(start, temporary / RECALL_ENCODER)
-        for path in temporary.rglob("*.safetensors"):  # safetensors makes files that only their owner can read
-            shutil.copymode(temporary / "config.json", path)
+                _save_recall_encoder(start, temporary / RECALL_ENCODER)
 
 
-def save_recall_encoder(start: StartModel, folder: Path) -> None:
+def _save_recall_encoder(start: StartModel, folder: Path) -> None:
     """Write the encoder by which normalisation recalled terms; it is the start model's and not the trained one."""
-    folder.mkdir()
     with torch.random.fork_rng(devices=[]):  # its masked-LM head is not used; the caller's draws stay as they were
         model = cast(Any, DomextForMaskedLM(copy.deepcopy(start.config)))
     model.load_state_dict(start.tensors, strict=False)
-    start.tokenizer.save_pretrained(folder)
-    save_with_code(model, folder, AUTO_MAP)
+    save_tokenizer(start.tokenizer, folder, start.config.vocab_size)
+    save_with_code(model, folder)
 
 
 def is_plain_task_model(model: Any) -> bool:
@@ -152,15 +122,13 @@ def is_plain_task_model(model: Any) -> bool:
 
 def _save_plain(model: nn.Module, folder: Path) -> None:
     own = cast(DomextConfig, model.config)
-    config = find_layout(own).restore(own, PLAIN_HEADS[type(model).__name__])
+    config = find_layout(own).restore(own, type(model).__name__.removeprefix("Domext"))
     for name in ("id2label", "label2id", "problem_type", "task_thresholds", "classifier_dropout"):
         setattr(config, name, getattr(own, name))
-    config.dtype = torch.float32
-    config.save_pretrained(folder)
     pools = isinstance(model, PooledHeadModel)
     tensors = {
-        f"bert.{name}" if name.startswith("pooler.") else name: each.detach().contiguous()
+        f"bert.{name}" if name.startswith("pooler.") else name: each.detach()
         for name, each in model.named_parameters()
         if pools or not name.startswith("bert.pooler.")
     }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(config, tensors, folder, torch.float32)

@@ -22,13 +22,13 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.card import SplitScore, read_score
-from domext_ray.downstream.finetune.export import PLAIN_HEADS, export_fitted, is_plain_task_model
+from domext_ray.downstream.finetune.export import export_fitted, is_plain_task_model
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
+from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -224,9 +224,10 @@ def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartMo
     card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
     assert "fine-tuned on again" in card
     (tmp_path / "export" / ".git").mkdir()
+    (tmp_path / "export" / ".git" / "config").touch()
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
-    for place, reason in (("export", "/.git: "), ("bert", "no export of this project")):
+    for place, reason in (("export", "/.git/config: "), ("bert", "no export of this project")):
         with pytest.raises(RunError, match=reason):
             export_fitted(start, "third", fitted, tmp_path / place)
     with pytest.raises(RunError, match="what the export is made from"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_runs import as_rebuilt
 from peft import PeftModel
 from safetensors.torch import load_file
 from tiny_layouts import TINY_LAYOUTS
@@ -15,16 +16,17 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.pretrain import ShapeConfig
+from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.adapter_folders import export_adapterhub, export_peft
-from domext_ray.export.model_folder import AUTO_MAP, save_plain, save_with_code
+from domext_ray.export.model_folder import save_plain, save_with_code
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, detach
 from domext_ray.model.layouts.table import LAYOUTS, find_layout
+from domext_ray.training.rebuild import RebuiltRun
 
 PLAIN = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 EVERYTHING = MethodConfig(heads=1, ffn_units=6, bottleneck_size=5, word_rows=9, word_head=True)
@@ -43,6 +45,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def load(folders: dict[str, Path], kind: str) -> Base:
     return load_base(str(folders[kind]))
+
+
+def rebuild(model: Any, base: Base, method: MethodConfig) -> RebuiltRun:
+    tokenizer = AutoTokenizer.from_pretrained(base.tokenizer_folder)
+    return as_rebuilt(model, base, tokenizer, PretrainConfig(base=base.id, method=method))
 
 
 def augment(base: Base, method: MethodConfig = PLAIN, **values: Any) -> DomextForMaskedLM:
@@ -149,7 +156,7 @@ def test_an_export_brings_its_code_and_says_so(folders: dict[str, Path], kind: s
     folder = tmp_path / "export"
     model = augment(load(folders, kind), EVERYTHING)
     run_steps(model)
-    save_with_code(model, folder, AUTO_MAP)
+    save_with_code(model, folder)
     AutoTokenizer.from_pretrained(folders[kind]).save_pretrained(folder)
     loaded = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
     assert type(loaded).__module__.startswith("transformers_modules.")
@@ -230,7 +237,7 @@ def test_pefts_folder_loads_beside_transformers_own_model(folders: dict[str, Pat
     )
     model = augment(base, method)
     run_steps(model)
-    export_peft(model, tmp_path / "export", method, base)
+    export_peft(rebuild(model, base, method), tmp_path / "export")
     theirs = AutoModelForMaskedLM.from_pretrained(folders[kind], dtype=torch.float32)
     loaded = PeftModel.from_pretrained(theirs, str(tmp_path / "export")).eval()
     torch.testing.assert_close(score(loaded), score(model), atol=1e-5, rtol=0)
@@ -380,8 +387,7 @@ def test_what_a_layout_lacks_is_refused(folders: dict[str, Path], tmp_path: Path
         augment(base, next_sentence=True)
     lora = MethodConfig(heads=0, ffn_units=0, lora_rank=2)
     with pytest.raises(RunError, match="the format of peft is not written for bases of the kind ModernBert; take the"):
-        export_peft(augment(base, lora), tmp_path / "peft", lora, base)
-    bottleneck = augment(base, MethodConfig(heads=0, ffn_units=0, bottleneck_size=4))
-    tokenizer = AutoTokenizer.from_pretrained(base.tokenizer_folder)
+        export_peft(rebuild(augment(base, lora), base, lora), tmp_path / "peft")
+    method = MethodConfig(heads=0, ffn_units=0, bottleneck_size=4)
     with pytest.raises(RunError, match="the format of adapterhub is not written for bases of the kind ModernBert"):
-        export_adapterhub(bottleneck, "domain", tmp_path / "hub", base, tokenizer)
+        export_adapterhub(rebuild(augment(base, method), base, method), "domain", tmp_path / "hub")

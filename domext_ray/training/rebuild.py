@@ -1,0 +1,89 @@
+"""The model of a finished or stopped run, rebuilt from a checkpoint: its base, with what was trained put over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.errors import RunError
+from domext_ray.model.base import Base, load_base
+from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.graft import Extensions
+from domext_ray.storage import Place, Where
+from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
+from domext_ray.training.router import attach_routers
+from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
+
+
+@dataclass(frozen=True)
+class RebuiltRun:
+    """The model of one of a run's checkpoints, and what it was made from.
+
+    Args:
+        name: the run's name.
+        config: the run's configuration.
+        base: its base; None for random weights.
+        model: the model, LoRA's updates beside the base's matrices.
+        tokenizer: its tokenizer.
+        step: optimiser steps made.
+        extensions: those of the model, as the checkpoint describes them.
+        checkpoint_sha256: sha256 of the file that holds the checkpoint's tensors.
+    """
+
+    name: str
+    config: PretrainConfig
+    base: Base | None
+    model: DomextForMaskedLM
+    tokenizer: PreTrainedTokenizerBase
+    step: int
+    extensions: Extensions
+    checkpoint_sha256: str
+
+    @property
+    def base_sha256(self) -> str:
+        """The hash of the base's tensors; "none" without a base."""
+        return self.base.sha256 if self.base else "none"
+
+
+def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
+    """Rebuild the model of one of a run's checkpoints.
+
+    Args:
+        where: the run's directory (config.yaml, tokenizer/, checkpoints/).
+        step: the checkpoint's step; 0: the newest.
+
+    Raises:
+        RunError: no run, no usable checkpoint, or one that was made with another base or model.
+        BaseModelError: the base is not to be had.
+    """
+    run_dir = Place(where)
+    config = read_run_config(run_dir)
+    path = find_latest(run_dir / "checkpoints", step)
+    if path is None:
+        asked = f" of step {step}" if step else ""
+        raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; run the training job again.")
+    checkpoint = load_checkpoint(path)
+    base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
+    expected, found = checkpoint.record["base_sha256"], base.sha256 if base else "none"
+    if found != expected:
+        raise RunError(
+            f"{path} was made with a base of sha256 {expected[:12]}, and {config.base!r} now has {found[:12]}; "
+            "bring the original base back."
+        )
+    dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
+    extensions = Extensions(**checkpoint.record.get("extensions", {}))
+    tokenizer_dir = (run_dir / "tokenizer").local()
+    model = build_run_model(config, base, tokenizer_dir, dropout, extensions)
+    tensors = changed_tensors(checkpoint)
+    shapes = {name: each.shape for name, each in model.state_dict().items()}
+    missing = {name for name, each in model.named_parameters() if each.requires_grad} - tensors.keys()
+    if wrong := missing | {name for name, each in tensors.items() if each.shape != shapes.get(name)}:
+        raise RunError(f"{path} does not fit the model that config.yaml describes (first at {min(wrong)}).")
+    model.load_state_dict(tensors, strict=False)
+    attach_routers(model, run_dir)
+    tokenizer, sha256 = load_tokenizer(tokenizer_dir), read_tensors_sha256(path)
+    return RebuiltRun(run_dir.name, config, base, model, tokenizer, checkpoint.step, extensions, sha256)
