@@ -108,7 +108,8 @@ def _choose_preset(job: Job[Any], given: Given) -> str:
     """Return the name of a job's preset, which the lack of general text changes."""
     if not job.plain_preset:
         return job.preset
-    file = read_file(job.config_class, Path(given.config)) if given.config else {}
+    path = Path(given.config).expanduser()
+    file = read_file(job.config_class, path) if path.is_file() else {}
     corpus = {**file, **given.settings}.get("replay.corpus")
     return job.plain_preset if corpus is not None and corpus.value in ("", NO_TEXT) else job.preset
 

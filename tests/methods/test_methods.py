@@ -406,59 +406,59 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
     ("act", "says"),
     [
         (lambda: describe({"layers": "3-4"}), "--method.layers is '3-4'; the encoder has the layers 0 to 3"),
-        (lambda: describe({"layers": "3-1"}), "--method.layers is '3-1'; it must be"),
-        (lambda: describe({"layers": "-1"}), "--method.layers is '-1'; it must be"),
-        (lambda: describe({"layers": "all"}), "--method.layers is 'all'; it must be"),
+        (lambda: describe({"layers": "3-1"}), "--layers is '3-1'; it must be"),
+        (lambda: describe({"layers": "-1"}), "--layers is '-1'; it must be"),
+        (lambda: describe({"layers": "all"}), "--layers is 'all'; it must be"),
         (
             lambda: describe({"active_domains": "domain,law"}),
             "--method.active_domains names 'law'; the model has domain",
         ),
-        (lambda: describe({"active_domains": "law"}, EARLIER), "--method.active_domains is 'law'; it must be"),
+        (lambda: describe({"active_domains": "law"}, EARLIER), "--active_domains is 'law'; it must be"),
         (lambda: describe({"domain": "law"}, EARLIER), "--method.domain 'law' is the name of a domain of --init_from"),
-        (lambda: describe({"domain": "a b"}), "--method.domain is 'a b'; it must be"),
+        (lambda: describe({"domain": "a b"}), "--domain is 'a b'; it must be"),
         (
             lambda: PretrainConfig(method=MethodConfig(heads=0, ffn_units=0, bottleneck_size=0)),
             "--method.trains is 'extensions'; it must be all when there is no extension",
         ),
-        (lambda: MethodConfig(bottleneck_size=-1), "--method.bottleneck_size is -1; it must be 0 or more"),
+        (lambda: MethodConfig(bottleneck_size=-1), "--bottleneck_size is -1; it must be 0 or more"),
         (
             lambda: MethodConfig(bottleneck_activation="selu", bottleneck_size=8),
-            "--method.bottleneck_activation is 'selu'; it must be one of gelu, relu, tanh",
+            "--bottleneck_activation is 'selu'; it must be one of gelu, relu, tanh",
         ),
         (
             lambda: MethodConfig(bottleneck_place="embeddings", bottleneck_size=8),
-            "--method.bottleneck_place is 'embeddings'; it must be one of both, attention, output",
+            "--bottleneck_place is 'embeddings'; it must be one of both, attention, output",
         ),
         (
             lambda: MethodConfig(bottleneck_parallel=True),
-            "--method.bottleneck_parallel is True; it must be false without bottlenecks",
+            "--bottleneck_parallel is True; it must be false without bottlenecks",
         ),
         (
             lambda: describe({"domain": "law", "heads": 0, "ffn_units": 0, "bottleneck_size": 16}, VARIED),
             "--method.domain 'law' is the name of a domain of --init_from that has other parts",
         ),
-        (lambda: MethodConfig(trains="layer_norms"), "--method.trains is 'layer_norms'; it must be"),
-        (lambda: MethodConfig(trains="all", lora_rank=4), "--method.trains is 'all'; it must be extensions"),
+        (lambda: MethodConfig(trains="layer_norms"), "--trains is 'layer_norms'; it must be"),
+        (lambda: MethodConfig(trains="all", lora_rank=4), "--trains is 'all'; it must be extensions"),
         (
             lambda: MethodConfig(trains="top_layers", heads=0, ffn_units=0),
-            "--method.top_layers is 0; it must be above 0",
+            "--top_layers is 0; it must be above 0",
         ),
         (
             lambda: describe({"trains": "top_layers", "top_layers": 5, "heads": 0, "ffn_units": 0}),
-            "--method.top_layers is 5; the encoder has 4 layers",
+            "--top_layers is 5; the encoder has 4 layers",
         ),
         (
             lambda: MethodConfig(lora_rank=4, lora_targets=("query", "pooler")),
-            "--method.lora_targets is 'pooler'; it must",
+            "--lora_targets is 'pooler'; it must",
         ),
-        (lambda: MethodConfig(ffn_units=0, trainable_budget=0.1), "--method.trainable_budget is 0.1; it must be 0"),
+        (lambda: MethodConfig(ffn_units=0, trainable_budget=0.1), "--trainable_budget is 0.1; it must be 0"),
         (
             lambda: solve(load_shipped(), {"heads": 2, "ffn_units": 1}, 0.05),
-            "--method.trainable_budget is 0.05; the smallest size of this method",
+            "--trainable_budget is 0.05; the smallest size of this method",
         ),
         (
             lambda: solve(load_shipped(), {"bottleneck_size": 4}, 0.0021),
-            "--method.trainable_budget is 0.0021; the ",
+            "--trainable_budget is 0.0021; the ",
         ),
     ],
 )
@@ -466,7 +466,7 @@ def test_a_mistake_is_one_sentence(act: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)) as caught:
         act()
     message = str(caught.value)
-    assert message.startswith("--method.") and message.endswith(".") and "\n" not in message and ". " not in message
+    assert message.startswith("--") and message.endswith(".") and "\n" not in message and ". " not in message
 
 
 # --- the table ------------------------------------------------------------------------------------------------------

@@ -53,23 +53,29 @@ def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkey
     told: list[str] = []
     flush, rename, replace = os.fsync, os.rename, os.replace
 
-    def tell(what: str, call: Callable[..., None]) -> Callable[..., None]:
-        def told_call(*args: Any) -> None:
-            told.append(what or Path(os.readlink(f"/proc/self/fd/{args[0]}")).name)
-            call(*args)
+    def note_flush(descriptor: int) -> None:
+        told.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        flush(descriptor)
 
-        return told_call
+    def note_name(call: Callable[..., None]) -> Callable[..., None]:
+        def noted(source: Any, target: Any) -> None:
+            told.append(f"named {Path(target).name}")
+            call(source, target)
 
-    monkeypatch.setattr(os, "fsync", tell("", flush))
-    monkeypatch.setattr(os, "rename", tell("named", rename))
-    monkeypatch.setattr(os, "replace", tell("named", replace))
+        return noted
+
+    monkeypatch.setattr(os, "fsync", note_flush)
+    monkeypatch.setattr(os, "rename", note_name(rename))
+    monkeypatch.setattr(os, "replace", note_name(replace))
     with new_folder(tmp_path / "made", replaces=False) as temporary:
         (temporary / "tensors").write_text("1")
-    assert told == ["tensors", temporary.name, "named", tmp_path.name]
+    assert told == ["tensors", temporary.name, "named made", tmp_path.name]
     told.clear()
-    with new_file(tmp_path / "record") as temporary:
-        temporary.write_text("2")
-    assert told == [temporary.name, "named"]
+    with new_file(tmp_path / "record") as path:
+        path.write_text("2")
+    *before, flushed, named, folder = told
+    assert flushed.startswith(".record.") and (named, folder) == ("named record", tmp_path.name)
+    assert all(each.startswith("named .record.") for each in before), "from one temporary name to another"
 
 
 def test_errors_of_libraries_are_known(tmp_path: Path) -> None:

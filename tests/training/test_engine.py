@@ -565,7 +565,7 @@ def test_nothing_was_compiled_or_printed(ranks: list[Any]) -> None:
 
 
 def test_compiling_at_stage_3_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--engine.compile is True; it must be false at --engine.zero_stage 3"):
+    with pytest.raises(ConfigError, match="--compile is True; it must be false at --engine.zero_stage 3"):
         EngineConfig(zero_stage=3, compile=True)
 
 
