@@ -108,9 +108,12 @@ class AdapterServer(nn.Module):
         entry, tensors = self.bank.read_adapter(name)
         head = self.base_head
         if entry.architecture != MASKED_LM or entry.domain.word_rows or head is None:
-            own = {key: each for key, each in (self.bank.base.tensors | tensors).items() if key[:5] != "bert."}
+            # Moved before they are the head's: the encoder below it is in use.
+            device, dtype = self.encoder.device, self.encoder.dtype
+            own = self.bank.base.tensors | tensors
+            own = {key: each.to(device, dtype) for key, each in own.items() if not key.startswith("bert.")}
             head = make_model(entry.architecture, entry.configure(self.bank.base, name), own, self.encoder)
-            head.to(self.encoder.device, self.encoder.dtype).requires_grad_(False)
+            head.requires_grad_(False)
         with self._lock:
             put_domain(self.encoder, name, entry, tensors)
             self.encoder.requires_grad_(False)
