@@ -49,7 +49,7 @@ from domext_ray.adapters.entry import (
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.errors import DomextError, RunError
+from domext_ray.errors import DomextError, RunError, name_file
 from domext_ray.files import read_json
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
@@ -279,10 +279,8 @@ class AdapterBank:
         foreign = sorted(each.name for each in folder.iterdir() if each.name not in (TENSORS, DESCRIPTION))
         if foreign:
             raise RunError(f"{folder / foreign[0]} is no part of the adapter; move it away before it is removed.")
-        try:
+        with name_file(folder):
             remove_folder(folder)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be removed ({error.strerror or error}).") from error
 
     def _claim(self, name: str) -> Path:
         """Return the folder of a new adapter, after checking its name."""

@@ -80,23 +80,14 @@ def _add_run(folder: Path, config: BankConfig) -> BankEntry:
 
 
 def find_base(model: str) -> str:
-    """Return the base at the beginning of a model's runs.
-
-    Args:
-        model: a run's directory, an export within it, a base's folder, or a hub id; a run may have started from any of
-            these.
-
-    Raises:
-        ConfigError: an export is in no run's directory any more.
-        RunError: a run's config.yaml is damaged.
-    """
+    """Return the base at the beginning of the runs of a model: a run's directory, an export in it, or a base."""
     folder = Path(model).expanduser()
     if is_export(folder):  # one that has an extension; what trained all weights is a base
-        run = folder.resolve().parent
-        if not is_run(run):
+        model = str(folder.resolve().parent)
+        if not is_run(Path(model)):
             reason = "does not say what its base is, and is no longer in the folder of its run"
             raise ConfigError(f"--base is empty; it must say what the new bank's base is: {folder} {reason}.")
-        return find_base(str(run))
+        return find_base(model)
     if not is_run(folder):
         return model
     if (folder / TRAININGS).is_dir():

@@ -36,13 +36,7 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
 TASKS = {"ner": TOKENS, **dict.fromkeys(("classification", "multilabel", "regression"), SEQUENCES)}
 """Task families whose models a bank holds and requests ask, and their architecture."""
 _NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-_SHAPE = (
-    *(each for each in SHARED_FIELDS if each not in _NOT_SHAPE),
-    "position_rule",
-    "mlm_head_act",
-    "has_pooler",
-    "causal",
-)
+_SHAPE = [*SHARED_FIELDS, "position_rule", "mlm_head_act", "has_pooler", "causal"]
 """Fields of a configuration that decide what a base computes, beside those of a layout other than BERT's."""
 
 
@@ -104,7 +98,7 @@ class BankEntry:
 
 def describe_shape(config: DomextConfig) -> dict[str, Any]:
     """Return what decides what a base computes, by field."""
-    return {name: getattr(config, name) for name in _SHAPE} | config.describe_layout()
+    return {name: getattr(config, name) for name in _SHAPE if name not in _NOT_SHAPE} | config.describe_layout()
 
 
 def find_architecture(model: nn.Module) -> str:

@@ -82,7 +82,8 @@ class AdapterServer(nn.Module):
     """One encoder with the domains of many adapters, and their heads; `serve_adapters` makes one.
 
     `.to(device)` moves it; adapters that come later follow. It is in `eval` mode and computes no gradients. Adapters
-    may come and go while other threads call it: each batch sees all of an adapter or nothing of it.
+    may come and go while other threads call it: each batch sees all of an adapter or nothing of it. What cannot be done
+    raises a RunError.
 
     Args:
         bank: where its base and adapters come from.
@@ -103,47 +104,30 @@ class AdapterServer(nn.Module):
         return sorted(self.heads)
 
     def attach(self, name: str) -> None:
-        """Serve one more adapter.
-
-        Raises:
-            RunError: it is served already, or as `AdapterBank.read_adapter`.
-        """
+        """Serve one more adapter of the bank."""
         entry, tensors = self.bank.read_adapter(name)
         head = self.base_head
         if entry.architecture != MASKED_LM or entry.domain.word_rows or head is None:
-            own = {key: each for key, each in (self.bank.base.tensors | tensors).items() if key[:5] != "bert."}
+            # Moved before they are the head's: the encoder below it is in use.
+            device, dtype = self.encoder.device, self.encoder.dtype
+            own = self.bank.base.tensors | tensors
+            own = {key: each.to(device, dtype) for key, each in own.items() if not key.startswith("bert.")}
             head = make_model(entry.architecture, entry.configure(self.bank.base, name), own, self.encoder)
-            head.to(self.encoder.device, self.encoder.dtype).requires_grad_(False)
+            head.requires_grad_(False)
         with self._lock:
             put_domain(self.encoder, name, entry, tensors)
             self.encoder.requires_grad_(False)
             self.heads[name] = head
 
     def drop(self, name: str) -> None:
-        """Serve an adapter no longer.
-
-        Raises:
-            RunError: it is not served.
-        """
+        """Serve an adapter no longer."""
         with self._lock:
             self._check_served([name])
             del self.heads[name]
             self.encoder.drop_domain(name)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> list[Tensor]:
-        """Score a batch whose rows use different adapters, with one pass through the encoder.
-
-        Args:
-            input_ids: as in `encode`.
-            attention_mask: as in `encode`.
-            **options: the other arguments of `encode`.
-
-        Returns:
-            For each row the logits of its own head: [N, V] of a masked LM, [N, classes] or [classes].
-
-        Raises:
-            RunError: as in `encode`; or a row names the base, which has no masked-LM head.
-        """
+        """Score a batch as `encode` takes it; for each row [N, V] of a masked LM, [N, classes] or [classes]."""
         logits = self.encode(input_ids, attention_mask, **options).score()
         return [logits[row] for row in range(len(logits))]
 
@@ -166,9 +150,6 @@ class AdapterServer(nn.Module):
                 adapters' routers choose (`DomextModel.route`).
             token_type_ids: int64 [B, N]; None: all 0.
             threshold: of the routers, with "auto"; None: each adapter's own.
-
-        Raises:
-            RunError: a name is not served, there are more or fewer names than rows, or no adapter has a router.
         """
         with self._lock:
             try:
@@ -192,15 +173,7 @@ class AdapterServer(nn.Module):
 
 
 def serve_adapters(bank: AdapterBank, names: Sequence[str] | None = None) -> AdapterServer:
-    """Load adapters of a bank into one encoder.
-
-    Args:
-        bank: where they are.
-        names: the adapters; None: all of them.
-
-    Raises:
-        RunError: there is no such adapter, or it is damaged.
-    """
+    """Load adapters of a bank into one encoder: those of these names, or all; errors as in `AdapterBank`."""
     server = AdapterServer(bank)
     for name in bank.names() if names is None else names:
         server.attach(name)

@@ -445,7 +445,7 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
         ),
         (
             lambda: describe({"trains": "top_layers", "top_layers": 5, "heads": 0, "ffn_units": 0}),
-            "--top_layers is 5; the encoder has 4 layers",
+            "--method.top_layers is 5; the encoder has 4 layers",
         ),
         (
             lambda: MethodConfig(lora_rank=4, lora_targets=("query", "pooler")),
@@ -454,11 +454,11 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
         (lambda: MethodConfig(ffn_units=0, trainable_budget=0.1), "--trainable_budget is 0.1; it must be 0"),
         (
             lambda: solve(load_shipped(), {"heads": 2, "ffn_units": 1}, 0.05),
-            "--trainable_budget is 0.05; the smallest size of this method",
+            "--method.trainable_budget is 0.05; the smallest size of this method",
         ),
         (
             lambda: solve(load_shipped(), {"bottleneck_size": 4}, 0.0021),
-            "--trainable_budget is 0.0021; the ",
+            "--method.trainable_budget is 0.0021; the ",
         ),
     ],
 )
