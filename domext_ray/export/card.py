@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -174,10 +174,11 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
     """Return the card of a pre-trained model, with the figures of its summary.json; an empty one has none."""
     config, shape = run.config, cast(DomextConfig, run.model.config)
     trusts, makes_vectors = shape.has_extension, config.objective.makes_vectors
+    rows, results = _list_figures(summary)
     sections = [
         f"A BERT for text of one domain, trained by {_describe_objective(config)}.",
-        _format_table("Before and after", ("", "before", "after"), _list_cells(summary)),
-        _format_table("How it was made", ("", ""), [each for each in _list_facts(run, summary).items() if each[1]]),
+        _format_table("Before and after", "| | before | after |\n|---|---:|---:|", rows),
+        _format_table("How it was made", "| | |\n|---|---|", filter(all, _list_facts(run, summary).items())),
         _VECTORS.format(trust=", trust_remote_code=True" if trusts else "") if makes_vectors else "",
         show_loading("AutoModelForMaskedLM", trusts=trusts),
         _list_sources(shape, config.method),
@@ -189,7 +190,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
         config.base,
         read_terms(run.base.folder) if run.base else Terms(),
         sections,
-        _list_results(summary),
+        results,
         use="Meant for: predicting masked words, embedding text, and as the start of fine-tuning, on text like the one "
         "that it was\ntrained on. Whoever uses it checks it on text of their own first; the figures above are of one "
         "run.\n\nNot meant for: generating text, facts that nobody checks, or decisions about people.",
@@ -200,9 +201,9 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
     )
 
 
-def _format_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)] if header[1] else ["---", "---"], *rows]
-    return "\n".join([f"## {title}", "", *(f"| {' | '.join(each)} |" for each in lines)]) if rows else ""
+def _format_table(title: str, header: str, rows: Iterable[Sequence[str]]) -> str:
+    lines = "\n".join(f"| {' | '.join(each)} |" for each in rows)
+    return f"## {title}\n\n{header}\n{lines}" if lines else ""
 
 
 def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
@@ -283,39 +284,22 @@ def _describe_masking(config: PretrainConfig) -> str:
     return f"{objective.mask_prob:.0%} of {'whole words' if objective.whole_word else 'tokens'}"
 
 
-def _list_figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, float | None, float | None]]:
-    """Yield the figures that the run has measured: place in summary.json, name for people, before and after."""
+def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[dict[str, Any]]]:
+    """Return the table of what was measured before and after, and fields of the hub's evaluation results."""
+    rows, results = [], []
     for place, name in _FIGURES.items():
         text, key = place.split(".")
         pair = summary.get(text, {}).get(key, {})
-        before, after = pair.get("before"), pair.get("after")
-        if not before is after is None:
-            yield place, name, before, after
-
-
-def _list_cells(summary: Mapping[str, Any]) -> list[list[str]]:
-    rows = []
-    for place, name, *values in _list_figures(summary):
-        form = ".1%" if place.endswith("accuracy") else ".3f"
-        cells = ["not measured" if each is None else f"{each:{form}}" for each in values]
-        rows.append([f"{_TEXTS[place.partition('.')[0]]}, {name}", *cells])
-    return rows
-
-
-def _list_results(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the figures after training as fields of the hub's evaluation results."""
-    for place, name, _, after in _list_figures(summary):
-        text, _, metric = place.partition(".mlm_")
-        if metric and after is not None:
-            yield {
-                "task_type": "fill-mask",
-                "task_name": "Masked-language modelling",
-                "dataset_type": text,
-                "dataset_name": _TEXTS[text],
-                "metric_type": metric,
-                "metric_name": name.capitalize(),
-                "metric_value": after,
-            }
+        values = [pair.get("before"), pair.get("after")]
+        form = ".1%" if key.endswith("accuracy") else ".3f"
+        if values != [None, None]:
+            cells = ["not measured" if each is None else f"{each:{form}}" for each in values]
+            rows.append([f"{_TEXTS[text]}, {name}", *cells])
+        if key.startswith("mlm_") and values[1] is not None:
+            result = {"task_type": "fill-mask", "task_name": "Masked-language modelling"}
+            result |= {"dataset_type": text, "dataset_name": _TEXTS[text], "metric_name": name}
+            results.append({**result, "metric_type": key.removeprefix("mlm_"), "metric_value": values[1]})
+    return rows, results
 
 
 def _list_sources(shape: DomextConfig, method: MethodConfig) -> str:

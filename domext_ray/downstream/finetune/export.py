@@ -65,7 +65,7 @@ def check_places(task: StagedTask, folder: Path) -> None:
     """Refuse, before anything trains, to export over what is no export of a fine-tuned model.
 
     Raises:
-        RunError: see `export_folder.check_target`, or a task.json beside several models is none of ours.
+        RunError: see `check_target`, or a task.json beside several models is none of ours.
     """
     for name in task.stages:
         check_target(folder / _name_place(task, name), FINE_TUNED)
