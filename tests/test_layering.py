@@ -20,6 +20,7 @@ ROOMS = (
     "extensions",
     "config",
     "runs",
+    "data",
     "corpus.texts",
     "corpus.vocabulary",
     "corpus",

@@ -18,10 +18,18 @@ from typing import IO
 
 import numpy as np
 
-from domext_ray.corpus.texts.documents import open_stream, require_utf8_text
-from domext_ray.corpus.texts.sources import JSONL, TEXT, SourceFile, find_files, fingerprint_file
+from domext_ray.data.files import (
+    JSONL,
+    TEXT,
+    SourceFile,
+    find_files,
+    fingerprint_file,
+    name_unreadable,
+    open_stream,
+    require_utf8_text,
+)
 from domext_ray.errors import CorpusError
-from domext_ray.inference.input_rows import FieldNames, InputRow, RowReader, count_rows, name_unreadable
+from domext_ray.inference.input_rows import FieldNames, InputRow, RowReader, count_rows
 
 _CHUNK_BYTES = 4 * 2**20
 _NEWLINE = ord("\n")

@@ -1,0 +1,304 @@
+r"""A file, or the lines that begin in a range of its bytes -> its rows, in order.
+
+Enters: a `SourceFile`, and which fields are wanted. Leaves: a `Row` for each line, object or row of a table: its number
+and fields, or what is wrong with it. Rows are read one by one, since the CSV and JSON readers of Arrow and `datasets`
+give a whole file up for one bad row. Texts stay as they are: only \n ends a line, and a byte-order mark where the file
+begins is none of its text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from domext_ray.data import package_docs
+from domext_ray.data.files import (
+    ARROW,
+    CSV,
+    JSONL,
+    PACKAGE_DOCS,
+    PARQUET,
+    SourceFile,
+    name_unreadable,
+    open_filesystem,
+    open_stream,
+    require_utf8_text,
+)
+
+TEXT_FIELD = "text"
+"""The field of a line or a paragraph."""
+
+_SKIPPED_BYTES = 2**20
+_BATCH_ROWS = 1024
+
+
+class Row(NamedTuple):
+    """A row as it was read.
+
+    Args:
+        number: of the line, object or row, from 1 at the first that begins in the range; a header does not count.
+        value: its fields by name; of a blank line None; of a row that cannot be used what is there.
+        reason: why it cannot: bad_utf8, bad_json, no_object, bad_csv or too_long; empty: it can.
+        fault: the same as it follows "the row" in a sentence.
+    """
+
+    number: int
+    value: Any
+    reason: str = ""
+    fault: str = ""
+
+
+CheckColumns: TypeAlias = Callable[[Sequence[str], pa.Schema | None], None]
+"""Is told a table's columns, with their types where it has any, before its rows are read; raises what it refuses."""
+
+
+def read_rows(
+    file: SourceFile,
+    fields: Sequence[str],
+    check: CheckColumns,
+    *,
+    start: int = 0,
+    end: int = -1,
+    max_bytes: int,
+    only_texts: bool = False,
+) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Args:
+        file: of any kind.
+        fields: of a Parquet or Arrow file these columns are read, as far as it has them.
+        check: see `CheckColumns`.
+        start: of a file of lines, the first byte; only lines that begin there or later are read.
+        end: the byte after the range; -1: to the end.
+        max_bytes: of the longest line, so that memory stays bounded; of a CSV characters of the longest cell.
+        only_texts: nothing but texts is wanted of JSON: numbers may have thousands of digits, and half a surrogate pair
+            may be encoded as UTF-8 encodes it.
+
+    Raises:
+        CorpusError: the file is no text, is damaged, or has vanished; or `check` refuses.
+    """
+    with name_unreadable(file):
+        if file.kind == PACKAGE_DOCS:
+            for number, text in enumerate(package_docs.read_paragraphs(file.path), 1):
+                yield Row(number, {TEXT_FIELD: text})
+        elif file.kind in (PARQUET, ARROW):
+            yield from read_columns(file, fields, check)
+        else:
+            with open_stream(file) as stream:
+                if not start:
+                    require_utf8_text(file, stream)
+                if file.kind == CSV:
+                    yield from _read_table(stream, file.suffix == ".tsv", check, max_bytes)
+                elif file.kind == JSONL:
+                    yield from read_objects(stream, start, end, max_bytes, only_texts)
+                else:
+                    yield from _read_texts(stream, start, end, max_bytes)
+
+
+def read_lines(
+    stream: IO[bytes], start: int, end: int, max_bytes: int, *, goes_on: bool = False
+) -> Iterator[tuple[int, int, bytes]]:
+    r"""Yield (number, first byte, line without its end) of the lines that begin in a range.
+
+    Args:
+        stream: of a file.
+        start: the first byte.
+        end: the byte after the range; -1: to the end of the file.
+        max_bytes: a longer line comes in pieces of one number, of whole characters, so that memory stays bounded.
+        goes_on: if a line begins in the range, those after the range come, too.
+    """
+    position = _find_line(stream, start, end)
+    number, rest, is_begun = 0, b"", False
+    if 0 <= end <= position:
+        return
+    while goes_on or is_begun or end < 0 or position < end:
+        line = rest + stream.readline(max_bytes - len(rest))
+        if not line:
+            return
+        number, rest = number + (not is_begun), b""
+        is_begun = not line.endswith(b"\n")
+        if is_begun and len(line) == max_bytes:
+            line, rest = _cut_at_character(line)
+        yield number, position, line.removeprefix(b"" if position else codecs.BOM_UTF8).rstrip(b"\r\n")
+        position += len(line)
+
+
+def _find_line(stream: IO[bytes], start: int, end: int) -> int:
+    """Go to the first line that begins at a byte or later; not past the range: a line may be as long as its file."""
+    if not start:
+        return 0
+    stream.seek(start - 1)
+    position, piece = start - 1, b" "
+    while piece and not piece.endswith(b"\n") and not 0 <= end <= position:
+        piece = stream.readline(_SKIPPED_BYTES if end < 0 else min(_SKIPPED_BYTES, end - position))
+        position += len(piece)
+    return position
+
+
+def _cut_at_character(piece: bytes) -> tuple[bytes, bytes]:
+    """Cut a piece of UTF-8 before a character that it does not hold whole."""
+    for back in range(1, 4):
+        if piece[-back] >= 0xC0:
+            return piece[:-back], piece[-back:]
+        if piece[-back] < 0x80:
+            break
+    return piece, b""
+
+
+def _read_rows_of_lines(stream: IO[bytes], start: int, end: int, max_bytes: int) -> Iterator[Row]:
+    """Yield a row for each line, its value the bytes, of one that is too long the beginning."""
+    last = 0
+    for number, _, line in read_lines(stream, start, end, max_bytes + 4):  # a cut takes up to three bytes off
+        if number != last:
+            fault = ("too_long", f"has more than {max_bytes:,} bytes") if len(line) > max_bytes else ()
+            yield Row(number, line, *fault)
+        last = number
+
+
+def _read_texts(stream: IO[bytes], start: int, end: int, max_bytes: int) -> Iterator[Row]:
+    for row in _read_rows_of_lines(stream, start, end, max_bytes):
+        try:
+            yield row if row.reason else Row(row.number, {TEXT_FIELD: row.value.decode("utf-8")})
+        except UnicodeDecodeError as error:
+            yield Row(row.number, row.value, *_name_byte(error))
+
+
+def read_objects(stream: IO[bytes], start: int, end: int, max_bytes: int, only_texts: bool = False) -> Iterator[Row]:
+    """Yield the objects of JSON Lines; arguments as of `read_rows`."""
+    for row in _read_rows_of_lines(stream, start, end, max_bytes):
+        number, line = row.number, row.value
+        if row.reason:
+            yield row
+            continue
+        if not line.strip():
+            yield Row(number, None)
+            continue
+        try:
+            text = line.decode("utf-8-sig", "surrogatepass" if only_texts else "strict")
+            value = json.loads(text, parse_int=_ignore_number if only_texts else None)
+        except UnicodeDecodeError as error:
+            yield Row(number, line, *_name_byte(error))
+        except json.JSONDecodeError as error:
+            yield Row(number, line, "bad_json", f"is no JSON (column {error.colno}: {error.msg})")
+        except RecursionError:
+            yield Row(number, line, "bad_json", "is nested too deeply")
+        except ValueError:
+            yield Row(number, line, "bad_json", "has a number of too many digits")
+        else:
+            is_object = isinstance(value, dict)
+            yield Row(
+                number, value, *(() if is_object else ("no_object", f"is no JSON object but {type(value).__name__}"))
+            )
+
+
+def _ignore_number(digits: str) -> int:
+    return 0
+
+
+def _name_byte(error: UnicodeDecodeError) -> tuple[str, str]:
+    return "bad_utf8", f"is not UTF-8 (byte 0x{error.object[error.start]:02x})"
+
+
+def read_cells(
+    stream: IO[bytes], is_tsv: bool, max_cell: int, *, strict: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, cells) of the rows of a .csv, which has commas and quotes, or a .tsv: tabs, and its quotes are text.
+
+    Args:
+        stream: of a file.
+        is_tsv: which of them it is.
+        max_cell: characters of the longest cell.
+        strict: a quote within a cell is an error.
+
+    Raises:
+        csv.Error: a cell is too long, or see `strict`.
+    """
+    csv.field_size_limit(max_cell)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    quoting: Any = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+    rows = csv.reader(text, delimiter="\t" if is_tsv else ",", quoting=quoting, strict=strict)
+    line = 1
+    for row in rows:
+        yield line, row
+        line = rows.line_num + 1
+
+
+def _read_table(stream: IO[bytes], is_tsv: bool, check: CheckColumns, max_cell: int) -> Iterator[Row]:
+    """Yield the rows below a header; bytes that are no UTF-8 are halves of surrogate pairs (PEP 383)."""
+    rows = read_cells(stream, is_tsv, max_cell)
+    names = next((cells for _, cells in rows if cells), [])
+    check([each.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for each in names], None)
+    for number, (_, cells) in enumerate(rows, 1):
+        if cells and len(cells) != len(names):
+            found = (len(cells), len(names))
+            yield Row(number, found, "bad_csv", "has {} columns, the header {}".format(*found))
+        else:
+            yield Row(number, dict(zip(names, cells, strict=True)) if cells else None)
+
+
+def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckColumns) -> Iterator[Row]:
+    """Yield the rows of a Parquet or Arrow file; arguments as of `read_rows`, without fields all columns are read."""
+    with open_filesystem(file).open_input_file(file.path) as source:
+        if file.kind == PARQUET:
+            parquet = pq.ParquetFile(source)
+            schema = parquet.schema_arrow
+        else:
+            batches, schema = _open_arrow(source)
+        check(schema.names, schema)
+        wanted = list(dict.fromkeys(each for each in schema.names if fields is None or each in fields))
+        if file.kind == PARQUET:
+            batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)
+        number = 0
+        for batch in batches:
+            columns = [_to_values(batch.column(batch.schema.names.index(name))) for name in wanted]
+            for i in range(batch.num_rows):
+                number += 1
+                values = {name: column[i] for name, column in zip(wanted, columns, strict=True)}
+                bad = next((each for each in values.values() if isinstance(each, UnicodeDecodeError)), None)
+                yield Row(number, values) if bad is None else Row(number, values, *_name_byte(bad))
+
+
+def _open_arrow(source: Any) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
+    """Open the streaming format, which `datasets` writes, or the file format, which others write."""
+    try:
+        stream = pa.ipc.open_stream(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        reader = pa.ipc.open_file(source)
+        return (reader.get_batch(i) for i in range(reader.num_record_batches)), reader.schema
+    return iter(stream), stream.schema
+
+
+def _to_values(column: pa.Array) -> list[Any]:
+    """The values of a column, of a text that is not UTF-8 the error; a damaged column is an ArrowInvalid."""
+    if pa.types.is_dictionary(column.type):
+        column.validate(full=True)
+        column = column.dictionary_decode()
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    if is_text(column.type):  # as bytes, so that one that is not UTF-8 costs itself and no more
+        column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+        column.validate(full=True)
+        return [None if each is None else _decode(each) for each in column.to_pylist()]
+    column.validate(full=True)
+    return column.to_pylist()
+
+
+def _decode(text: bytes) -> str | UnicodeDecodeError:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of a type holds texts."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
