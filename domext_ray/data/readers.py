@@ -209,7 +209,7 @@ def _name_byte(error: UnicodeDecodeError) -> tuple[str, str]:
 def read_cells(
     stream: IO[bytes], is_tsv: bool, max_cell: int, *, strict: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, cells) of the rows of a .csv, which has commas and quotes, or a .tsv: tabs, and its quotes are text.
+    """Yield (last line, cells) of the rows of a .csv: commas and quotes; or of a .tsv: tabs, and its quotes are text.
 
     Args:
         stream: of a file.
@@ -224,10 +224,8 @@ def read_cells(
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     quoting: Any = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
     rows = csv.reader(text, delimiter="\t" if is_tsv else ",", quoting=quoting, strict=strict)
-    line = 1
     for row in rows:
-        yield line, row
-        line = rows.line_num + 1
+        yield rows.line_num, row
 
 
 def _read_table(stream: IO[bytes], is_tsv: bool, check: CheckColumns, max_cell: int) -> Iterator[Row]:
@@ -252,15 +250,15 @@ def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckCol
         else:
             batches, schema = _open_arrow(source)
         check(schema.names, schema)
-        wanted = list(dict.fromkeys(each for each in schema.names if fields is None or each in fields))
+        wanted = [each for each in schema.names if fields is None or each in fields]
         if file.kind == PARQUET:
             batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted)
         number = 0
         for batch in batches:
-            columns = [_to_values(batch.column(batch.schema.names.index(name))) for name in wanted]
+            columns = {name: _to_values(batch.column(i)) for i, name in enumerate(batch.schema.names) if name in wanted}
             for i in range(batch.num_rows):
                 number += 1
-                values = {name: column[i] for name, column in zip(wanted, columns, strict=True)}
+                values = {name: column[i] for name, column in columns.items()}
                 bad = next((each for each in values.values() if isinstance(each, UnicodeDecodeError)), None)
                 yield Row(number, values) if bad is None else Row(number, values, *_name_byte(bad))
 

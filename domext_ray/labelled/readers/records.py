@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from domext_ray.data.files import PARQUET, SourceFile
+from domext_ray.data.readers import read_cells, read_columns, read_objects
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.files import Dirt, Record, read_text, shorten, split_lines
 from domext_ray.labelled.readers.json_places import JsonCursor
@@ -24,8 +25,8 @@ from domext_ray.labelled.set_families import Column
 
 _NAMED_COLUMNS = 12
 _LINES = (".jsonl", ".ndjson")
-LONGEST_CELL = 2**31 - 1
-"""Characters of a CSV cell; the csv module's own limit is 131,072."""
+LONGEST = 2**30
+"""Bytes of a line, characters of a cell: labelled files are read whole, however long their rows are."""
 
 
 def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterator[Record]:
@@ -96,18 +97,11 @@ def _is_json_lines(text: str) -> bool:
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
-    for number, line in enumerate(split_lines(text), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{path}:{number} is no JSON ({error.msg}); mend the line.") from None
-        except RecursionError:
-            raise CorpusError(f"{path}:{number} is JSON nested too deeply; mend the line.") from None
-        except ValueError:
-            raise CorpusError(f"{path}:{number} has a number of too many digits; mend the line.") from None
-        yield Record(_require_object(value, path, number), str(path), number)
+    for row in read_objects(io.BytesIO(text.encode()), 0, -1, LONGEST):
+        if row.reason and row.reason != "no_object":
+            raise CorpusError(f"{path}:{row.number} {row.fault}; mend the line.")
+        if row.value is not None or row.reason:
+            yield Record(_require_object(row.value, path, row.number), str(path), row.number)
 
 
 def _read_keyed(path: Path, text: str) -> Iterator[Record]:
@@ -135,29 +129,23 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(LONGEST_CELL)
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    line = 1
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise CorpusError(f"{path}:{line} is no CSV ({error}); mend the row.") from None
-        if any(cell.strip() for cell in row):
-            yield line, row
-        line = reader.line_num + 1
+    before = 0
+    try:
+        for last, row in read_cells(io.BytesIO(read_text(path).encode()), False, LONGEST, strict=True):
+            if any(cell.strip() for cell in row):
+                yield before + 1, row
+            before = last
+    except csv.Error as error:
+        raise CorpusError(f"{path}:{before + 1} is no CSV ({error}); mend the row.") from None
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
-    number = 0
     try:
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
-            for values in batch.to_pylist():
-                number += 1
-                yield Record(values, str(path), number)
-    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:  # such as text that is not UTF-8
+        for row in read_columns(SourceFile(str(path), PARQUET, 0), None, lambda *_: None):
+            if row.reason:
+                raise ValueError(f"row {row.number} {row.fault}")
+            yield Record(row.value, str(path), row.number)
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:150]
         raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
 
