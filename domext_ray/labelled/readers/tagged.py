@@ -10,6 +10,7 @@ Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Ve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from domext_ray.labelled.set_families import SCHEMES
 DOCUMENT_START = "-DOCSTART-"
 UNTYPED = "ENTITY"
 """Type of tags without one ("B", "I"), unless the description has exactly one label."""
+_SPACES = re.compile("[ \\r\\f\\v]+")
+"""Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _ROLES = {
     "iob2": {"B": "first", "I": "inner"},
     "iob1": {"B": "first", "I": "inner"},
@@ -65,7 +68,7 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
     for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(DOCUMENT_START)
         if line.strip() and not is_document_start:
-            cells = line.split("\t") if "\t" in line else line.split()
+            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" "))
             try:
                 token, tag = cells[token_place], cells[tag_place].strip()
             except IndexError:
