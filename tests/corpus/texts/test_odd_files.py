@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import os
@@ -272,6 +273,19 @@ def test_commas_of_paths_that_are_there(tmp_path: Path, monkeypatch: pytest.Monk
     }.items():
         assert split_paths(text) == paths, text
     assert [Path(each.path).name for each in find_files("b.txt,x,y/*.txt")[0]] == ["b.txt", "c.txt", "d.txt"]
+
+
+def test_a_list_of_globs_is_looked_for_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for every join of them: each may walk through all folders."""
+    for name in ("a0.txt", "a1,2.txt"):
+        (tmp_path / name).write_text(SENTENCE)
+    found, original = [], glob.iglob
+    monkeypatch.setattr(glob, "iglob", lambda *args, **options: found.append(args) or original(*args, **options))
+    entries = [f"{tmp_path}/**/b{i}*.txt" for i in range(30)]
+    assert split_paths(",".join(entries)) == entries
+    assert len(found) == 30
+    mixed = [f"{tmp_path}/**/a1,*.txt", f"{tmp_path}/a[0,1].txt", entries[0], f"{tmp_path}/a1,2.txt"]
+    assert split_paths(",".join(mixed)) == mixed
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
