@@ -19,7 +19,7 @@ from domext_ray.data.files import PARQUET, SourceFile
 from domext_ray.data.readers import read_cells, read_columns, read_objects
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.files import Dirt, Record, read_text, shorten, split_lines
-from domext_ray.labelled.readers.json_places import JsonCursor
+from domext_ray.labelled.readers.json_places import parse_json
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import Column
 
@@ -60,35 +60,26 @@ def _name_kind(path: Path) -> str:
 
 
 def read_json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id").
-
-    Args:
-        path: the file.
-
-    Raises:
-        CorpusError: it holds no objects, or is no JSON.
-    """
+    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id")."""
     text = read_text(path)
-    cursor = JsonCursor(path, text)
-    start = cursor.peek()
-    if _name_kind(path) in _LINES:
+    rest = text.lstrip(" \t\r\n")
+    if _name_kind(path) in _LINES or (rest.startswith("{") and _is_json_lines(rest)):
         yield from _read_json_lines(path, text)
-    elif start == "[":
-        for line in cursor.iterate_list():
-            yield Record(_require_object(cursor.decode(), path, line), str(path), line)
-        cursor.expect_end()
-    elif start == "{":
-        yield from _read_json_lines(path, text) if _is_json_lines(text) else _read_keyed(path, text)
-    elif start:
+    elif rest.startswith(("[", "{")):
+        for key, part in parse_json(path, text, 1, rest[0], "the file"):
+            value = _require_object(part.value, path, part.line)
+            yield Record({"id": key, **value} if rest[0] == "{" else value, str(path), part.line)
+    elif rest:
+        line = text.count("\n", 0, len(text) - len(rest)) + 1
         raise CorpusError(
-            f"{path}:{cursor.line} has another layout: the file must be a list of objects or one object a line, but "
-            f"{start!r} is there."
+            f"{path}:{line} has another layout: the file must be a list of objects or one object a line, but "
+            f"{rest[0]!r} is there."
         )
 
 
 def _is_json_lines(text: str) -> bool:
     """Return whether the first line alone is a whole row, rather than an object of objects."""
-    first = text.lstrip().split("\n", 1)[0]
+    first = text.split("\n", 1)[0]
     try:
         value = json.loads(first)
     except (ValueError, RecursionError):
@@ -102,15 +93,6 @@ def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
             raise CorpusError(f"{path}:{row.number} {row.fault}; mend the line.")
         if row.value is not None or row.reason:
             yield Record(_require_object(row.value, path, row.number), str(path), row.number)
-
-
-def _read_keyed(path: Path, text: str) -> Iterator[Record]:
-    cursor = JsonCursor(path, text)
-    for key in cursor.iterate_members():
-        line = cursor.line
-        value = _require_object(cursor.decode(), path, line)
-        yield Record({"id": key, **value}, str(path), line)
-    cursor.expect_end()
 
 
 def _require_object(value: object, path: Path, line: int) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
     for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(DOCUMENT_START)
         if line.strip() and not is_document_start:
-            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" "))
+            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
             try:
                 token, tag = cells[token_place], cells[tag_place].strip()
             except IndexError:
