@@ -119,13 +119,13 @@ def _find_files(entry: str) -> list[SourceFile]:
     if entry == PACKAGE_DOCS:
         sizes = package_docs.find_distributions()
         return [SourceFile(name, PACKAGE_DOCS, size) for name, size in sizes]
-    scheme, _, rest = entry.rpartition("://")
+    scheme, _, path = entry.rpartition("://")
     if scheme == _HUB:
-        scheme, infos = "", _download_dataset(rest)
+        scheme, infos = "", _download_dataset(path)
     else:
-        filesystem, path = _open_filesystem(scheme, rest) if scheme else (pafs.LocalFileSystem(), _expand_local(entry))
+        filesystem = _open_filesystem(scheme, path)
         try:
-            infos = _list_files(filesystem, path)
+            infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()))
         except OSError as error:
             raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
     if not infos:
@@ -134,7 +134,7 @@ def _find_files(entry: str) -> list[SourceFile]:
     for each in infos:
         _require_readable_kind(entry, each)
     infos = sorted(infos, key=lambda each: each.path)
-    return [SourceFile(each.path, _kind_of(each.path), each.size, scheme) for each in infos]
+    return [SourceFile(each.path, _KINDS.get(find_suffix(each.path), TEXT), each.size, scheme) for each in infos]
 
 
 def _to_line(error: Exception) -> str:
@@ -155,22 +155,18 @@ def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
     """What a path names: a file, a folder's files, or those that match a glob; in place of a file, what is there."""
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.Directory:
-        return _list_folder(filesystem, path)
+        saved = _list_saved_dataset(filesystem, path)
+        return _list_visible(filesystem, path) if saved is None else saved
     if info.type != pafs.FileType.NotFound or os.path.islink(path):
         return [info]
     return _glob(filesystem, path) if any(each in path for each in "*?[") else []
 
 
-def _expand_local(entry: str) -> str:
-    return str(Path(entry).expanduser().absolute())
-
-
-def _open_filesystem(scheme: str, path: str) -> tuple[pafs.FileSystem, str]:
+def _open_filesystem(scheme: str, path: str) -> pafs.FileSystem:
+    if scheme in LOCAL:
+        return pafs.LocalFileSystem()
     try:
-        if scheme == "file":
-            return pafs.LocalFileSystem(), path
-        filesystem, _ = pafs.FileSystem.from_uri(f"{scheme}://{path.split('/', 1)[0]}")
-        return filesystem, path
+        return pafs.FileSystem.from_uri(f"{scheme}://{path.split('/', 1)[0]}")[0]
     except (pa.ArrowInvalid, OSError) as error:
         raise CorpusError(f"--corpus {scheme}://{path} cannot be reached ({error}).") from error
 
@@ -183,8 +179,7 @@ def _glob(filesystem: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = re.sub(r"\*\*/|\*\*|\*|\?|[^*?]+", lambda m: parts.get(m[0]) or _escape_outside_sets(m[0]), pattern)
     matching = re.compile(expression)
-    found = _list_all(filesystem, fixed)
-    return [each for each in found if each.type != pafs.FileType.Directory and matching.fullmatch(each.path)]
+    return [each for each in _list_all(filesystem, fixed) if matching.fullmatch(each.path)]
 
 
 def _escape_outside_sets(text: str) -> str:
@@ -192,17 +187,10 @@ def _escape_outside_sets(text: str) -> str:
     return "".join(part.replace("[!", "[^", 1) if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
-def _list_folder(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    """All visible files below a folder; of a folder that `datasets` saved, the training split's data files."""
-    saved = _list_saved_dataset(filesystem, folder)
-    if saved is not None:
-        return saved
-    return _list_visible(filesystem, folder)
-
-
 def _list_all(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    """Everything below a folder, links to nothing included, which the file system itself leaves out."""
+    """All files below a folder, links to nothing included, which the file system itself leaves out."""
     infos = filesystem.get_file_info(pafs.FileSelector(folder, recursive=True))
+    infos = [each for each in infos if each.type != pafs.FileType.Directory]
     if isinstance(filesystem, pafs.LocalFileSystem):
         paths = (f"{parent.rstrip('/')}/{name}" for parent, _, names in os.walk(folder) for name in names)
         infos += filesystem.get_file_info([each for each in paths if os.path.islink(each) and not os.path.exists(each)])
@@ -210,8 +198,8 @@ def _list_all(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
 
 
 def _list_visible(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
-    visible = [each for each in _list_all(filesystem, folder) if "/." not in each.path[len(folder) :]]
-    return [each for each in visible if each.type != pafs.FileType.Directory]
+    """All files below a folder but hidden ones."""
+    return [each for each in _list_all(filesystem, folder) if "/." not in each.path[len(folder) :]]
 
 
 def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo] | None:
@@ -232,23 +220,23 @@ def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.F
     if state is None or "_data_files" not in state:
         return None if splits is None else _list_visible(filesystem, split)
     records = state["_data_files"]
-    if not isinstance(records, list) or not all(
-        isinstance(each, dict) and isinstance(each.get("filename"), str) for each in records
-    ):
+    files = (
+        [each.get("filename") if isinstance(each, dict) else None for each in records]
+        if isinstance(records, list)
+        else [None]
+    )
+    if not all(isinstance(each, str) for each in files):
         raise CorpusError(f"{split}/state.json is damaged (it lists no data files); save the dataset again.")
-    paths = [f"{split}/{each['filename']}" for each in records]
+    own = os.path.realpath(folder).rstrip("/") + "/"
     is_local = isinstance(filesystem, pafs.LocalFileSystem)
-    for path, record in zip(paths, records, strict=True):
-        name = record["filename"]
-        is_inside = bool(name) and not name.startswith("/") and ".." not in name.split("/")
-        if is_inside and is_local:
-            is_inside = os.path.realpath(path).startswith(os.path.realpath(folder).rstrip("/") + "/")
-        if not is_inside:
+    for name in files:
+        is_inside = name and not name.startswith("/") and ".." not in name.split("/")
+        if not is_inside or (is_local and not os.path.realpath(f"{split}/{name}").startswith(own)):
             raise CorpusError(
                 f"{split}/state.json names {name!r}, which is outside of {folder}; a saved dataset has its data files "
                 "in its own folder."
             )
-    return filesystem.get_file_info(paths)
+    return filesystem.get_file_info([f"{split}/{name}" for name in files])
 
 
 def _read_json(filesystem: pafs.FileSystem, path: str) -> dict[str, Any] | None:
@@ -292,10 +280,6 @@ def find_suffix(path: str) -> str:
     return name[name.rfind(".") :] if "." in name else ""
 
 
-def _kind_of(path: str) -> str:
-    return _KINDS.get(find_suffix(path), TEXT)
-
-
 def fingerprint_file(file: SourceFile) -> str:
     """Return a hash of a file's content; of one that is not on a local file system, its path and time.
 
@@ -304,9 +288,8 @@ def fingerprint_file(file: SourceFile) -> str:
     """
     if file.kind == PACKAGE_DOCS:
         return package_docs.describe_distribution(file.path)
-    filesystem = open_filesystem(file)
     if file.scheme not in LOCAL:  # reading a bucket only to hash it would double the traffic
-        return f"{file.path} {filesystem.get_file_info(file.path).mtime_ns}"
+        return f"{file.path} {open_filesystem(file).get_file_info(file.path).mtime_ns}"
     digest = hashlib.sha256()
     try:
         with open(file.path, "rb") as stream:
@@ -319,7 +302,7 @@ def fingerprint_file(file: SourceFile) -> str:
 
 def open_filesystem(file: SourceFile) -> pafs.FileSystem:
     """Return the file system that a file is on."""
-    return _open_filesystem(file.scheme, file.path)[0] if file.scheme else pafs.LocalFileSystem()
+    return _open_filesystem(file.scheme, file.path)
 
 
 @contextlib.contextmanager

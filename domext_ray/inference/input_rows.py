@@ -1,7 +1,6 @@
-"""Files of any kind -> rows with their fields, one by one, in order.
+"""What a row of the input is: an id, where it stands, and its fields; of one that cannot be used, why.
 
-Enters: a `SourceFile` and the row to begin with. Leaves: for each row an id, where it stands, and its fields; of a row
-that cannot be read, why. Texts stay as they are in the file, since predictions speak of their characters.
+Texts stay as they are in the file, since predictions speak of their characters.
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from domext_ray.data.files import PACKAGE_DOCS, PARQUET, TEXT, SourceFile, name_unreadable, open_filesystem
+from domext_ray.data.files import PACKAGE_DOCS, TEXT, SourceFile
 from domext_ray.data.readers import TEXT_FIELD, Row, read_rows
 from domext_ray.errors import CorpusError
 
@@ -68,8 +65,10 @@ class FieldNames:
         """All fields, in the file's terms."""
         return list(dict.fromkeys([ID_FIELD, self.text, *self.others]))
 
-    def rename(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row's fields, the text's as `text`."""
+    def pick(self, file: SourceFile, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a row, the text's as `text`."""
+        if file.kind in (TEXT, PACKAGE_DOCS):
+            return dict(values)
         kept = {name: values[name] for name in self.columns if name in values}
         if self.text != TEXT_FIELD and self.text in kept:
             kept[TEXT_FIELD] = kept.pop(self.text)
@@ -90,75 +89,6 @@ class FieldNames:
             fault = "several columns" if self.text in names else "no column"
             shown = ", ".join(" ".join(each.split())[:40] for each in names[:12])
             raise CorpusError(f"{file.path} has {fault} {self.text!r} (it has {shown or 'none'}); set --field.")
-
-
-class RowReader:
-    """Reads stretches of rows, in any order; going forward in a file that has to be read from its start is cheap.
-
-    Args:
-        files: all files of the input.
-        names: what to call each of them in ids.
-        fields: which fields to read.
-    """
-
-    def __init__(self, files: Sequence[SourceFile], names: Sequence[str], fields: FieldNames) -> None:
-        self.files, self.names, self.fields = files, names, fields
-        self._open: tuple[int, Iterator[Row]] | None = None
-        self._next = 0
-
-    def read(self, file: int, first: int, count: int, byte: int = -1) -> Iterator[InputRow]:
-        """Yield rows of a file.
-
-        Args:
-            file: its place among the files.
-            first: the first row, from 0.
-            count: how many.
-            byte: where that row begins; -1: the file has to be read up to it.
-
-        Raises:
-            CorpusError: the file cannot be read, or has fewer rows than it had.
-        """
-        source, name = self.files[file], self.names[file]
-        line = first
-        for line, row in enumerate(self._take(file, first, count, byte), first + 1):
-            if row.reason:
-                yield InputRow(f"{name}:{line}", source.path, line, fault=row.fault)
-            elif row.value is not None:
-                is_plain = source.kind in (TEXT, PACKAGE_DOCS)
-                found = dict(row.value) if is_plain else self.fields.rename(row.value)
-                given = found.pop(ID_FIELD, None)
-                is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
-                yield InputRow(str(given) if is_id else f"{name}:{line}", source.path, line, found)
-        if line != first + count:
-            raise CorpusError(f"{source.path} has changed while it was read; start the job again.")
-
-    def _take(self, file: int, first: int, count: int, byte: int) -> Iterator[Row]:
-        if byte >= 0:
-            yield from islice(self.fields.read(self.files[file], byte), count)
-            return
-        if self._open is None or self._open[0] != file or self._next > first:
-            self._open, self._next = (file, self.fields.read(self.files[file])), 0
-        rows = self._open[1]
-        for _ in islice(rows, first - self._next):
-            pass
-        self._next = first
-        for row in islice(rows, count):
-            self._next += 1
-            yield row
-
-
-def count_rows(file: SourceFile, fields: FieldNames) -> int:
-    """Return how many rows a file has that must be read from its start; a Parquet file says so itself.
-
-    Raises:
-        CorpusError: it cannot be read, or is a table without a column of that name.
-    """
-    if file.kind == PARQUET:
-        with name_unreadable(file), open_filesystem(file).open_input_file(file.path) as source:
-            parquet = pq.ParquetFile(source)
-            fields.require_column(file, parquet.schema_arrow.names)
-            return int(parquet.metadata.num_rows)
-    return sum(1 for _ in fields.read(file))
 
 
 def check_text(values: Mapping[str, Any], name: str = TEXT_FIELD, shown: str = TEXT_FIELD) -> str:

@@ -52,13 +52,8 @@ def _read_paragraph(path: Path, paragraph: Part) -> Iterator[Record]:
 def make_question(record: Record, description: SetDescription, dirt: Dirt) -> Question | None:
     """Make a question with the places of its answers.
 
-    Args:
-        record: its values by role.
-        description: its `no_answer` says whether a question without answers is one, or dirt.
-        dirt: counts answers that are not where they should be, and questions that have none left.
-
-    Raises:
-        CorpusError: answers of another layout.
+    The description's `no_answer` says whether a question without answers is one, or dirt. Answers that are not where
+    they should be, and questions that have none left, are counted.
     """
     context = check_text(record, "context", dirt, is_stripped=False)
     question = check_text(record, "question", dirt) if context is not None else None

@@ -30,15 +30,9 @@ LONGEST = 2**30
 
 
 def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterator[Record]:
-    """Yield the rows of a table or of a JSON file.
+    """Yield the rows of a table or of a JSON file, by its ending.
 
-    Args:
-        path: .csv, .tsv, .txt, .json, .jsonl or .ndjson, where .gz may follow; or .parquet.
-        description: says which columns there are, hence whether a table has a header.
-        dirt: counts rows of another width.
-
-    Raises:
-        CorpusError: a file of another kind or layout.
+    The description says which columns there are, hence whether a table has a header; rows of another width are counted.
     """
     kind = _name_kind(path)
     if kind in (".json", *_LINES):
@@ -156,12 +150,7 @@ def _read_table(
 
 
 def find_missing(columns: Collection[Column], description: SetDescription) -> str | None:
-    """Return the first required role that none of a file's columns plays, or None.
-
-    Args:
-        columns: those that the file has.
-        description: says which are required, and their names.
-    """
+    """Return the first required role that none of a file's columns plays, or None."""
     return find_missing_role(dict.fromkeys(columns, ""), description)
 
 
@@ -211,13 +200,7 @@ def get_value(values: Mapping[Any, Any], names: tuple[Column, ...]) -> Any:
 def select_columns(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
     """Yield records whose values go by role; optional ones may be None.
 
-    Args:
-        records: as they were read.
-        description: says which column plays which role.
-        dirt: counts later rows that lack a required column.
-
-    Raises:
-        CorpusError: the first row lacks one: the file has another layout.
+    If the first row lacks a required column, the file has another layout: a CorpusError. Later ones are counted.
     """
     is_first = True
     for record in records:

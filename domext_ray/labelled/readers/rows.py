@@ -137,10 +137,6 @@ def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch
     """Return the marked stretch, and the stretches of its brackets with the space inside them.
 
     Brackets with a space inside count first: a text of chemistry has [[ and >> of its own.
-
-    Args:
-        text: with marks.
-        mark: a placeholder, or what opens and closes.
     """
     if len(mark) == 1:
         start = text.find(mark[0])
@@ -163,11 +159,7 @@ def _count_before(brackets: list[Stretch], place: int) -> int:
 
 
 def make_choice(record: Record, description: SetDescription, dirt: Dirt) -> Choice | None:
-    """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them.
-
-    Raises:
-        CorpusError: continuations of another layout.
-    """
+    """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them."""
     context = check_text(record, "context", dirt)
     if context is None:
         return None
