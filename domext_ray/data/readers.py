@@ -13,6 +13,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -99,7 +100,7 @@ def read_rows(
                 elif file.kind == JSONL:
                     yield from read_objects(stream, start, end, max_bytes, only_texts)
                 else:
-                    yield from _read_texts(stream, start, end, max_bytes)
+                    yield from _read_line_rows(stream, start, end, max_bytes, _decode_text)
 
 
 def read_lines(
@@ -152,50 +153,45 @@ def _cut_at_character(piece: bytes) -> tuple[bytes, bytes]:
     return piece, b""
 
 
-def _read_rows_of_lines(stream: IO[bytes], start: int, end: int, max_bytes: int) -> Iterator[Row]:
-    """Yield a row for each line, its value the bytes, of one that is too long the beginning."""
+def _read_line_rows(
+    stream: IO[bytes], start: int, end: int, max_bytes: int, decode: Callable[[bytes], tuple[Any, ...]]
+) -> Iterator[Row]:
     last = 0
     for number, _, line in read_lines(stream, start, end, max_bytes + 4):  # a cut takes up to three bytes off
         if number != last:
-            fault = ("too_long", f"has more than {max_bytes:,} bytes") if len(line) > max_bytes else ()
-            yield Row(number, line, *fault)
+            too_long = (line, "too_long", f"has more than {max_bytes:,} bytes")
+            yield Row(number, *(decode(line) if len(line) <= max_bytes else too_long))
         last = number
 
 
-def _read_texts(stream: IO[bytes], start: int, end: int, max_bytes: int) -> Iterator[Row]:
-    for row in _read_rows_of_lines(stream, start, end, max_bytes):
-        try:
-            yield row if row.reason else Row(row.number, {TEXT_FIELD: row.value.decode("utf-8")})
-        except UnicodeDecodeError as error:
-            yield Row(row.number, row.value, *_name_byte(error))
+def _decode_text(line: bytes) -> tuple[Any, ...]:
+    try:
+        return ({TEXT_FIELD: line.decode("utf-8")},)
+    except UnicodeDecodeError as error:
+        return (line, *_name_byte(error))
 
 
 def read_objects(stream: IO[bytes], start: int, end: int, max_bytes: int, only_texts: bool = False) -> Iterator[Row]:
     """Yield the objects of JSON Lines; arguments as of `read_rows`."""
-    for row in _read_rows_of_lines(stream, start, end, max_bytes):
-        number, line = row.number, row.value
-        if row.reason:
-            yield row
-            continue
-        if not line.strip():
-            yield Row(number, None)
-            continue
-        try:
-            text = line.decode("utf-8-sig", "surrogatepass" if only_texts else "strict")
-            value = json.loads(text, parse_int=_ignore_number if only_texts else None)
-        except UnicodeDecodeError as error:
-            yield Row(number, line, *_name_byte(error))
-        except json.JSONDecodeError as error:
-            yield Row(number, line, "bad_json", f"is no JSON (column {error.colno}: {error.msg})")
-        except RecursionError:
-            yield Row(number, line, "bad_json", "is nested too deeply")
-        except ValueError:
-            yield Row(number, line, "bad_json", "has a number of too many digits")
-        else:
-            is_object = isinstance(value, dict)
-            yield Row(
-                number, value, *(() if is_object else ("no_object", f"is no JSON object but {type(value).__name__}"))
-            )
+    return _read_line_rows(stream, start, end, max_bytes, partial(_decode_object, only_texts))
+
+
+def _decode_object(only_texts: bool, line: bytes) -> tuple[Any, ...]:
+    if not line.strip():
+        return (None,)
+    try:
+        text = line.decode("utf-8-sig", "surrogatepass" if only_texts else "strict")
+        value = json.loads(text, parse_int=_ignore_number if only_texts else None)
+    except UnicodeDecodeError as error:
+        return (line, *_name_byte(error))
+    except json.JSONDecodeError as error:
+        return line, "bad_json", f"is no JSON (column {error.colno}: {error.msg})"
+    except RecursionError:
+        return line, "bad_json", "is nested too deeply"
+    except ValueError:
+        return line, "bad_json", "has a number of too many digits"
+    is_object = isinstance(value, dict)
+    return (value,) if is_object else (value, "no_object", f"is no JSON object but {type(value).__name__}")
 
 
 def _ignore_number(digits: str) -> int:
@@ -279,14 +275,12 @@ def _to_values(column: pa.Array) -> list[Any]:
     if pa.types.is_dictionary(column.type):
         column.validate(full=True)
         column = column.dictionary_decode()
-    if pa.types.is_string_view(column.type):
-        column = column.cast(pa.large_string())
-    if is_text(column.type):  # as bytes, so that one that is not UTF-8 costs itself and no more
+    is_texts = is_text(column.type)
+    if is_texts:  # as bytes, so that one that is not UTF-8 costs itself and no more
+        column = column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
         column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
-        column.validate(full=True)
-        return [None if each is None else _decode(each) for each in column.to_pylist()]
     column.validate(full=True)
-    return column.to_pylist()
+    return [_decode(each) if is_texts and each is not None else each for each in column.to_pylist()]
 
 
 def _decode(text: bytes) -> str | UnicodeDecodeError:
