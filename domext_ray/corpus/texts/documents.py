@@ -68,21 +68,19 @@ def read_documents(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> 
             if not all(texts):
                 dropped.add(nothing, file, number)
                 continue
-            for document in _cut_pair(texts, prepare) if prepare.pair else _cut_text(texts[0], prepare):
+            for document in _cut(texts, prepare):
                 if len(document) < prepare.min_document_chars:
                     dropped.add("too_short", file, number)
                 else:
                     yield document
 
 
-def _cut_text(text: str, prepare: PrepareConfig) -> Iterator[str]:
+def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
+    """Documents of a text; of a pair one, of texts that are too long the beginning, as of one with too many tokens."""
     size = prepare.max_document_chars
-    return (text[first : first + size] for first in range(0, len(text), size))
-
-
-def _cut_pair(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
-    """One document of both; of a text that is too long the beginning, as of one with too many tokens."""
-    yield PAIR_SEPARATOR.join(each[: prepare.max_document_chars] for each in texts)
+    if prepare.pair:
+        return iter([PAIR_SEPARATOR.join(each[:size] for each in texts)])
+    return (texts[0][first : first + size] for first in range(0, len(texts[0]), size))
 
 
 def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
@@ -186,33 +184,23 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
         if is_first and file.kind == JSONL and row.value is not None:
             _refuse_json_document(file, row)
             is_first = row.reason == "bad_utf8"
-        if row.reason:
-            dropped.add(_REASONS.get(row.reason, row.reason), file, number, _describe_row(row))
+        if row.reason == "no_object":
+            dropped.add("no_field", file, number, f"it is no object but {type(row.value).__name__}")
+        elif row.reason:
+            note = "{} of {} columns".format(*row.value) if row.reason == "bad_csv" else ""
+            dropped.add(row.reason, file, number, note)
         elif row.value is not None:
-            if not all(name in row.value for name in names):
+            values = tuple(row.value[name] for name in names if name in row.value)
+            if len(values) < len(names):
                 dropped.add("no_field", file, number, _list_names(row.value))
-                continue
-            values = tuple(row.value[name] for name in names)
-            if all(isinstance(each, str) for each in values):
-                # Bytes of a CSV that are no UTF-8 are told as such, half a surrogate pair of JSON is cleaned away.
-                yield (
-                    number,
-                    tuple(each.encode("utf-8", "surrogateescape") for each in values) if file.kind == CSV else values,
-                )
-            else:
+            elif not all(isinstance(each, str) for each in values):
                 dropped.add("null" if None in values else "not_text", file, number)
+            elif file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs
+                yield number, tuple(each.encode("utf-8", "surrogateescape") for each in values)
+            else:
+                yield number, values
     if file.kind == JSONL:
         _count_lines(dropped, file, task, number)
-
-
-_REASONS = {"no_object": "no_field"}
-
-
-def _describe_row(row: Row) -> str:
-    """What is there instead of a row, where that says more than the reason."""
-    if row.reason == "bad_csv":
-        return "{} of {} columns".format(*row.value)
-    return f"it is no object but {type(row.value).__name__}" if row.reason == "no_object" else ""
 
 
 def _list_names(names: Iterable[str]) -> str:
