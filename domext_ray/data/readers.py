@@ -38,6 +38,7 @@ TEXT_FIELD = "text"
 
 _SKIPPED_BYTES = 2**20
 _BATCH_ROWS = 1024
+_DECODER, _TEXT_DECODER = json.JSONDecoder(), json.JSONDecoder(parse_int=lambda digits: 0)
 
 
 class Row(NamedTuple):
@@ -74,7 +75,7 @@ def read_rows(
 
     Args:
         file: of any kind.
-        fields: of a Parquet or Arrow file these columns are read, as far as it has them.
+        fields: of a table these columns are read, as far as it has them.
         check: see `CheckColumns`.
         start: of a file of lines, the first byte; only lines that begin there or later are read.
         end: the byte after the range; -1: to the end.
@@ -96,7 +97,7 @@ def read_rows(
                 if not start:
                     require_utf8_text(file, stream)
                 if file.kind == CSV:
-                    yield from _read_table(stream, file.suffix == ".tsv", check, max_bytes)
+                    yield from _read_table(stream, file.suffix == ".tsv", fields, check, max_bytes)
                 elif file.kind == JSONL:
                     yield from read_objects(stream, start, end, max_bytes, only_texts)
                 else:
@@ -159,8 +160,10 @@ def _read_line_rows(
     last = 0
     for number, _, line in read_lines(stream, start, end, max_bytes + 4):  # a cut takes up to three bytes off
         if number != last:
-            too_long = (line, "too_long", f"has more than {max_bytes:,} bytes")
-            yield Row(number, *(decode(line) if len(line) <= max_bytes else too_long))
+            if len(line) > max_bytes:
+                yield Row(number, line, "too_long", f"has more than {max_bytes:,} bytes")
+            else:
+                yield Row(number, *decode(line))
         last = number
 
 
@@ -180,8 +183,8 @@ def _decode_object(only_texts: bool, line: bytes) -> tuple[Any, ...]:
     if not line.strip():
         return (None,)
     try:
-        text = line.decode("utf-8-sig", "surrogatepass" if only_texts else "strict")
-        value = json.loads(text, parse_int=_ignore_number if only_texts else None)
+        text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass" if only_texts else "strict")
+        value = (_TEXT_DECODER if only_texts else _DECODER).decode(text)
     except UnicodeDecodeError as error:
         return (line, *_name_byte(error))
     except json.JSONDecodeError as error:
@@ -192,10 +195,6 @@ def _decode_object(only_texts: bool, line: bytes) -> tuple[Any, ...]:
         return line, "bad_json", "has a number of too many digits"
     is_object = isinstance(value, dict)
     return (value,) if is_object else (value, "no_object", f"is no JSON object but {type(value).__name__}")
-
-
-def _ignore_number(digits: str) -> int:
-    return 0
 
 
 def _name_byte(error: UnicodeDecodeError) -> tuple[str, str]:
@@ -224,17 +223,22 @@ def read_cells(
         yield rows.line_num, row
 
 
-def _read_table(stream: IO[bytes], is_tsv: bool, check: CheckColumns, max_cell: int) -> Iterator[Row]:
+def _read_table(
+    stream: IO[bytes], is_tsv: bool, fields: Sequence[str], check: CheckColumns, max_cell: int
+) -> Iterator[Row]:
     """Yield the rows below a header; bytes that are no UTF-8 are halves of surrogate pairs (PEP 383)."""
     rows = read_cells(stream, is_tsv, max_cell)
     names = next((cells for _, cells in rows if cells), [])
     check([each.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for each in names], None)
+    places = {name: i for i, name in enumerate(names) if name in fields}
     for number, (_, cells) in enumerate(rows, 1):
-        if cells and len(cells) != len(names):
+        if not cells:
+            yield Row(number, None)
+        elif len(cells) == len(names):
+            yield Row(number, {name: cells[i] for name, i in places.items()})
+        else:
             found = (len(cells), len(names))
             yield Row(number, found, "bad_csv", "has {} columns, the header {}".format(*found))
-        else:
-            yield Row(number, dict(zip(names, cells, strict=True)) if cells else None)
 
 
 def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckColumns) -> Iterator[Row]:
@@ -255,8 +259,8 @@ def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckCol
             for i in range(batch.num_rows):
                 number += 1
                 values = {name: column[i] for name, column in columns.items()}
-                bad = next((each for each in values.values() if isinstance(each, UnicodeDecodeError)), None)
-                yield Row(number, values) if bad is None else Row(number, values, *_name_byte(bad))
+                bad = [each for each in values.values() if type(each) is UnicodeDecodeError]
+                yield Row(number, values, *_name_byte(bad[0])) if bad else Row(number, values)
 
 
 def _open_arrow(source: Any) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:

@@ -196,7 +196,7 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             elif not all(isinstance(each, str) for each in values):
                 dropped.add("null" if None in values else "not_text", file, number)
             elif file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs
-                yield number, tuple(each.encode("utf-8", "surrogateescape") for each in values)
+                yield number, tuple(e if e.isascii() else e.encode("utf-8", "surrogateescape") for e in values)
             else:
                 yield number, values
     if file.kind == JSONL:
