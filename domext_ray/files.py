@@ -102,12 +102,20 @@ def split_paths(text: str) -> list[str]:
     parts = text.split(",")
     paths: list[str] = []
     while parts:
-        ends = range(len(parts), 1, -1)
+        ends = range(len(parts) if _goes_on(parts[0]) else 1, 1, -1)
         end = next((each for each in ends if _exists(",".join(parts[:each]).strip())), 1)
         if path := ",".join(parts[:end]).strip():
             paths.append(path)
         parts = parts[end:]
     return paths
+
+
+def _goes_on(part: str) -> bool:
+    """Whether a name that is there begins with a part and a comma; of a set, [a,b], that is unknown.
+
+    Asked once for each part: whether longer and longer joins exist costs a walk through folders each, if they have **.
+    """
+    return "[" in part or _exists(f"{part.lstrip()},*")
 
 
 def _exists(path: str) -> bool:

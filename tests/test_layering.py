@@ -23,6 +23,7 @@ ROOMS = (
     "extensions",
     "config",
     "runs",
+    "data",
     "corpus.texts",
     "corpus.vocabulary",
     "corpus",

@@ -23,7 +23,7 @@ def check_early(config: PretrainConfig) -> None:
         return
     _check_gpu(config)
     _check_base(config)
-    from domext_ray.corpus.texts.sources import find_files
+    from domext_ray.data.files import find_files
 
     find_files(config.corpus)
     for part in config.parts:

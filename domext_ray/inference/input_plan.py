@@ -12,16 +12,28 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from domext_ray.corpus.texts.documents import open_stream, require_utf8_text
-from domext_ray.corpus.texts.sources import JSONL, TEXT, SourceFile, find_files, fingerprint_file
+from domext_ray.data.files import (
+    JSONL,
+    PARQUET,
+    TEXT,
+    SourceFile,
+    find_files,
+    fingerprint_file,
+    name_unreadable,
+    open_filesystem,
+    open_stream,
+    require_utf8_text,
+)
+from domext_ray.data.readers import Row
 from domext_ray.errors import CorpusError
-from domext_ray.inference.input_rows import FieldNames, InputRow, RowReader, count_rows, name_unreadable
+from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
 
 _CHUNK_BYTES = 4 * 2**20
 _NEWLINE = ord("\n")
@@ -87,15 +99,45 @@ class InputPlan:
 
     def make_reader(self) -> Callable[[Block], list[InputRow]]:
         """Return what reads the rows of blocks."""
-        return partial(_read_block, RowReader(self.files, self.names, self.fields))
+        return _BlockReader(self)
 
     def describe(self) -> str:
         """Return what a dry run says of it."""
         return f"{self.num_rows:,} rows in {len(self.files):,} file{'s' if len(self.files) > 1 else ''}"
 
 
-def _read_block(reader: RowReader, block: Block) -> list[InputRow]:
-    return [row for each in block.pieces for row in reader.read(each.file, each.first, each.count, each.byte)]
+class _BlockReader:
+    """Reads blocks in any order; going forward in a file that has to be read from its start is cheap."""
+
+    def __init__(self, plan: InputPlan) -> None:
+        self.plan = plan
+        self.file, self.next = -1, 0  # the file that is open, and its next row
+        self.rows: Iterator[Row] = iter(())
+
+    def __call__(self, block: Block) -> list[InputRow]:
+        return [row for piece in block.pieces for row in self._read(piece)]
+
+    def _read(self, piece: Piece) -> Iterator[InputRow]:
+        fields, file, name = self.plan.fields, self.plan.files[piece.file], self.plan.names[piece.file]
+        line = piece.first
+        for line, row in enumerate(self._take(piece, file), piece.first + 1):
+            if row.reason:
+                yield InputRow(f"{name}:{line}", file.path, line, fault=row.fault)
+            elif row.value is not None:
+                values = fields.pick(file, row.value)
+                given = values.pop(ID_FIELD, None)
+                is_id = isinstance(given, str | int) and not isinstance(given, bool) and given != ""
+                yield InputRow(str(given) if is_id else f"{name}:{line}", file.path, line, values)
+        if line != piece.first + piece.count:
+            raise CorpusError(f"{file.path} has changed while it was read; start the job again.")
+
+    def _take(self, piece: Piece, file: SourceFile) -> Iterator[Row]:
+        if piece.byte >= 0:
+            return islice(self.plan.fields.read(file, piece.byte), piece.count)
+        if self.file != piece.file or self.next > piece.first:
+            self.file, self.next, self.rows = piece.file, 0, self.plan.fields.read(file)
+        skipped, self.next = piece.first - self.next, piece.first + piece.count
+        return islice(self.rows, skipped, skipped + piece.count)
 
 
 def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
@@ -155,7 +197,7 @@ def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) 
         if file.is_gzip:
             starts = [-1] * len(starts)
     else:
-        num_rows = count_rows(file, fields)
+        num_rows = _count_rows(file, fields)
         starts = [-1] * (1 + max(0, -(-(num_rows - room) // block_rows)))
     first = 0
     for byte in starts:
@@ -163,6 +205,16 @@ def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) 
         if count > 0:
             yield first, count, byte
         first += count
+
+
+def _count_rows(file: SourceFile, fields: FieldNames) -> int:
+    """Rows of a file that has to be read from its start; a Parquet file says so itself."""
+    if file.kind == PARQUET:
+        with name_unreadable(file), open_filesystem(file).open_input_file(file.path) as source:
+            parquet = pq.ParquetFile(source)
+            fields.require_column(file, parquet.schema_arrow.names)
+            return int(parquet.metadata.num_rows)
+    return sum(1 for _ in fields.read(file))
 
 
 def _find_starts(stream: IO[bytes], room: int, block_rows: int) -> tuple[int, list[int]]:

@@ -27,7 +27,7 @@ from transformers import pipeline
 from transformers.utils import logging
 
 from domext_ray.corpus.draws import hash_counters
-from domext_ray.corpus.texts import package_docs
+from domext_ray.data import package_docs
 from domext_ray.files import read_json
 from domext_ray.model.base import load_base
 

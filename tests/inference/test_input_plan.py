@@ -144,6 +144,15 @@ def test_a_table_names_rows_of_another_width(tmp_path: Path) -> None:
         check_text(rows[2].values)
 
 
+def test_a_text_of_a_parquet_file_that_is_not_utf8_is_a_fault(tmp_path: Path) -> None:
+    raw = pa.array([b"one", b"tw\xff", b"three"])
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, raw.buffers())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = read_all(str(tmp_path / "a.parquet"), 2)
+    assert [each.fault for each in rows] == ["", "is not UTF-8 (byte 0xff)", ""]
+    assert [each.values.get("text") for each in rows] == ["one", None, "three"]
+
+
 @pytest.mark.parametrize(
     ("values", "fault"),
     [

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.sources import JSONL, PACKAGE_DOCS, TEXT, SourceFile
+from domext_ray.data.files import JSONL, PACKAGE_DOCS, TEXT, SourceFile
 from domext_ray.errors import CorpusError
 
 WARNING_FRAC = 0.01

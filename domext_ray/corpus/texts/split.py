@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.sources import TEXT, Sources
+from domext_ray.corpus.texts.sources import Sources
+from domext_ray.data.files import TEXT
 from domext_ray.errors import CorpusError
 
 BLOCK_DOCUMENTS = 64

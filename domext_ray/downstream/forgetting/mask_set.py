@@ -26,8 +26,9 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped, describe_dropped
-from domext_ray.corpus.texts.sources import PACKAGE_DOCS, ReadTask, SourceFile, resolve_sources
+from domext_ray.corpus.texts.sources import ReadTask, resolve_sources
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, group_pieces, make_backend
+from domext_ray.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.errors import ConfigError, CorpusError
 
 MIN_SHARED_FRAC = 0.5

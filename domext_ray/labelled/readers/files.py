@@ -92,14 +92,7 @@ def shorten(value: object, length: int = 80) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text without byte-order mark, decompressed when its name ends in .gz.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CorpusError: a file that cannot be read, or that is not UTF-8.
-    """
+    """Return a file's text without byte-order mark, decompressed when its name ends in .gz; it must be UTF-8."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -146,11 +139,8 @@ class Ids:
 def check_text(record: Record, role: str, dirt: Dirt, *, is_stripped: bool = True) -> str | None:
     """Return the text that plays a role in a record; None, and one more in `dirt`, if it is none.
 
-    Args:
-        record: after `select_columns`; a list of texts is joined by spaces.
-        role: "text", "question", ...
-        dirt: counts what is no text, blank, or holds half a surrogate pair, which no tokenizer takes.
-        is_stripped: without white space at both ends; not for texts that offsets point into.
+    A list of texts is joined by spaces. What is no text, blank, or holds half a surrogate pair, which no tokenizer
+    takes, is counted. White space at both ends is not stripped off texts that offsets point into.
     """
     value = record.values[role]
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, str) for each in value):
@@ -169,10 +159,7 @@ def check_text(record: Record, role: str, dirt: Dirt, *, is_stripped: bool = Tru
 def check_label(record: Record, dirt: Dirt, declared: Collection[str] = ()) -> str | None:
     """Return a record's label as text; None, and one more in `dirt`, if it has none.
 
-    Args:
-        record: after `select_columns`; whole numbers and truth values count as labels.
-        dirt: counts the others.
-        declared: the description's labels, which are taken as they are spelled.
+    Whole numbers and truth values count as labels; those of the description (`declared`) are taken as they are spelled.
     """
     value = record.values["label"]
     if isinstance(value, bool):

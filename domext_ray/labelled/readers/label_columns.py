@@ -20,16 +20,7 @@ _SHOWN_COLUMNS = 12
 
 
 def gather_labels(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
-    """Yield records with the labels whose columns hold 1.
-
-    Args:
-        records: as they were read.
-        description: its `labels` name the columns.
-        dirt: counts rows with anything but 0 or 1.
-
-    Raises:
-        CorpusError: the first row lacks a label's column, the description names no labels, or there is no header.
-    """
+    """Yield records with the labels whose columns hold 1; the description's `labels` name the columns."""
     for number, record in enumerate(records):
         if number == 0:
             _check_columns(record, description)

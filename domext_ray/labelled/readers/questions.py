@@ -14,7 +14,7 @@ from typing import Any
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import Entity, Question
 from domext_ray.labelled.readers.files import Dirt, Record, check_text, read_text
-from domext_ray.labelled.readers.json_places import JsonCursor
+from domext_ray.labelled.readers.json_places import Part, parse_json
 from domext_ray.labelled.readers.records import as_objects
 from domext_ray.labelled.set_description import SetDescription
 
@@ -23,62 +23,37 @@ NEAR_CHARS = 20
 
 
 def read_squad(path: Path) -> Iterator[Record]:
-    """Yield one record a question of a SQuAD file.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CorpusError: a file of another layout.
-    """
-    cursor = JsonCursor(path, read_text(path))
+    """Yield one record a question of a SQuAD file; a CorpusError names the line of another layout."""
     has_data = False
-    for key in cursor.iterate_members("a SQuAD file"):
-        if key != "data":
-            cursor.decode()
-            continue
-        has_data = True
-        for _ in cursor.iterate_list("data"):
-            for inner_key in cursor.iterate_members("an article"):
-                if inner_key == "paragraphs":
-                    for _ in cursor.iterate_list("paragraphs"):
-                        yield from _read_paragraph(path, cursor)
-                else:
-                    cursor.decode()
-    cursor.expect_end()
+    for key, data in parse_json(path, read_text(path), 6, "{", "a SQuAD file"):
+        if key == "data":
+            has_data = True
+            articles = (each.list_parts("{", "an article") for _, each in data.list_parts("[", "data"))
+            lists = (part for article in articles for name, part in article if name == "paragraphs")
+            for _, paragraph in (each for part in lists for each in part.list_parts("[", "paragraphs")):
+                yield from _read_paragraph(path, paragraph)
     if not has_data:
         raise CorpusError(f"{path}:1 has another layout: a SQuAD file has a key 'data'.")
 
 
-def _read_paragraph(path: Path, cursor: JsonCursor) -> Iterator[Record]:
-    line = cursor.line
-    context: Any = None
-    questions: list[tuple[int, Any]] = []
-    for key in cursor.iterate_members("a paragraph"):
-        if key == "qas":
-            questions = [(number, cursor.decode()) for number in cursor.iterate_list("qas")]
-        else:
-            value = cursor.decode()
-            context = value if key == "context" else context
+def _read_paragraph(path: Path, paragraph: Part) -> Iterator[Record]:
+    parts = dict(paragraph.list_parts("{", "a paragraph"))
+    context = parts["context"].value if "context" in parts else None
     if not isinstance(context, str):
-        raise CorpusError(f"{path}:{line} has another layout: a paragraph must have a text as 'context'.")
-    for number, values in questions:
+        raise CorpusError(f"{path}:{paragraph.line} has another layout: a paragraph must have a text as 'context'.")
+    for _, part in parts["qas"].list_parts("[", "qas") if "qas" in parts else ():
+        values = part.value
         if not isinstance(values, dict) or "question" not in values or "answers" not in values:
-            raise CorpusError(f"{path}:{number} has another layout: each of qas must have 'question' and 'answers'.")
+            raise CorpusError(f"{path}:{part.line} has another layout: each of qas must have 'question' and 'answers'.")
         roles = {each: values.get(each) for each in ("id", "question", "answers", "is_impossible")}
-        yield Record({**roles, "context": context}, str(path), number)
+        yield Record({**roles, "context": context}, str(path), part.line)
 
 
 def make_question(record: Record, description: SetDescription, dirt: Dirt) -> Question | None:
     """Make a question with the places of its answers.
 
-    Args:
-        record: its values by role.
-        description: its `no_answer` says whether a question without answers is one, or dirt.
-        dirt: counts answers that are not where they should be, and questions that have none left.
-
-    Raises:
-        CorpusError: answers of another layout.
+    The description's `no_answer` says whether a question without answers is one, or dirt. Answers that are not where
+    they should be, and questions that have none left, are counted.
     """
     context = check_text(record, "context", dirt, is_stripped=False)
     question = check_text(record, "question", dirt) if context is not None else None

@@ -78,15 +78,7 @@ def read_splits(
 
 
 def find_split_files(folder: Path, description: SetDescription) -> dict[str, Path]:
-    """Return the file of each split that has one.
-
-    Args:
-        folder: where they are.
-        description: its `files`.
-
-    Raises:
-        CorpusError: two files match the pattern of one split.
-    """
+    """Return the file of each split that has one; a CorpusError if two files match the pattern of one split."""
     found = {}
     for split in SPLITS:
         path = find_file(folder, description.files[split], f"files.{split}", description)
@@ -96,17 +88,7 @@ def find_split_files(folder: Path, description: SetDescription) -> dict[str, Pat
 
 
 def find_file(folder: Path, patterns: tuple[str, ...], option: str, description: SetDescription) -> Path | None:
-    """Return the file that the first matching pattern names.
-
-    Args:
-        folder: where to look.
-        patterns: file names with * and ?, tried in order.
-        option: key of the description, for messages.
-        description: the set's.
-
-    Raises:
-        CorpusError: a pattern matches more than one file.
-    """
+    """Return the file that the first matching pattern (with * and ?) names; `option` is its key in the description."""
     for pattern in patterns:
         names = glob.glob(os.path.join(glob.escape(str(folder)), pattern))  # a pattern may be an absolute path
         matches = sorted(path for each in names if (path := Path(each)).is_file())

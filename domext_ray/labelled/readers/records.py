@@ -14,30 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from domext_ray.data.files import PARQUET, SourceFile
+from domext_ray.data.readers import read_cells, read_columns, read_objects
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.readers.files import Dirt, Record, read_text, shorten, split_lines
-from domext_ray.labelled.readers.json_places import JsonCursor
+from domext_ray.labelled.readers.json_places import parse_json
 from domext_ray.labelled.set_description import SetDescription
 from domext_ray.labelled.set_families import Column
 
 _NAMED_COLUMNS = 12
 _LINES = (".jsonl", ".ndjson")
-LONGEST_CELL = 2**31 - 1
-"""Characters of a CSV cell; the csv module's own limit is 131,072."""
+LONGEST = 2**30
+"""Bytes of a line, characters of a cell: labelled files are read whole, however long their rows are."""
 
 
 def read_records(path: Path, description: SetDescription, dirt: Dirt) -> Iterator[Record]:
-    """Yield the rows of a table or of a JSON file.
+    """Yield the rows of a table or of a JSON file, by its ending.
 
-    Args:
-        path: .csv, .tsv, .txt, .json, .jsonl or .ndjson, where .gz may follow; or .parquet.
-        description: says which columns there are, hence whether a table has a header.
-        dirt: counts rows of another width.
-
-    Raises:
-        CorpusError: a file of another kind or layout.
+    The description says which columns there are, hence whether a table has a header; rows of another width are counted.
     """
     kind = _name_kind(path)
     if kind in (".json", *_LINES):
@@ -59,35 +54,26 @@ def _name_kind(path: Path) -> str:
 
 
 def read_json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id").
-
-    Args:
-        path: the file.
-
-    Raises:
-        CorpusError: it holds no objects, or is no JSON.
-    """
+    """Yield the objects of a JSON list, of JSON Lines, or of an object by id (which becomes the value "id")."""
     text = read_text(path)
-    cursor = JsonCursor(path, text)
-    start = cursor.peek()
-    if _name_kind(path) in _LINES:
+    rest = text.lstrip(" \t\r\n")
+    if _name_kind(path) in _LINES or (rest.startswith("{") and _is_json_lines(rest)):
         yield from _read_json_lines(path, text)
-    elif start == "[":
-        for line in cursor.iterate_list():
-            yield Record(_require_object(cursor.decode(), path, line), str(path), line)
-        cursor.expect_end()
-    elif start == "{":
-        yield from _read_json_lines(path, text) if _is_json_lines(text) else _read_keyed(path, text)
-    elif start:
+    elif rest.startswith(("[", "{")):
+        for key, part in parse_json(path, text, 1, rest[0], "the file"):
+            value = _require_object(part.value, path, part.line)
+            yield Record({"id": key, **value} if rest[0] == "{" else value, str(path), part.line)
+    elif rest:
+        line = text.count("\n", 0, len(text) - len(rest)) + 1
         raise CorpusError(
-            f"{path}:{cursor.line} has another layout: the file must be a list of objects or one object a line, but "
-            f"{start!r} is there."
+            f"{path}:{line} has another layout: the file must be a list of objects or one object a line, but "
+            f"{rest[0]!r} is there."
         )
 
 
 def _is_json_lines(text: str) -> bool:
     """Return whether the first line alone is a whole row, rather than an object of objects."""
-    first = text.lstrip().split("\n", 1)[0]
+    first = text.split("\n", 1)[0]
     try:
         value = json.loads(first)
     except (ValueError, RecursionError):
@@ -96,27 +82,11 @@ def _is_json_lines(text: str) -> bool:
 
 
 def _read_json_lines(path: Path, text: str) -> Iterator[Record]:
-    for number, line in enumerate(split_lines(text), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CorpusError(f"{path}:{number} is no JSON ({error.msg}); mend the line.") from None
-        except RecursionError:
-            raise CorpusError(f"{path}:{number} is JSON nested too deeply; mend the line.") from None
-        except ValueError:
-            raise CorpusError(f"{path}:{number} has a number of too many digits; mend the line.") from None
-        yield Record(_require_object(value, path, number), str(path), number)
-
-
-def _read_keyed(path: Path, text: str) -> Iterator[Record]:
-    cursor = JsonCursor(path, text)
-    for key in cursor.iterate_members():
-        line = cursor.line
-        value = _require_object(cursor.decode(), path, line)
-        yield Record({"id": key, **value}, str(path), line)
-    cursor.expect_end()
+    for row in read_objects(io.BytesIO(text.encode()), 0, -1, LONGEST):
+        if row.reason and row.reason != "no_object":
+            raise CorpusError(f"{path}:{row.number} {row.fault}; mend the line.")
+        if row.value is not None or row.reason:
+            yield Record(_require_object(row.value, path, row.number), str(path), row.number)
 
 
 def _require_object(value: object, path: Path, line: int) -> dict[str, Any]:
@@ -135,29 +105,23 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(LONGEST_CELL)
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    line = 1
-    while True:
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise CorpusError(f"{path}:{line} is no CSV ({error}); mend the row.") from None
-        if any(cell.strip() for cell in row):
-            yield line, row
-        line = reader.line_num + 1
+    before = 0
+    try:
+        for last, row in read_cells(io.BytesIO(read_text(path).encode()), False, LONGEST, strict=True):
+            if any(cell.strip() for cell in row):
+                yield before + 1, row
+            before = last
+    except csv.Error as error:
+        raise CorpusError(f"{path}:{before + 1} is no CSV ({error}); mend the row.") from None
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
-    number = 0
     try:
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
-            for values in batch.to_pylist():
-                number += 1
-                yield Record(values, str(path), number)
-    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:  # such as text that is not UTF-8
+        for row in read_columns(SourceFile(str(path), PARQUET, 0), None, lambda *_: None):
+            if row.reason:
+                raise ValueError(f"row {row.number} {row.fault}")
+            yield Record(row.value, str(path), row.number)
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:150]
         raise CorpusError(f"{path} cannot be read as Parquet ({reason}); replace it.") from None
 
@@ -186,12 +150,7 @@ def _read_table(
 
 
 def find_missing(columns: Collection[Column], description: SetDescription) -> str | None:
-    """Return the first required role that none of a file's columns plays, or None.
-
-    Args:
-        columns: those that the file has.
-        description: says which are required, and their names.
-    """
+    """Return the first required role that none of a file's columns plays, or None."""
     return find_missing_role(dict.fromkeys(columns, ""), description)
 
 
@@ -241,13 +200,7 @@ def get_value(values: Mapping[Any, Any], names: tuple[Column, ...]) -> Any:
 def select_columns(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> Iterator[Record]:
     """Yield records whose values go by role; optional ones may be None.
 
-    Args:
-        records: as they were read.
-        description: says which column plays which role.
-        dirt: counts later rows that lack a required column.
-
-    Raises:
-        CorpusError: the first row lacks one: the file has another layout.
+    If the first row lacks a required column, the file has another layout: a CorpusError. Later ones are counted.
     """
     is_first = True
     for record in records:

@@ -25,7 +25,7 @@ from domext_ray.labelled.readers.files import (
     shorten,
     split_lines,
 )
-from domext_ray.labelled.readers.json_places import JsonCursor
+from domext_ray.labelled.readers.json_places import parse_json
 from domext_ray.labelled.set_description import SetDescription
 
 Stretch = tuple[int, int]
@@ -137,10 +137,6 @@ def find_marked(text: str, mark: tuple[str, ...]) -> tuple[Stretch, list[Stretch
     """Return the marked stretch, and the stretches of its brackets with the space inside them.
 
     Brackets with a space inside count first: a text of chemistry has [[ and >> of its own.
-
-    Args:
-        text: with marks.
-        mark: a placeholder, or what opens and closes.
     """
     if len(mark) == 1:
         start = text.find(mark[0])
@@ -163,11 +159,7 @@ def _count_before(brackets: list[Stretch], place: int) -> int:
 
 
 def make_choice(record: Record, description: SetDescription, dirt: Dirt) -> Choice | None:
-    """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them.
-
-    Raises:
-        CorpusError: continuations of another layout.
-    """
+    """Make a beginning with its continuations, from a column each (SWAG) or from one that lists them."""
     context = check_text(record, "context", dirt)
     if context is None:
         return None
@@ -234,14 +226,12 @@ def read_catalogue(path: Path) -> tuple[str, ...]:
     kind = Path(path.name.removesuffix(".gz")).suffix.lower()
     text = read_text(path)
     if kind == ".json":
-        cursor = JsonCursor(path, text)
         terms = []
-        for line in cursor.iterate_list("a catalogue"):
-            value = cursor.decode()
-            if not isinstance(value, str):
-                raise CorpusError(f"{path}:{line} must be a text, a standard term; found {shorten(value, 40)}.")
-            terms.append(value)
-        cursor.expect_end()
+        for _, part in parse_json(path, text, 1, "[", "a catalogue"):
+            if not isinstance(part.value, str):
+                found = shorten(part.value, 40)
+                raise CorpusError(f"{path}:{part.line} must be a text, a standard term; found {found}.")
+            terms.append(part.value)
     elif kind == ".csv":
         terms = [row[-1] for row in csv.reader(io.StringIO(text, newline="")) if row]
     else:

@@ -26,13 +26,8 @@ Schema = dict[tuple[str, str], frozenset[tuple[str, str]]]
 def make_nested(record: Record, description: SetDescription, dirt: Dirt) -> AnnotatedText | None:
     """Make a text with entities, which may nest and overlap.
 
-    Args:
-        record: its values by role.
-        description: its `ends` says whether an end is inclusive; with "auto" each entity's own text tells.
-        dirt: counts entities that are not where their offsets say.
-
-    Raises:
-        CorpusError: an entity that cannot be understood at all: without type or offsets, or, with "auto", without text.
+    The description's `ends` says whether an end is inclusive; with "auto" each entity's own text tells. Entities that
+    are not where their offsets say are counted; one without type or offsets is another layout: a CorpusError.
     """
     text = check_text(record, "text", dirt, is_stripped=False)
     listed = _list_objects(record, "entities")
@@ -81,11 +76,7 @@ def _read_entity(
 def read_schema(path: Path) -> Schema:
     """Read the predicates and the types of their arguments, in the file's order.
 
-    Args:
-        path: JSON Lines, or a list, of {subject_type, predicate, object_type}; object_type may be an object by part.
-
-    Raises:
-        CorpusError: a file of another layout.
+    Its rows are {subject_type, predicate, object_type}; object_type may be an object by part.
     """
     schema: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for record in read_json_records(path):
@@ -112,14 +103,7 @@ def make_extraction(
 ) -> AnnotatedText | None:
     """Make a text with relations; subjects and objects are located where they first occur.
 
-    Args:
-        record: its values by role.
-        description: names the columns of a triple.
-        dirt: counts triples that the text or the schema has not.
-        schema: allowed triples; None: all are.
-
-    Raises:
-        CorpusError: triples of another layout.
+    Triples that the text has not, or the schema (None: all are allowed), are counted.
     """
     text = check_text(record, "text", dirt, is_stripped=False)
     triples = _list_objects(record, "triples")

@@ -10,6 +10,7 @@ Source: the schemes as in Ramshaw and Marcus (1995, IOB1), Tjong Kim Sang and Ve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from domext_ray.labelled.set_families import SCHEMES
 DOCUMENT_START = "-DOCSTART-"
 UNTYPED = "ENTITY"
 """Type of tags without one ("B", "I"), unless the description has exactly one label."""
+_SPACES = re.compile("[ \\r\\f\\v]+")
+"""Between cells; a space of another kind, such as U+00A0 or U+3000, is part of a word."""
 _ROLES = {
     "iob2": {"B": "first", "I": "inner"},
     "iob1": {"B": "first", "I": "inner"},
@@ -47,12 +50,8 @@ class BadTagError(ValueError):
 def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
     """Yield the sentences of a CoNLL file.
 
-    Args:
-        path: the file.
-        description: its columns "tokens" and "tags" may have places of their own; default first and last.
-
-    Raises:
-        CorpusError: a line without word and tag.
+    The description's columns "tokens" and "tags" may have places of their own; default first and last. A line without
+    word and tag is a CorpusError.
     """
     token_place, tag_place = (
         next((each for each in description.columns[role] if isinstance(each, int)), default)
@@ -65,7 +64,7 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
     for number, line in enumerate([*lines, ""], 1):
         is_document_start = line.startswith(DOCUMENT_START)
         if line.strip() and not is_document_start:
-            cells = line.split("\t") if "\t" in line else line.split()
+            cells = line.split("\t") if "\t" in line else _SPACES.split(line.strip(" \r\f\v"))
             try:
                 token, tag = cells[token_place], cells[tag_place].strip()
             except IndexError:
@@ -87,15 +86,10 @@ def read_conll(path: Path, description: SetDescription) -> Iterator[Record]:
 
 
 def make_tagged(records: Iterable[Record], description: SetDescription, dirt: Dirt) -> list[TaggedSentence]:
-    """Make sentences with IOB2 tags.
+    """Make sentences with IOB2 tags from the records of one file.
 
-    Args:
-        records: of one file; their values by role.
-        description: its `scheme`; "auto": found out from all tags of the file.
-        dirt: counts rows without words, and tags that it lets be mended.
-
-    Raises:
-        CorpusError: lists of different lengths, tags that are no text, or that the scheme forbids.
+    With the scheme "auto" all tags of the file tell it. Rows without words, and tags that are mended, are counted;
+    lists of different lengths, and tags that the scheme forbids, are a CorpusError.
     """
     rows = [each for each in records if _check_row(each, dirt)]
     declared = SCHEMES[description.scheme] or description.scheme
@@ -159,9 +153,6 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> str:
 
     E- or S- tell IOBES, L- or U- BILOU. Otherwise IOB1 is the one where an I- opens an entity and every B- stands
     behind another entity of its type; all else is IOB2, or a mistake in it.
-
-    Args:
-        sentences: their tags.
     """
     prefixes = {tag.partition("-")[0] for tags in sentences for tag in tags}
     if prefixes & {"E", "S", "M"}:
@@ -184,22 +175,11 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> str:
 def to_iob2(
     tags: Sequence[str], scheme: str, untyped: str = UNTYPED, mended: list[int] | None = None
 ) -> tuple[str, ...]:
-    """Convert the tags of a sentence.
+    """Convert the tags of a sentence to valid IOB2; a BadTagError names one that the scheme forbids there.
 
-    Where tags may be mended, an entity begins where one is continued that is not there, and ends where it has no last
-    word, as in the evaluation of CoNLL-2000.
-
-    Args:
-        tags: "O" or PREFIX-TYPE; a prefix alone has the type `untyped`.
-        scheme: "iob1", "iob2", "iobes" or "bilou".
-        untyped: see `tags`.
-        mended: gets the places of tags that were mended; None: none is.
-
-    Returns:
-        As many tags, valid IOB2.
-
-    Raises:
-        BadTagError: a tag that the scheme forbids there.
+    A prefix alone has the type `untyped`. `mended` gets the places of tags that were mended; None: none is. An entity
+    begins where one is continued that is not there, and ends where it has no last word, as in the evaluation of
+    CoNLL-2000.
     """
 
     def mend(place: int, reason: str) -> None:

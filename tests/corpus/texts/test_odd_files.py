@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import os
@@ -16,7 +17,8 @@ import pytest
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import Sources, find_files, resolve_sources
+from domext_ray.corpus.texts.sources import Sources, resolve_sources
+from domext_ray.data.files import find_files
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
 
@@ -114,6 +116,16 @@ def test_csv_is_read_by_columns(tmp_path: Path) -> None:
     assert read_spec(tmp_path / "a.csv", field="id")[0] == ["1", "2", "3", "4", "6"]
 
 
+def test_rows_of_a_table_are_numbered_below_its_header_whatever_is_in_them(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n\nid,text\n1,first\n\n2\n4,\n5,last\n")
+    documents, dropped = read_spec(tmp_path / "a.csv")
+    assert documents == ["first", "last"]
+    assert dropped.describe_places() == {
+        "bad_csv": f"{tmp_path / 'a.csv'}, row 3 (1 of 2 columns)",
+        "empty": f"{tmp_path / 'a.csv'}, row 4",
+    }
+
+
 def test_a_column_may_have_a_name_and_text_of_any_script(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("番号,本文\n1,漢字 äöü\n", encoding="utf-8")
     assert read_spec(tmp_path / "a.csv", field="本文")[0] == ["漢字 äöü"]
@@ -154,9 +166,12 @@ def test_numbers_of_thousands_of_digits_and_deep_nesting(tmp_path: Path) -> None
 
 def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps({"text": each}) for each in ("first", "y" * 1000, "last")))
-    documents, dropped = read_spec(path, max_document_chars=50)
-    assert documents == ["first", "last"] and dropped.counts == {"too_long": 1}
+    for long in ("y" * 1000, 10**1000, "x" + " " * 1000, "\xe9" * 500):
+        rows = [json.dumps({"text": each}, ensure_ascii=False) for each in ("first", long, "last")]
+        path.write_text("\n".join(rows), encoding="utf-8")
+        documents, dropped = read_spec(path, max_document_chars=50)
+        assert documents == ["first", "last"] and dropped.counts == {"too_long": 1}
+        assert dropped.describe_places() == {"too_long": f"{path}:2"}
 
 
 @pytest.mark.parametrize("document", ["line", "blank_line"])
@@ -271,6 +286,19 @@ def test_commas_of_paths_that_are_there(tmp_path: Path, monkeypatch: pytest.Monk
     }.items():
         assert split_paths(text) == paths, text
     assert [Path(each.path).name for each in find_files("b.txt,x,y/*.txt")[0]] == ["b.txt", "c.txt", "d.txt"]
+
+
+def test_a_list_of_globs_is_looked_for_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for every join of them: each may walk through all folders."""
+    for name in ("a0.txt", "a1,2.txt"):
+        (tmp_path / name).write_text(SENTENCE)
+    found, original = [], glob.iglob
+    monkeypatch.setattr(glob, "iglob", lambda *args, **options: found.append(args) or original(*args, **options))
+    entries = [f"{tmp_path}/**/b{i}*.txt" for i in range(30)]
+    assert split_paths(",".join(entries)) == entries
+    assert len(found) == 30
+    mixed = [f"{tmp_path}/**/a1,*.txt", f"{tmp_path}/a[0,1].txt", entries[0], f"{tmp_path}/a1,2.txt"]
+    assert split_paths(",".join(mixed)) == mixed
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:

@@ -22,12 +22,8 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts import documents as reading
 from domext_ray.corpus.texts.documents import clean_text, read_documents
 from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import (
-    ReadTask,
-    SourceFile,
-    Sources,
-    resolve_sources,
-)
+from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
+from domext_ray.data.files import SourceFile
 from domext_ray.errors import CorpusError
 
 
@@ -125,15 +121,15 @@ def test_a_range_without_a_blank_line_stops_at_its_end(tmp_path: Path, monkeypat
     path.write_bytes(b"line\n" * 1000)
     reads = 0
 
-    original = reading._read_lines
+    original = reading.read_lines
 
-    def count_lines(*args: Any) -> Iterator[tuple[int, int, bytes]]:
+    def count_lines(*args: Any, **options: Any) -> Iterator[tuple[int, int, bytes]]:
         nonlocal reads
-        for each in original(*args):
+        for each in original(*args, **options):
             reads += 1
             yield each
 
-    monkeypatch.setattr(reading, "_read_lines", count_lines)
+    monkeypatch.setattr(reading, "read_lines", count_lines)
     documents = read_ranges(path, PrepareConfig(document="blank_line", min_document_chars=1), 500)
     assert len(documents) == 1
     assert reads < 1000 + 10 * 102

@@ -113,6 +113,13 @@ def test_layouts_of_conll(tmp_path: Path) -> None:
     assert [each.id for each in made.train] == ["1", "2", "3"]
 
 
+def test_only_plain_spaces_part_a_word_from_its_tag(tmp_path: Path) -> None:
+    text = "5\u00a0mg  NN  B-Drug \n\u5934\u3000\u75db O\na\x85b\fO\u00a0\n"
+    (sentence,) = load(tmp_path, "ner", {"train.txt": text}).train
+    assert isinstance(sentence, TaggedSentence)
+    assert sentence.words == ("5\u00a0mg", "\u5934\u3000\u75db", "a\x85b") and sentence.tags == ("B-Drug", "O", "O")
+
+
 def test_columns_by_place(tmp_path: Path) -> None:
     text = "1\tfever\tB-Sign\tx\n2\trose\tO\ty\n"
     made = load(tmp_path, "ner", {"train.tsv": text}, columns={"tokens": (1,), "tags": (2,)})

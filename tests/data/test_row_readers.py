@@ -1,0 +1,137 @@
+"""One reader of rows: what a row is in every kind of file, and what becomes of one that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from domext_ray.data.files import SourceFile, find_files
+from domext_ray.data.readers import Row, read_lines, read_rows
+from domext_ray.errors import CorpusError
+
+
+def accept(names: Sequence[str], schema: pa.Schema | None) -> None:
+    """Any table will do."""
+
+
+def read(path: Path, fields: Sequence[str] = ("text", "id"), max_bytes: int = 1000) -> list[Row]:
+    ((file,), _) = find_files(str(path))
+    return list(read_rows(file, fields, accept, max_bytes=max_bytes))
+
+
+def shorten(row: Row) -> tuple[object, ...]:
+    return row.number, row.value if row.value is None or not row.reason else row.reason, row.fault
+
+
+TABLE = b'\xef\xbb\xbf\r\nid,text\r\n1,"two\r\nlines, ""quoted"""\r\n\r\n2\r\n3,\xff\r\n'
+TABLE_ROWS = [
+    (1, {"id": "1", "text": 'two\r\nlines, "quoted"'}, ""),
+    (2, None, ""),
+    (3, "bad_csv", "has 1 columns, the header 2"),
+    (4, {"id": "3", "text": "\udcff"}, ""),
+]
+LINES = b'\xef\xbb\xbf{"text": "a", "n": [1, {"m": null}]}\r\n\n[1]\n{"text": \xff}\n{"n": 1\n"%s"\n%s'
+LINES %= (b"x" * 2000, b"[" * 99)
+LINES_ROWS = [
+    (1, {"text": "a", "n": [1, {"m": None}]}, ""),
+    (2, None, ""),
+    (3, "no_object", "is no JSON object but list"),
+    (4, "bad_utf8", "is not UTF-8 (byte 0xff)"),
+    (5, "bad_json", "is no JSON (column 8: Expecting ',' delimiter)"),
+    (6, "too_long", "has more than 1,000 bytes"),
+    (7, "bad_json", "is no JSON (column 100: Expecting value)"),
+]
+TEXT = "\ufeffa\u2028b\r\n\n c \x00\n".encode() + b"\xc3\n" + b"y" * 1001
+TEXT_ROWS = [
+    (1, {"text": "a\u2028b"}, ""),
+    (2, {"text": ""}, ""),
+    (3, {"text": " c \x00"}, ""),
+    (4, "bad_utf8", "is not UTF-8 (byte 0xc3)"),
+    (5, "too_long", "has more than 1,000 bytes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.csv", TABLE, TABLE_ROWS),
+        ("a.tsv", TABLE.replace(b",", b"\t"), None),
+        ("a.jsonl", LINES, LINES_ROWS),
+        ("a.txt", TEXT, TEXT_ROWS),
+        ("a", TEXT, TEXT_ROWS),
+    ],
+)
+def test_a_bad_row_is_one_bad_row(
+    tmp_path: Path, name: str, content: bytes, rows: list[tuple[object, ...]] | None
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+    if rows is None:  # quotes of a .tsv are text, so a line break ends its row
+        rows = [(1, {"id": "1", "text": '"two'}, ""), (2, {"id": "lines", "text": ' ""quoted"""'}, "")]
+        rows += [(3, None, ""), (4, *TABLE_ROWS[2][1:]), (5, *TABLE_ROWS[3][1:])]
+    for path in (tmp_path / name, tmp_path / f"{name}.gz"):
+        assert [shorten(each) for each in read(path)] == rows
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_a_text_of_a_column_that_is_not_utf8_costs_its_row(tmp_path: Path, kind: pa.DataType) -> None:
+    raw = pa.array([b"first", None, b"s\xffcond", b"third"], pa.large_binary())
+    raw = raw.cast(pa.large_binary() if kind == pa.large_string() else pa.binary())
+    table = pa.table({"text": pa.Array.from_buffers(kind, 4, raw.buffers()), "n": range(4)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        rows = read(tmp_path / name)
+        assert [each.value["text"] for each in rows if not each.reason] == ["first", None, "third"]
+        assert [(each.number, each.fault) for each in rows if each.reason] == [(3, "is not UTF-8 (byte 0xff)")]
+
+
+def test_of_columns_only_those_that_are_wanted_are_read(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1, 2], "text": ["a", "b"]}), tmp_path / "a.parquet")
+    assert [each.value for each in read(tmp_path / "a.parquet", ("text", "no"))] == [{"text": "a"}, {"text": "b"}]
+    assert [each.value for each in read(tmp_path / "a.parquet", ("no",))] == [{}, {}]
+
+
+def test_a_cell_without_end_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\n"' + "open\n" * 1000)
+    with pytest.raises(CorpusError, match=r"a\.csv cannot be read to its end \(field larger than field limit"):
+        read(tmp_path / "a.csv")
+
+
+class CountedBytes(io.BytesIO):
+    """Counts what is read of it."""
+
+    num_read = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        self.num_read += len(line)
+        return line
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_ranges_in_one_huge_line_do_not_read_it_again_and_again(goes_on: bool) -> None:
+    """The range that it begins in reads it, and each other range no more than itself."""
+    content, step = b"first\n" + b"w" * 1_000_000 + b"\nlast\n", 10_000
+    stream, found = CountedBytes(content), dict[int, bytes]()
+    for start in range(0, len(content), step):
+        for _, position, line in read_lines(stream, start, min(start + step, len(content)), 4096, goes_on=goes_on):
+            found.setdefault(position, line)
+    assert b"".join(found.values()) == content.replace(b"\n", b"")
+    assert stream.num_read < (4 if goes_on else 2.1) * len(content)
+
+
+def test_a_range_begins_at_the_first_line_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\r\ntwo\n\nfour")
+    file = SourceFile(str(path), "text", path.stat().st_size)
+    for start, texts in ((0, ["one", "two", "", "four"]), (1, ["two", "", "four"]), (5, ["two", "", "four"]), (11, [])):
+        rows = list(read_rows(file, (), accept, start=start, max_bytes=99))
+        assert [(each.number, each.value["text"]) for each in rows] == list(enumerate(texts, 1))
