@@ -162,8 +162,8 @@ def _has_let_go(newest: Place, seen: dict[str, float]) -> bool:
     if newest.name not in seen:
         seen[newest.name] = info.modified
         print(
-            f"note: {newest.parent.parent} was held by {owner['host']}; this job waits up to {STALE_SECONDS:g} s to see "
-            "whether that job still lives.",
+            f"note: {newest.parent.parent} was held by {owner['host']}; this job waits up to {STALE_SECONDS:g} s to "
+            "see whether that job still lives.",
             flush=True,
         )
     return False
@@ -196,5 +196,3 @@ def _find_start(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
-
-

@@ -1,8 +1,8 @@
 """What a run's workers tell the driver's terminal: sentences, and what they are doing now; and where its time went.
 
 Ray keeps what workers print from the driver. A worker appends a line to RUN/events.jsonl instead, and the driver, which
-follows that file, prints it; the file stays in the run's directory as its record. What a run is doing belongs to a stage
-of its job, so that the seconds of each stage follow from the file (`measure_times`).
+follows that file, prints it; the file stays in the run's directory as its record. What a run is doing belongs to a
+stage of its job, so that the seconds of each stage follow from the file (`measure_times`).
 """
 
 from __future__ import annotations

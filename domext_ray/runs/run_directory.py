@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
-from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
 from domext_ray.files import Kind, read_json, read_yaml
+from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.runs.attempts import ATTEMPTS, hold
 from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
 

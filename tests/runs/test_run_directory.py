@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from domext_ray.options.build import identity_of
-from domext_ray.options.declare import free
-from domext_ray.config.pretrain import EngineConfig, PrepareConfig, PretrainConfig, TrainConfig
+from domext_ray.config.pretrain import EngineConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
+from domext_ray.options.build import identity_of
 from domext_ray.report.summary import is_finished, read_summary
 from domext_ray.runs.run_directory import (
     check_identity,
     hold_run,
     keep_precision,
-    read_config,
     write_config,
     write_identity,
 )
@@ -151,9 +149,9 @@ def test_a_summary_of_wrong_types_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_job_at_a_time_has_a_run(tmp_path: Path) -> None:
-    with hold_run(tmp_path), pytest.raises(RunError, match="another job is working in .*; wait for it"):
-        with hold_run(tmp_path):
-            pass
+    is_told = pytest.raises(RunError, match="another job is working in .*; wait for it")
+    with hold_run(tmp_path), is_told, hold_run(tmp_path):
+        pass
     with hold_run(tmp_path):
         pass
 
