@@ -18,12 +18,12 @@ from domext_ray.options.declare import (
     DIFFERENT,
     MANY,
     SOME,
-    CountOrNone,
+    CountOrZero,
     FolderName,
     LayerRange,
     Place,
     RunFolder,
-    ShareOrNone,
+    ShareOrZero,
     UseGpu,
     filled,
     free,
@@ -94,7 +94,7 @@ class GridConfig:
     restarts: Annotated[int, Field(ge=1, le=1000)] = 1
     micro_batch_size: NonNegativeInt = free(0)  # rows of one forward pass; 0: the whole batch
     score_every_epoch: bool = free(True)  # score dev after every epoch; else after the last one only
-    patience: CountOrNone = 0  # stop after this many epochs without a better dev, and keep the best; 0: train all
+    patience: CountOrZero = 0  # stop after this many epochs without a better dev, and keep the best; 0: train all
 
     def __post_init__(self) -> None:
         is_scored = self.score_every_epoch or not self.patience
@@ -119,14 +119,14 @@ class FinetuneOptimConfig:
     head_lr: Bounded = 0.0  # peak rate of the task's head; 0: the grid's
     top_layers: NonNegativeInt = 0  # layers, from the last one down, that have a rate of their own
     top_layers_lr: Bounded = 0.0  # their peak rate
-    warmup_frac: ShareOrNone = 0.1  # share of the steps from 0 to the peak
-    beta1: ShareOrNone = 0.9  # decay of the first moment
-    beta2: ShareOrNone = 0.999  # decay of the second moment
+    warmup_frac: ShareOrZero = 0.1  # share of the steps from 0 to the peak
+    beta1: ShareOrZero = 0.9  # decay of the first moment
+    beta2: ShareOrZero = 0.999  # decay of the second moment
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8  # added to the denominator
     weight_decay: Bounded = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: NonNegativeFloat = 1.0  # gradients are clipped to this global norm; 0: no clipping
-    dropout: ShareOrNone = 0.1  # of hidden states, attention weights and the head's input
-    label_smoothing: ShareOrNone = 0.0  # share of a label that is spread over all classes
+    dropout: ShareOrZero = 0.1  # of hidden states, attention weights and the head's input
+    label_smoothing: ShareOrZero = 0.0  # share of a label that is spread over all classes
 
     def __post_init__(self) -> None:
         rule = f"{'above 0' if self.top_layers else '0'} when --optim.top_layers is {self.top_layers}"
@@ -187,7 +187,7 @@ class FinetuneConfig:
     model_step: NonNegativeInt = 0  # checkpoint of a run; 0: the newest
     keep_head: bool = False  # the head of a model that was fine-tuned before goes on; its labels must be the set's
     # width of each direction of a BiLSTM between encoder and head (BERT section 5.1); 0: none
-    head_bilstm: CountOrNone = 0
+    head_bilstm: CountOrZero = 0
     seed: Annotated[int, Field(ge=0, lt=2**62)] = 0  # seed of the head's start, data order and dropout
     dry_run: bool = free(False)  # validate, print the plan and the counts, start nothing
     num_resamples: Annotated[int, Field(ge=100, le=MANY)] = 1000  # bootstrap samples of an interval

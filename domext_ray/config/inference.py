@@ -13,7 +13,7 @@ from pydantic import Field
 from domext_ray.options.declare import (
     MANY,
     Count,
-    CountOrNone,
+    CountOrZero,
     UseGpu,
     filled,
     free,
@@ -39,7 +39,7 @@ FILL_MASK = "fill_mask"
 class InferenceScaleConfig:
     """Workers and what each of them gets; every worker holds the model once."""
 
-    workers: CountOrNone = free(0)  # actors that predict; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
+    workers: CountOrZero = free(0)  # actors that predict; 0: as many as there are CPUs or, with --scale.use_gpu, GPUs
     # CPUs of a worker (Ray's share and torch's threads); 0: 1
     cpus: Annotated[float, Field(ge=0.0, le=MANY)] = free(0.0)
     use_gpu: UseGpu = free("auto")  # one GPU per worker; auto: where there is a GPU
@@ -63,9 +63,9 @@ class PredictConfig:
     format: Literal["parquet", "jsonl"] = "parquet"  # of the files in predictions/
     keep_text: bool = False  # write the texts beside their predictions, too
     top_k: Size = 5  # fill_mask: tokens in the place of each mask
-    max_length: CountOrNone = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
+    max_length: CountOrZero = 0  # fill_mask: tokens of a row; 0: as many as the model takes, up to 512
     block_rows: Size = 1024  # rows of a block, the unit that is written, and done again after a stop
-    batch_tokens: CountOrNone = 0  # tokens of a forward pass, padding counted; 0: 2,048 on a CPU, 32,768 on a GPU
+    batch_tokens: CountOrZero = 0  # tokens of a forward pass, padding counted; 0: 2,048 on a CPU, 32,768 on a GPU
     strict: bool = free(False)  # the first malformed row is an error; else they are listed in malformed.jsonl
     dry_run: bool = free(False)  # validate, count the rows, start nothing
     scale: InferenceScaleConfig = dataclasses.field(default_factory=InferenceScaleConfig)

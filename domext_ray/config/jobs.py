@@ -33,7 +33,7 @@ from domext_ray.options.declare import (
     Place,
     RunFolder,
     Share,
-    ShareOrNone,
+    ShareOrZero,
     check_different,
     check_place,
     filled,
@@ -160,7 +160,7 @@ class StudyConfig:
         ("full", "lora", "fl_tuning", "af", "bottleneck", "exbert")
     )
     # trainable share of base and extension, where a method has a size; 0: the presets' own sizes
-    budget: ShareOrNone = 0.17
+    budget: ShareOrZero = 0.17
     # several such shares, in the place of --budget: a sized method runs at each
     budgets: Annotated[tuple[Share, ...], DIFFERENT] = free(())
     seconds: NonNegativeFloat = 0.0  # training seconds of a run; or give --tokens

@@ -14,7 +14,7 @@ from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.declare import (
     Count,
-    CountOrNone,
+    CountOrZero,
     FilePlace,
     FolderName,
     Length,
@@ -22,7 +22,7 @@ from domext_ray.options.declare import (
     Ratio,
     RunFolder,
     Share,
-    ShareOrNone,
+    ShareOrZero,
     UseGpu,
     filled,
     free,
@@ -122,7 +122,7 @@ class VocabConfig:
     """Words that are learned on the corpus: new ones beside a base's, or, with `--base none`, WordPieces for all."""
 
     # entries to learn: new words beside the base's (0: none), or the whole vocabulary with --base none
-    size: CountOrNone = 0
+    size: CountOrZero = 0
     lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)
     min_frequency: PositiveInt = 5  # new words must occur this often in the corpus
     whole_words: bool = False  # new entries are whole words only, no pieces of words
@@ -235,11 +235,11 @@ class TrainConfig:
     # rows of one forward pass; 0: the largest divisor of a worker's share up to 32
     micro_batch_size: NonNegativeInt = free(0)
     seq_length: Length = 128  # tokens of a row, [CLS] and [SEP] included
-    long_seq_length: CountOrNone = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
+    long_seq_length: CountOrZero = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
     long_frac: Share = 0.1  # share of --optim.decay_steps that the second phase takes
     # rows of a forward pass there; 0: as many tokens as in the first phase
     long_micro_batch_size: NonNegativeInt = free(0)
-    dropout: ShareOrNone = 0.1  # dropout of hidden states and attention
+    dropout: ShareOrZero = 0.1  # dropout of hidden states and attention
     checkpoint_every: PositiveInt = free(200)  # steps between checkpoints (one more at the end)
     eval_every: PositiveInt = free(200)  # steps between evaluations (also at the start and at the end)
     eval_rows: PositiveInt = free(400)  # held-out rows of an evaluation, at most
@@ -281,8 +281,8 @@ class OptimConfig:
     warmup_steps: NonNegativeInt = 0
     # schedule's horizon, the step at which the rate is 0; 0: --train.max_steps of the first start
     decay_steps: NonNegativeInt = 0
-    beta1: ShareOrNone = 0.9  # decay of the first moment
-    beta2: ShareOrNone = 0.999  # decay of the second moment
+    beta1: ShareOrZero = 0.9  # decay of the first moment
+    beta2: ShareOrZero = 0.999  # decay of the second moment
     eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8  # added to the denominator
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.01  # on matrices; never on biases and LayerNorms
     max_grad_norm: NonNegativeFloat = 1.0  # gradients are clipped to this global norm; 0: no clipping

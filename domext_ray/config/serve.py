@@ -14,7 +14,7 @@ from domext_ray.options.declare import (
     DIFFERENT,
     MANY,
     Count,
-    CountOrNone,
+    CountOrZero,
     FilePlace,
     Identifier,
     ModelPlace,
@@ -33,7 +33,7 @@ class BatchConfig:
     """How rows of different requests, and of different adapters, become one pass."""
 
     rows: Count = 64  # rows that are taken from the queue together
-    tokens: CountOrNone = 0  # tokens of a pass, padding counted; 0: 1,024 on a CPU, 16,384 on a GPU
+    tokens: CountOrZero = 0  # tokens of a pass, padding counted; 0: 1,024 on a CPU, 16,384 on a GPU
     # milliseconds that a row waits for others when nothing runs
     wait_ms: Annotated[float, Field(ge=0.0, le=10_000.0)] = 3.0
 
@@ -82,7 +82,7 @@ class ServeConfig:
     port: Annotated[int, Field(ge=1, le=65_535)] = 8000  # port to listen on
     token_file: FilePlace = ""  # file with the token that requests show; empty: DOMEXT_SERVE_TOKEN, or a new one
     replicas: Annotated[int, Field(ge=1, le=4096)] = 1  # copies of the model, each with a process of its own
-    max_length: CountOrNone = 0  # tokens of a row; 0: as many as the model takes, up to 512
+    max_length: CountOrZero = 0  # tokens of a row; 0: as many as the model takes, up to 512
     # at the end: how long requests that are there may take
     drain_seconds: Annotated[float, Field(ge=0.0, le=MOST_SECONDS)] = 60.0
     dry_run: bool = False  # validate, print what would be served, start nothing

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Pr
 
 from pydantic import NonNegativeInt
 
-from domext_ray.options.declare import FolderName, Identifier, LayerRange, ShareOrNone, filled, option_group
+from domext_ray.options.declare import FolderName, Identifier, LayerRange, ShareOrZero, filled, option_group
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ class TrainedPart:
     # domains that take part, separated by commas; empty: all, those of --init_from too
     active_domains: tuple[Identifier, ...] = ()
     # trainable share of base and extension, from which sizes are solved; 0: sizes as given
-    trainable_budget: ShareOrNone = 0.0
+    trainable_budget: ShareOrZero = 0.0
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
 

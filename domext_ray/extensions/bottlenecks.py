@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
-from domext_ray.options.declare import CountOrNone, option_group, require
+from domext_ray.options.declare import CountOrZero, option_group, require
 
 _VARIANTS = ("activation", "layer_norm", "place", "parallel")
 
@@ -17,7 +17,7 @@ _VARIANTS = ("activation", "layer_norm", "place", "parallel")
 class BottleneckOptions(TrainedPart):
     """Options of bottlenecks; the variants are those of Houlsby et al. section 3.6."""
 
-    bottleneck_size: CountOrNone = 0  # width m of two bottlenecks per layer (Houlsby: 64); 0: none
+    bottleneck_size: CountOrZero = 0  # width m of two bottlenecks per layer (Houlsby: 64); 0: none
     bottleneck_norms: bool = True  # bottlenecks shift their sublayers' LayerNorms (the base's own do not change)
     # standard deviation of bottlenecks' weights with --method.init paper
     bottleneck_std: Annotated[float, Field(gt=0.0, le=1.0)] = 0.01

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
-from domext_ray.options.declare import DIFFERENT, SOME, CountOrNone, option_group, require
+from domext_ray.options.declare import DIFFERENT, SOME, CountOrZero, option_group, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,8 +32,8 @@ _GATES = r"intermediate\.gate"
 class LoraOptions(TrainedPart):
     """Options of LoRA."""
 
-    lora_rank: CountOrNone = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
-    lora_alpha: CountOrNone = 0  # LoRA's scale times its rank; 0: twice the rank
+    lora_rank: CountOrZero = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
+    lora_alpha: CountOrZero = 0  # LoRA's scale times its rank; 0: twice the rank
     # of query, key, value, attention_output, intermediate, output
     lora_targets: Annotated[tuple[Target, ...], SOME, DIFFERENT] = ("query", "value")
 

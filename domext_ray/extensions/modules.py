@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
-from domext_ray.options.declare import CountOrNone, option_group, require
+from domext_ray.options.declare import CountOrZero, option_group, require
 
 EXBERT = """@inproceedings{tai2020exbert,
   title = {{exBERT}: Extending Pre-trained Models with Domain-specific Vocabulary Under Constrained Training Resources},
@@ -24,8 +24,8 @@ class ModuleOptions(TrainedPart):
     """Options of gated modules."""
 
     # width h' of a gated extension module beside each layer (exBERT: 252); 0: no modules
-    module_hidden_size: CountOrNone = 0
-    module_ffn_size: CountOrNone = 0  # FFN units f' of such a module (exBERT: 1024)
+    module_hidden_size: CountOrZero = 0
+    module_ffn_size: CountOrZero = 0  # FFN units f' of such a module (exBERT: 1024)
     # start of the gates' bias; the base's share starts near sigmoid(gate_bias), 0 in the paper
     gate_bias: Annotated[float, Field(ge=-100.0, le=100.0)] = 2.0
 

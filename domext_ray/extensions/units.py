@@ -6,14 +6,14 @@ from typing import Any
 
 from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
 from domext_ray.extensions.heads import AF_ADAPTER
-from domext_ray.options.declare import CountOrNone, option_group
+from domext_ray.options.declare import CountOrZero, option_group
 
 
 @option_group
 class UnitOptions(TrainedPart):
     """Options of extra FFN units."""
 
-    ffn_units: CountOrNone = 1024  # extra FFN units per layer (AF Adapter's a)
+    ffn_units: CountOrZero = 1024  # extra FFN units per layer (AF Adapter's a)
 
 
 class Units(DomainPart[UnitOptions]):

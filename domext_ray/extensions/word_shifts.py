@@ -10,14 +10,14 @@ from collections.abc import Collection
 from typing import Any
 
 from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
-from domext_ray.options.declare import CountOrNone, option_group, require
+from domext_ray.options.declare import CountOrZero, option_group, require
 
 
 @option_group
 class WordShiftOptions(TrainedPart):
     """Options of word shifts."""
 
-    word_rows: CountOrNone = 0  # words of the base, the domain's most frequent, whose embeddings it shifts; 0: none
+    word_rows: CountOrZero = 0  # words of the base, the domain's most frequent, whose embeddings it shifts; 0: none
     word_head: bool = False  # the domain shifts the MLM head's transform, too
 
 

@@ -177,13 +177,11 @@ Place = Annotated[str, place()]
 DIFFERENT = AfterValidator(check_different)
 SOME = Field(min_length=1)
 Count = Annotated[int, Field(ge=1, le=16 * MANY)]
+CountOrZero = Annotated[int, Field(ge=0, le=16 * MANY)]
 Length = Annotated[int, Field(ge=8, le=MANY)]
 """Tokens of a row."""
-CountOrNone = Annotated[int, Field(ge=0, le=16 * MANY)]
-"""The second one may be 0."""
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
-ShareOrNone = Annotated[float, Field(ge=0.0, lt=1.0)]
-"""The second one may be 0."""
+ShareOrZero = Annotated[float, Field(ge=0.0, lt=1.0)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 RunFolder = Annotated[str, place("a run's directory")]
 FilePlace = Annotated[str, place("a file")]
