@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -155,7 +155,8 @@ class Bucket:
         found = {"": own} if own else self.files(key)
         if not found:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{key}")
-        state = hash_values({"place": f"{self.url}/{key}", **{each: info.tag for each, info in found.items()}})
+        tags = {each: info.tag for each, info in sorted(found.items())}
+        state = hashlib.sha256(json.dumps([self.url, key, tags]).encode()).hexdigest()
         folder = find_cache() / "objects" / state[:32]
         if not folder.exists():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # pages quote private text
@@ -180,13 +181,3 @@ class Bucket:
 def find_cache() -> Path:
     """Return the folder of this machine that holds nothing but what can be fetched or made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "domext_ray"
-
-
-def hash_text(text: str) -> str:
-    """Return the sha256 of a text, hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def hash_values(values: Mapping[str, Any]) -> str:
-    """Return the sha256 of plain values, hexadecimal; the order of names does not count."""
-    return hash_text(json.dumps(values, sort_keys=True))

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from domext_ray.bucket import NEW, Bucket, Info, find_cache, hash_text, hash_values
+from domext_ray.bucket import NEW, Bucket, Info, find_cache
 from domext_ray.errors import RunError, StorageError, name_file
 
-__all__ = ["NEW", "Info", "find_cache", "hash_text", "hash_values"]
+__all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
 SCHEMES = ("s3", "gs")
 
@@ -325,6 +325,16 @@ def hash_file(where: Where) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def hash_text(text: str) -> str:
+    """Return the sha256 of a text, hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_values(values: Mapping[str, Any]) -> str:
+    """Return the sha256 of plain values, hexadecimal; the order of names does not count."""
+    return hash_text(json.dumps(values, sort_keys=True))
 
 
 class Log:
