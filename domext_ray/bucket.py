@@ -27,6 +27,8 @@ from domext_ray.errors import StorageError
 
 PATIENCE_SECONDS, REQUEST_SECONDS = 120.0, 60.0
 """How long a bucket is asked again that does not answer, and how long one request may take."""
+KEPT_SECONDS = 7 * 86_400.0
+"""How long a copy of an object stays in this machine's cache after its last use."""
 NEW = "new"
 """The condition that nothing is there yet."""
 T = TypeVar("T")
@@ -170,12 +172,21 @@ class Bucket:
             with contextlib.suppress(OSError):  # another process had it first
                 os.rename(temporary, folder)
             shutil.rmtree(temporary, ignore_errors=True)
+            _remove_unused(folder.parent)
+        os.utime(folder)
         return folder / name
 
     def _download(self, key: str, target: Path) -> None:
         with target.open("wb") as file:
             for chunk in self.store.get(key).stream(min_chunk_size=2**23):
                 file.write(chunk)
+
+
+def _remove_unused(folder: Path) -> None:
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if time.time() - each.stat().st_mtime > KEPT_SECONDS:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 def find_cache() -> Path:

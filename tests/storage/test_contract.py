@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -206,3 +207,15 @@ def test_a_fence_keeps_writers_out(place: Place) -> None:
             with pytest.raises(RunError, match="shut"):
                 act()
     assert place.list_files() == ["a"]
+
+
+def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path) -> None:
+    place = Place(f"{BUCKET}/{tmp_path.name}/cached")
+    for name in ("old", "used", "next"):
+        (place / name).put(name.encode())
+    old, used = ((place / name).local() for name in ("old", "used"))
+    for path in (old, used):
+        os.utime(path.parent, (0, 0))
+    assert (place / "used").local() == used and (place / "next").local().read_bytes() == b"next"
+    assert used.read_bytes() == b"used" and not old.exists()
+    assert (place / "old").local().read_bytes() == b"old", "it is fetched again"
