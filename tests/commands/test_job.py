@@ -217,6 +217,26 @@ def test_flags_are_read_as_they_are_written() -> None:
     assert read("--method", "{heads: 3, ffn_units: 8}").method.heads == 3
 
 
+def test_lists_are_typed_with_commas_and_are_lists_in_files(tmp_path: Path) -> None:
+    def rates(*args: str) -> tuple[float, ...]:
+        return read(*args, job="finetune").grid.lr
+
+    (tmp_path / "a.yaml").write_text("grid: {lr: [5e-5, 3.0e-5]}\n")
+    (tmp_path / "b.yaml").write_text("grid: {lr: 5e-5}\n")
+    assert rates("--grid.lr", "5e-5, 3e-5") == rates("--grid.lr", "[5e-5, 3e-5]") == (5e-5, 3e-5)
+    assert rates("--config", str(tmp_path / "a.yaml")) == (5e-5, 3e-5)
+    assert rates("--config", str(tmp_path / "b.yaml")) == (5e-5,)
+    assert read("--method.lora_targets", "output", job="pretrain lora").method.lora_targets == ("output",)
+    assert read("--budgets", "", job="compare").budgets == ()
+    assert (
+        read("--tokens_by_method", "af=1e3", "--seconds", "0", "--tokens", "9", job="compare").count_tokens("af")
+        == 1000
+    )
+    assert read("--study", "size", "--top_layers", "none", job="ablate").top_layers == "none"
+    assert read("--study", "size", "--top_layers", "1,2", job="ablate").top_layers == (1, 2)
+    assert "must be different names" in refuse("--grid.stage_lr", "a=1,a=2", job="finetune")
+
+
 def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     lines = ("run: {name: 007}", "corpus: no", "optim.lr: 1e-5", "train: {max_steps: 1e5, max_seconds: 3}", "shape:")
     (tmp_path / "a.yaml").write_text("\n".join([*lines, "dry_run: yes"]), encoding="utf-8")
