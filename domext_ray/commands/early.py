@@ -1,4 +1,4 @@
-"""What a look at this machine tells about a pre-training run, before torch and the base are loaded."""
+"""What a look at this machine tells about a job, before torch and a model are loaded."""
 
 from __future__ import annotations
 
@@ -23,14 +23,29 @@ def check_early(config: PretrainConfig) -> None:
         return
     _check_gpu(config)
     _check_base(config)
-    from domext_ray.data.files import find_files
-
-    find_files(config.corpus)
+    check_text("corpus", config.corpus)
     for part in config.parts:
+        if not part.is_written:
+            check_text(part.option.removeprefix("--"), part.corpus)
+
+
+def check_text(option: str, spec: str) -> None:
+    """Refuse text that is not on this machine; what is elsewhere the job itself looks for.
+
+    Args:
+        option: what named it.
+        spec: its value.
+
+    Raises:
+        CorpusError: there is no such file.
+    """
+    from domext_ray.data.files import PACKAGE_DOCS, find_files
+
+    if "://" not in spec and spec != PACKAGE_DOCS:
         try:
-            _ = part.is_written or find_files(part.corpus)
+            find_files(spec)
         except CorpusError as error:
-            raise CorpusError(f"{part.option}: {error}") from error
+            raise CorpusError(str(error).replace("--corpus", f"--{option}")) from error
 
 
 def _check_gpu(config: PretrainConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from domext_ray.commands.early import check_text
 from domext_ray.commands.job import Job
 from domext_ray.config.embedding import EmbedConfig
 
@@ -31,4 +32,5 @@ blocks that are missing.""",
         *("model", "input", "output", "field", "pooling", "layers", "normalize", "max_length", "format", "batch_size"),
         *("scale.workers", "scale.use_gpu", "dry_run"),
     ),
+    check=lambda config: check_text("input", config.input),
 )

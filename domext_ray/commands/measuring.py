@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from domext_ray.commands.early import check_text
 from domext_ray.commands.job import NOT_FINE_TUNING, Job
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import ForgettingConfig
@@ -56,9 +57,10 @@ def _sweep(config: SweepConfig) -> None:
 
 
 def _check_sets(config: SweepConfig) -> None:
-    """Refuse a task or a place that does not exist."""
+    """Refuse a task, a place or a text that does not exist."""
     from domext_ray.labelled.set_description import find_set
 
+    check_text("corpus", config.corpus)
     for task, data in zip(config.tasks, config.places, strict=True):
         find_set(task, data)
 
@@ -159,6 +161,7 @@ FORGETTING = Job(
     ForgettingConfig,
     _measure_forgetting,
     unused=("prepare.held_out_frac", "prepare.cross_documents", "prepare.packed", "prepare.cache_dir", "prepare.pair"),
+    check=lambda config: check_text("corpus", config.corpus),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from domext_ray.commands.early import check_text
 from domext_ray.commands.job import Job
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, StudyConfig
 from domext_ray.config.presets import find_preset
@@ -43,6 +44,7 @@ general text of --replay.corpus, and no other method does.""",
         *("scale.use_gpu", "run.name", "run.dir", "dry_run"),
     ),
     unused=("train.max_", "train.long_", "optim.lr", "optim.schedule", "optim.decay_steps"),
+    check=lambda config: check_text("corpus", config.corpus),
 )
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from domext_ray.commands.early import check_text
 from domext_ray.commands.job import Job
-from domext_ray.config.inference import PredictConfig
+from domext_ray.config.inference import FILL_MASK, PredictConfig
 
 
 def _predict(config: PredictConfig) -> None:
     from domext_ray.inference.predict import run_prediction
 
     run_prediction(config)
+
+
+def _check_input(config: PredictConfig) -> None:
+    if config.task in ("", FILL_MASK):  # else it is a labelled set's folder
+        check_text("input", config.input)
 
 
 PREDICT = Job(
@@ -31,4 +37,5 @@ row that could not be read, and summary.json. The same command goes on with the 
         *("model", "task", "input", "output", "field", "format", "keep_text", "top_k", "batch_tokens", "strict"),
         *("scale.workers", "scale.use_gpu", "dry_run"),
     ),
+    check=_check_input,
 )

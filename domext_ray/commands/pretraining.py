@@ -138,6 +138,7 @@ training's other options may be given too, and have no effect here.""",
         *("base", "corpus", "prepare.", "vocab.", "train.seq_length", "train.long_seq_length"),
         *("objective.next_sentence", *FOLDER),
     ),
+    check=check_early,
 )
 
 
@@ -162,4 +163,5 @@ Training's other options may be given too, and have no effect here.""",
     main=(*TRAINING, "vocab.size", "vocab.min_frequency", "vocab.whole_words", "vocab.words", "vocab.extend", *FOLDER),
     used=("base", "corpus", "prepare.", "vocab.", *FOLDER),
     unused=("vocab.lowercase",),
+    check=check_early,
 )

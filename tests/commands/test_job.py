@@ -310,6 +310,13 @@ def test_an_option_of_a_part_is_named_in_full() -> None:
         ("finetune", "--model ../nope", "--model names '../nope', which does not exist; give a run's directory"),
         ("export", "--run runs/nope", "--run names 'runs/nope', which does not exist"),
         ("compare_runs", "--runs .,runs/nope", "--runs names 'runs/nope', which does not exist"),
+        *((job, "--corpus nope.txt", "--corpus 'nope.txt' names no file") for job in ("prepare", "vocab", "sweep")),
+        ("pretrain lora", "--replay.corpus nope.txt", "--replay.corpus 'nope.txt' names no file"),
+        ("compare", "--seconds 9 --corpus nope.txt", "--corpus 'nope.txt' names no file"),
+        ("forgetting", "--models a=general-mini --corpus nope.txt", "--corpus 'nope.txt' names no file"),
+        ("predict", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
+        ("embed", "--input nope.txt --output out", "--input 'nope.txt' names no file"),
+        ("pretrain exbert", "--method.module_hidden_size 85", "divisible by the encoder's 4 attention heads"),
         ("bank", "--bank b --name x --add runs/nope", "--add names 'runs/nope', which does not exist"),
     ],
 )
