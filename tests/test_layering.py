@@ -80,6 +80,7 @@ EXPORTED = (
 RESTRICTED = {
     "ray": (
         "runtime.ray_cluster",
+        "runtime.ray_private",
         "corpus.",
         "training.entry",
         "training.pretrain",
