@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.estimate import RowEstimate, estimate_rows
-from domext_ray.corpus.mixture import count_rows
+from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
