@@ -455,7 +455,7 @@ class PretrainConfig:
         require(not needs_dropout or train.dropout > 0, "train.dropout", train.dropout, rule)
         value, size = objective.contrast_rows, train.global_batch_size
         require(size % value == 0, "objective.contrast_rows", value, f"a divisor of --train.global_batch_size ({size})")
-        rule = f"at most {size // value}, the groups of --objective.contrast_rows in a --train.global_batch_size"
+        rule = f"at most {size // value}, for each worker needs a group of --objective.contrast_rows"
         require(self.scale.num_workers <= size // value, "scale.num_workers", self.scale.num_workers, rule)
         for name in ("micro_batch_size", "long_micro_batch_size"):
             rows = getattr(train, name)
@@ -491,7 +491,7 @@ def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
         ConfigError: there are.
     """
     size = train.global_batch_size
-    rule = f"at most {size}, the rows of a --train.global_batch_size"
+    rule = f"at most {size}, for each worker needs a row of --train.global_batch_size"
     require(scale.num_workers <= size, "scale.num_workers", scale.num_workers, rule)
     share = -(-size // scale.num_workers)
     rule = f"at most {share}, a worker's share of --train.global_batch_size ({size} rows)"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ MAX_ROWS = 32 * ROWS_PER_TASK
 SECONDS = 20.0
 """The longest execution, and the time within which a shorter one may be used up before the next is longer."""
 PREFETCHED_BATCHES = 4
+TASKS_AT_ONCE = 4  # of an execution; each is a process
 READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
 RankBatch = tuple[list[Arrays], list[int]]
@@ -162,12 +164,13 @@ class BatchRange:
         return pa.table({"batch": pa.array([pickle.dumps(each, protocol=5) for each in made], pa.large_binary())})
 
 
-def stream_batches(reader: BatchReader, batch: int = 0) -> Iterator[RankBatch]:
-    """Yield a rank's micro batches of the global batches from one on, without end.
+def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) -> Iterator[RankBatch]:
+    """Yield a rank's micro batches of the global batches from one on.
 
     Args:
         reader: makes them.
         batch: global batch to start at.
+        end: global batch to end before; nothing beyond is read.
 
     Raises:
         CorpusError: a shard has gone.
@@ -177,10 +180,12 @@ def stream_batches(reader: BatchReader, batch: int = 0) -> Iterator[RankBatch]:
     running, started = list[Prefetch[RankBatch]](), time.monotonic()
     try:
         while True:
-            while len(running) < 2:  # the next one begins while a model trains on this one
-                last = batch + num_tasks * per_task
+            while len(running) < 2 and batch < end:  # the next one begins while a model trains on this one
+                last = min(batch + num_tasks * per_task, end)
                 running.append(Prefetch(_run(BatchRange(reader, batch, last, per_task), reader.paths)))
                 batch = last
+            if not running:
+                return
             yield from running[0]
             running.pop(0)
             if time.monotonic() - started < SECONDS:
@@ -197,7 +202,12 @@ def _run(batches: BatchRange, paths: Sequence[str]) -> Iterator[RankBatch]:
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
     dataset = numbers.map_batches(
-        batches, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True
+        batches,
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=READ_CPUS,
+        zero_copy_batch=True,
+        compute=ray.data.TaskPoolStrategy(min(TASKS_AT_ONCE, num_tasks)),
     )
     # Not `iter_batches`: its scheduler polls without pause until the last batch is taken, at the cost of a core.
     try:

@@ -6,6 +6,7 @@ micro batches from any step on, the same whatever came before; equally many on e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,15 +52,14 @@ class BatchMaker:
             if step >= phase.end_step:
                 continue
             passes = count_passes(self.config, phase.micro_batch_size, world_size)
-            stream = stream_batches(self.open(phase, rank=rank, world_size=world_size), step - phase.first_step)
-            for arrays, tokens in stream:
+            reader = self.open(phase, rank=rank, world_size=world_size)
+            end = min(phase.end_step, self.config.train.max_steps or sys.maxsize)
+            for arrays, tokens in stream_batches(reader, step - phase.first_step, end - phase.first_step):
                 batches = [to_batch(each) for each in arrays]
                 # A rank with a row less may have a pass less, for which the others would wait for ever at ZeRO-3.
                 batches += [batches[-1].without_weight()] * (passes - len(batches))
                 yield batches, tokens
                 step += 1
-                if step >= phase.end_step:
-                    break
 
     def open(self, phase: Phase, *, rank: int, world_size: int) -> BatchReader:
         """Return what reads a rank's share of the batches of a phase."""

@@ -1,8 +1,8 @@
 """Masked, padded rows a second and core of the tasks that read for training, against transformers' usual collator.
 
-Both sides read rows of random tokens from memory-mapped files, shuffled, and make batches of 32 rows in one process: this
-library's reading tasks, and `datasets` with `DataCollatorForLanguageModeling` (whole words, which it masks with [MASK]
-alone). Beside it: what a consumer that only counts gets through Ray Data.
+Both sides read rows of random tokens from memory-mapped files, shuffled, and make batches of 32 rows in one process:
+this library's reading tasks, and `datasets` with `DataCollatorForLanguageModeling` (whole words, which it masks with
+[MASK] alone). Beside it: what a consumer that only counts gets through Ray Data.
 """
 
 from __future__ import annotations

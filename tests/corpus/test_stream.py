@@ -142,6 +142,9 @@ def test_executions_grow_while_they_are_used_up_at_once(monkeypatch: pytest.Monk
     assert lengths[:7] == [4, 4, 8, 16, 32, 64, 64] and max(lengths) * 512 == stream.MAX_ROWS
     monkeypatch.setattr(stream, "SECONDS", 5.0)
     ranges.clear()
+    assert list(stream_batches(reader, 0, 41)) == [*range(41)] and ranges[-1] == (40, 41)
+    assert list(stream_batches(reader, 3, 3)) == []
+    ranges.clear()
     assert list(itertools.islice(stream_batches(reader), 40)) and {last - first for first, last in ranges} == {4}
 
 

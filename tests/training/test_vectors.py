@@ -292,7 +292,7 @@ VALID = PretrainConfig(
         ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
         ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400.0; .*0 with --objective.kind contrast"),
         ({"base": "none"}, "--objective.kind is 'contrast'; .*masked or left_to_right when --base is none"),
-        ({"scale": ScaleConfig(num_workers=5)}, "--scale.num_workers is 5; .*at most 4, the groups of --objective.con"),
+        ({"scale": ScaleConfig(num_workers=5)}, "--scale.num_workers is 5; .*at most 4, for each worker needs a group"),
         ({"train": TrainConfig(global_batch_size=18)}, "--objective.contrast_rows is 4; .*a divisor of .*_size .18"),
         ({"train": TrainConfig(global_batch_size=16, micro_batch_size=2)}, "--train.micro_batch_size is 2; .*multiple"),
         (
