@@ -288,27 +288,24 @@ def _print_corpus(config: PretrainConfig, corpora: Corpora) -> None:
     is_open = config.optim.schedule == "wsd" and (limits.max_seconds > 0 or limits.max_tokens > 0)  # steps are no guess
     num_epochs = 0.0
     for phase in make_phases(config, corpora.domain, corpora.beside):
-        manifest, plan = phase.manifest, phase.plan
+        manifest, sampler = phase.manifest, phase.sampler
         num_steps = max(0, min(config.train.max_steps, phase.end_step) - phase.first_step)
-        own, *others = phase.count_epochs(num_steps)
+        own, *others = sampler.count_epochs(num_steps)
         num_epochs += own
         print(
             f"corpus: {manifest.num_rows('train'):,} rows of {config.prepare.describe_length(manifest.seq_length)}, "
             f"{manifest.num_tokens('train'):,} tokens for training, {manifest.num_rows('held_out'):,} rows held out; "
             f"{num_steps / own if own else phase.steps_per_epoch:,.0f} steps an epoch"
-            + (f" ({plan.num_dropped_rows} rows of it fill no batch)" if phase.mixture is None else "")
             + (f", {own:.2f} epochs" if not is_open else ""),
             flush=True,
         )
-        if phase.mixture is not None:
-            num_rows = phase.mixture.rows_before(num_steps)
-            for part, beside, read, number in zip(config.parts, phase.beside, others, num_rows[1:], strict=True):
-                print(
-                    f"{part.title}: {beside.num_rows('train'):,} rows, {beside.num_tokens('train'):,} tokens; "
-                    f"{number / max(sum(num_rows), 1):.0%} of all rows"
-                    + (f", {read:.2f} epochs" if not is_open else ""),
-                    flush=True,
-                )
+        num_rows = sampler.rows_before(num_steps)
+        for part, beside, read, number in zip(config.parts, phase.beside, others, num_rows[1:], strict=True):
+            print(
+                f"{part.title}: {beside.num_rows('train'):,} rows, {beside.num_tokens('train'):,} tokens; "
+                f"{number / max(sum(num_rows), 1):.0%} of all rows" + (f", {read:.2f} epochs" if not is_open else ""),
+                flush=True,
+            )
     if num_epochs < FEW_EPOCHS and not is_open:
         print(
             f"note: {config.train.max_steps:,} steps read {num_epochs:.1%} of the corpus; --train.max_steps 0 "

@@ -33,6 +33,9 @@ serving many models.
 `python jobs/benchmark.py overhead` times the steps of a real job (Ray Train, Ray Data, DeepSpeed) against a bare
 PyTorch loop over the same batches of the same corpus, whose losses must agree.
 
+`python jobs/benchmark.py read` counts the masked, padded rows a second and core of the tasks that read for training,
+against `datasets` and transformers' collator.
+
 `python jobs/benchmark.py e2e` measures the minutes that a job takes until held-out text costs a number of bits per
 character, start and tokenisation included, against transformers' Trainer training all weights on the same text.
 
@@ -56,6 +59,7 @@ from benchmarks.output import add_output_options
 from benchmarks.overhead import run_overhead
 from benchmarks.predicting import add_predict_options, run_predict
 from benchmarks.profiling import run_profile
+from benchmarks.reading import run_reading
 from benchmarks.serving import add_serving_options, run_serving_benchmark
 from benchmarks.steps import PAIRINGS, run_step
 from benchmarks.tables import run_tables
@@ -123,6 +127,12 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     overhead.add_argument("--cache_dir", default="", help="folder of prepared corpora; empty: prepare anew")
     add_output_options(overhead)
     overhead.add_argument("job_options", nargs="*", help="options of the job, after --, such as -- --base BASE")
+    read = verbs.add_parser("read", help="rows a second and core of reading tasks against transformers' collator")
+    read.set_defaults(run=run_reading, device="cpu")
+    read.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row, at most")
+    read.add_argument("--rows", type=int, default=16_384, help="rows of the text")
+    read.add_argument("--repeats", type=int, default=5, help="timed tasks of 1,024 rows")
+    add_output_options(read)
     end_to_end = verbs.add_parser("e2e", help="minutes to a number of bits per character against transformers' Trainer")
     end_to_end.set_defaults(run=run_end_to_end, device="cpu")
     add_end_to_end_options(end_to_end)

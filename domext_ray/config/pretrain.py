@@ -32,9 +32,6 @@ from domext_ray.options.declare import (
     require,
 )
 
-MAX_LANES = 64
-"""Most lanes that a global batch is cut into; hence also the most workers of a run (see corpus/stream.py)."""
-
 
 @option_group
 class RunConfig:
@@ -232,7 +229,7 @@ class TrainConfig:
     max_tokens: NonNegativeInt = free(0)  # tokens read, at most; 0: no limit
     max_seconds: NonNegativeFloat = free(0.0)  # seconds spent in training steps, at most; 0: no limit
     global_batch_size: Width = 32  # rows of one optimiser step, over all workers
-    # rows of one forward pass; 0: the largest divisor of a worker's share up to 32
+    # rows of one forward pass; 0: an even part of a worker's share, up to 32
     micro_batch_size: NonNegativeInt = free(0)
     seq_length: Length = 128  # tokens of a row, [CLS] and [SEP] included
     long_seq_length: CountOrZero = 0  # tokens of a row in a second phase (BERT: 512); 0: one phase
@@ -329,7 +326,7 @@ class EngineConfig:
 class ScaleConfig:
     """Workers and what each of them gets."""
 
-    num_workers: Annotated[int, Field(ge=1, le=MAX_LANES)] = free(1)  # training processes (ranks)
+    num_workers: PositiveInt = free(1)  # training processes (ranks)
     use_gpu: UseGpu = free("auto")  # one GPU per worker; auto: where there are as many GPUs as workers
     # CPUs of a worker (Ray's share and torch's threads); 0: an even share of the machine
     cpus_per_worker: NonNegativeFloat = free(0.0)
@@ -456,9 +453,10 @@ class PretrainConfig:
         rule = "above 0 with --objective.views dropout: without it, a row's two views are one (or give crop)"
         needs_dropout = objective.views == "dropout" and not pair
         require(not needs_dropout or train.dropout > 0, "train.dropout", train.dropout, rule)
-        share, value = train.global_batch_size // self.scale.num_workers, objective.contrast_rows
-        rule = f"a divisor of {share}, the rows of a worker (--train.global_batch_size over --scale.num_workers)"
-        require(share % value == 0, "objective.contrast_rows", value, rule)
+        value, size = objective.contrast_rows, train.global_batch_size
+        require(size % value == 0, "objective.contrast_rows", value, f"a divisor of --train.global_batch_size ({size})")
+        rule = f"at most {size // value}, for each worker needs a group of --objective.contrast_rows"
+        require(self.scale.num_workers <= size // value, "scale.num_workers", self.scale.num_workers, rule)
         for name in ("micro_batch_size", "long_micro_batch_size"):
             rows = getattr(train, name)
             require(rows % value == 0, f"train.{name}", rows, f"a multiple of --objective.contrast_rows ({value})")
@@ -487,42 +485,29 @@ class PretrainConfig:
 
 
 def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
-    """Refuse batch sizes that workers and micro batches do not divide.
+    """Refuse more workers than rows of a batch, and micro batches that no worker fills.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: there are.
     """
-    num_lanes = count_lanes(train.global_batch_size)
-    require(
-        num_lanes % scale.num_workers == 0,
-        "scale.num_workers",
-        scale.num_workers,
-        f"a divisor of {num_lanes}, the lanes that --train.global_batch_size {train.global_batch_size} makes",
-    )
-    rows_per_rank = train.global_batch_size // scale.num_workers
-    require(
-        train.micro_batch_size == 0 or rows_per_rank % train.micro_batch_size == 0,
-        "train.micro_batch_size",
-        train.micro_batch_size,
-        f"a divisor of {rows_per_rank}, a worker's share of --train.global_batch_size "
-        f"({train.global_batch_size} rows over {scale.num_workers} workers)",
-    )
-    require(
-        train.long_micro_batch_size == 0 or rows_per_rank % train.long_micro_batch_size == 0,
-        "train.long_micro_batch_size",
-        train.long_micro_batch_size,
-        f"a divisor of {rows_per_rank}, a worker's share of --train.global_batch_size",
-    )
+    size = train.global_batch_size
+    rule = f"at most {size}, for each worker needs a row of --train.global_batch_size"
+    require(scale.num_workers <= size, "scale.num_workers", scale.num_workers, rule)
+    share = -(-size // scale.num_workers)
+    rule = f"at most {share}, a worker's share of --train.global_batch_size ({size} rows)"
+    for name in ("micro_batch_size", "long_micro_batch_size"):
+        require(getattr(train, name) <= share, f"train.{name}", getattr(train, name), rule)
 
 
-def largest_divisor(number: int, at_most: int) -> int:
-    """Return the largest divisor of `number` that is not above `at_most`."""
-    return next(each for each in range(min(number, at_most), 0, -1) if number % each == 0)
+def find_largest_share(config: PretrainConfig, num_workers: int = 0) -> int:
+    """Return the rows of a global batch that a worker has at most; `num_workers` 0: as many as the run has."""
+    group, number = config.objective.group_rows, num_workers or config.scale.num_workers
+    return group * -(-(config.train.global_batch_size // group) // number)
 
 
-def count_lanes(global_batch_size: int) -> int:
-    """Return the number of lanes that a global batch takes its rows from; it depends on nothing else."""
-    return largest_divisor(global_batch_size, MAX_LANES)
+def count_passes(config: PretrainConfig, micro_batch_size: int, num_workers: int = 0) -> int:
+    """Return the forward passes of a step, on every worker: as many as its largest share takes."""
+    return -(-find_largest_share(config, num_workers) // micro_batch_size)
 
 
 def resolve_micro_batch_size(config: PretrainConfig) -> int:
@@ -531,9 +516,11 @@ def resolve_micro_batch_size(config: PretrainConfig) -> int:
 
 
 def _choose_rows(config: PretrainConfig, at_most: int) -> int:
-    """The most rows up to a number that divide a worker's share, and that cut no group of rows."""
-    share, group = config.train.global_batch_size // config.scale.num_workers, config.objective.group_rows
-    return group * largest_divisor(share // group, max(at_most // group, 1))
+    """The rows of a pass that cut no group of rows, in passes of about one size, as few as a number of rows allows."""
+    group = config.objective.group_rows
+    groups, most = find_largest_share(config) // group, max(at_most // group, 1)
+    passes = -(-groups // most)
+    return group * -(-groups // passes)
 
 
 def resolve_long_micro_batch_size(config: PretrainConfig) -> int:

@@ -13,7 +13,7 @@ Pooling = Literal["mean", "cls"]
 PoolingChoice = Literal["auto", "mean", "cls"]
 """The same where models are asked for vectors; auto: as each model was trained."""
 Views = Literal["dropout", "crop"]
-"""What two views of a row are (see training/views.py)."""
+"""What two views of a row are (see corpus/views.py)."""
 
 
 @option_group

@@ -1,144 +1,52 @@
-"""Manifest + (seed, epoch, batch) -> this rank's rows, in an order that no restart or resize changes.
+"""Prepared corpora + an order -> one rank's micro batches, masked and padded, from any global batch on.
 
-The order of an epoch is canonical: shards are permuted, then rows within fixed blocks of a shard, both by hashes of
-(seed, epoch). That sequence is cut into lanes of equal length, and global batch b takes rows b·r … b·r + r - 1 of
-every lane, r = batch size / number of lanes. A rank owns an equal share of the lanes, hence reads 1/world of the
-data, and the rows of a global batch depend on (seed, epoch, b) alone. Rows that fill no whole batch at the end of an
-epoch are dropped. Resuming means starting at another (epoch, batch): nothing is replayed.
+What a global batch holds is the sampler's (`corpus.sampler`), what becomes of its rows the maskers' (`corpus.batching`,
+`corpus.views`): both are functions of numbers, so nothing is replayed to start at another batch or on other ranks.
 
-Ray Data does the reading: every task fills a few batches from memory-mapped Arrow shards, in order, while the model
-trains on earlier ones.
+Ray Data does the reading, in one execution after the other: each has some tasks, which read from memory-mapped Arrow
+shards and make arrays ready for a model, while the model trains on those of the execution before. An execution costs
+some tenths of a second, however long it is. So the next one is twice as long, up to `MAX_ROWS`, whenever a model has
+used one up within `SECONDS`: a slow model's rows never take much memory, and a fast one soon waits for none. In memory
+are at most two executions, 2 · `MAX_ROWS` = 65,536 rows of a rank (or four batches, where its share of one is more), at
+some 20 bytes a token; rows are freed as they are used.
 """
 
 from __future__ import annotations
 
-import functools
+import pickle
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
 
-from domext_ray.config.pretrain import count_lanes
-from domext_ray.corpus.draws import hash_counters
+from domext_ray.corpus.batching import EPOCH, Arrays, join_rows
 from domext_ray.corpus.manifest import Manifest, take_rows
 from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
+from domext_ray.corpus.sampler import Sampler
 from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
 
-BLOCK_ROWS = 4096
-"""Rows that are shuffled among each other; a task touches a shard only near its lanes' places."""
-
 ROWS_PER_TASK = 1024
-TASKS_PER_DATASET = 4
-"""Reading tasks of one Ray Data execution, whose rows are all in memory before the first is used."""
+FIRST_TASKS = 2
+"""Reading tasks of the first Ray Data execution; all rows of an execution are made before one is used."""
+MAX_ROWS = 32 * ROWS_PER_TASK
+SECONDS = 20.0
+"""The longest execution, and the time within which a shorter one may be used up before the next is longer."""
 PREFETCHED_BATCHES = 4
+TASKS_AT_ONCE = 4  # of an execution; each is a process
 READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
-_SHARDS, _ROWS = 1, 2  # purposes of a hash: no two draws share their counters
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """The canonical order of a corpus under one seed and one global batch size.
-
-    Args:
-        shard_rows: rows of every shard, in manifest order.
-        seed: the run's seed.
-        global_batch_size: rows of one global batch.
-    """
-
-    shard_rows: tuple[int, ...]
-    seed: int
-    global_batch_size: int
-
-    def __post_init__(self) -> None:
-        if self.batches_per_epoch == 0:
-            raise CorpusError(
-                f"the corpus makes {sum(self.shard_rows)} rows, which fill no batch of {self.global_batch_size}; "
-                "give more text or lower --train.global_batch_size."
-            )
-
-    @property
-    def num_lanes(self) -> int:
-        """Lanes of the epoch, a function of the global batch size alone."""
-        return count_lanes(self.global_batch_size)
-
-    @property
-    def rows_per_lane(self) -> int:
-        """Rows that a lane gives to one global batch."""
-        return self.global_batch_size // self.num_lanes
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Whole global batches of an epoch."""
-        return sum(self.shard_rows) // self.num_lanes // self.rows_per_lane
-
-    @property
-    def num_dropped_rows(self) -> int:
-        """Rows at the end of every epoch that fill no batch (other rows each epoch)."""
-        return sum(self.shard_rows) - self.batches_per_epoch * self.global_batch_size
-
-    def positions(self, batches: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-        """Return places in the epoch's sequence of this rank's share of some global batches.
-
-        Args:
-            batches: int64 [K], numbers of global batches within the epoch.
-            rank: from 0 to `world_size` - 1.
-            world_size: number of ranks; must divide the number of lanes.
-
-        Returns:
-            int64 [K, global_batch_size / world_size].
-        """
-        lanes_per_rank = self.num_lanes // world_size
-        lanes = np.arange(rank * lanes_per_rank, (rank + 1) * lanes_per_rank)
-        lane_length = sum(self.shard_rows) // self.num_lanes
-        within = batches[:, None, None] * self.rows_per_lane + np.arange(self.rows_per_lane)
-        return (lanes[None, :, None] * lane_length + within).reshape(len(batches), -1)
-
-    def locate(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Map places in an epoch's sequence to rows of shards.
-
-        Args:
-            epoch: from 0.
-            positions: int64 [R], places in the epoch's sequence.
-
-        Returns:
-            Shard numbers in manifest order and row numbers within the shard, both int64 [R].
-        """
-        return locate_rows(self.shard_rows, self.seed, epoch, positions)
-
-
-def locate_rows(
-    shard_rows: Sequence[int], seed: int, epoch: int, positions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Map places in an epoch's sequence to rows of shards; see `BatchPlan.locate`."""
-    rows = np.asarray(shard_rows, dtype=np.int64)
-    order = np.argsort(hash_counters(seed, _SHARDS, epoch, np.arange(len(rows))), kind="stable")
-    ends = np.cumsum(rows[order])
-    slot = np.searchsorted(ends, positions, side="right")
-    shards = order[slot]
-    offsets = positions - (ends[slot] - rows[shards])
-    blocks = offsets // BLOCK_ROWS
-    located = np.empty_like(offsets)
-    for shard, block in np.unique(np.stack([shards, blocks], axis=1), axis=0):
-        chosen = (shards == shard) & (blocks == block)
-        first = int(block) * BLOCK_ROWS
-        size = min(BLOCK_ROWS, int(rows[shard]) - first)
-        permutation = _permute_block(seed, epoch, int(shard), int(block), size)
-        located[chosen] = first + permutation[offsets[chosen] - first]
-    return shards, located
-
-
-@functools.lru_cache(maxsize=256)
-def _permute_block(seed: int, epoch: int, shard: int, block: int, size: int) -> np.ndarray:
-    return np.argsort(hash_counters(seed, _ROWS, epoch, shard, block, np.arange(size)), kind="stable")
+RankBatch = tuple[list[Arrays], list[int]]
+"""One rank's micro batches of a global batch, and the tokens in them, by text of a mixture."""
 
 
 @dataclass(frozen=True)
@@ -162,143 +70,154 @@ class CorpusReader:
         return cls(manifest.paths("train"), rows, make_pair_drawer(manifest, "train", seed) if manifest.pairs else None)
 
     def read(self, epoch: int, shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-        """Return rows of an epoch, in the order asked for, with their `row_id` (see `RankBatch`)."""
+        """Return rows of an epoch, in the order asked for, with their `row_id` in the manifest and `EPOCH`."""
         starts = np.concatenate([[0], np.cumsum(self.shard_rows)])
         table = take_rows(self.paths, shards, rows)
         table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
-        return table if self.pair_drawer is None else self.pair_drawer.draw(table, epoch)
+        table = table if self.pair_drawer is None else self.pair_drawer.draw(table, epoch)
+        return table.append_column(EPOCH, pa.array(np.full(len(rows), epoch), type=pa.int32()))
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Batches that one Ray Data execution reads, a few in each of its tasks.
+class BatchReader:
+    """Makes one rank's micro batches of any global batches, where Ray runs it.
 
     Args:
-        read: numbers of global batches, int64 [K] -> the rank's rows of them, one batch behind the other.
-        paths: all files that it reads.
-        share: the rank's rows of one batch.
-        first_batch, last_batch: the batches, the last one not included.
-        batches_per_task: batches of one task.
-        epoch: the epoch that their numbers count in.
+        corpora: the prepared texts.
+        sampler: their order.
+        maskers: what makes batches of each text's rows; see `views.make_masker`.
+        is_kept: which texts the keeping term reads; empty: there is no such term.
+        rows: the rank's share of a global batch.
+        micro_batch_size: rows of a forward pass.
     """
 
-    read: Callable[[np.ndarray], pa.Table]
-    paths: tuple[str, ...]
-    share: int
-    first_batch: int
-    last_batch: int
-    batches_per_task: int
-    epoch: int = 0
+    corpora: tuple[CorpusReader, ...]
+    sampler: Sampler
+    maskers: tuple[Any, ...]
+    is_kept: tuple[bool, ...]
+    rows: slice
+    micro_batch_size: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the rank's share."""
+        return int(self.rows.stop - self.rows.start)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files that it reads."""
+        return tuple(path for corpus in self.corpora for path in corpus.paths)
+
+    def __call__(self, batches: np.ndarray) -> list[RankBatch]:
+        """Read, mask and pad the rank's rows of some global batches, int64 [K]."""
+        drawn = [self.sampler.draw(int(batch)) for batch in batches]
+        parts, numbers = (np.concatenate([each[i][self.rows] for each in drawn]) for i in range(2))
+        places = [np.flatnonzero(parts == part) for part in range(len(self.corpora))]
+        present = [part for part, own in enumerate(places) if len(own)]
+        masked = [self._mask(part, numbers[places[part]]) for part in present]
+        rows = masked[0]
+        if len(self.corpora) > 1:
+            is_kept = [self.is_kept[part] for part in present] if self.is_kept else None
+            rows = join_rows(masked, [places[part] for part in present], present, is_kept)
+        found = []
+        for first in range(0, len(parts), self.num_rows):
+            own = rows.cut(slice(first, first + self.num_rows))
+            micro_batches = self.maskers[0].collate(own, self.micro_batch_size)
+            found.append((micro_batches, own.count_tokens(len(self.corpora))))
+        return found
+
+    def read(self, part: int, numbers: np.ndarray) -> pa.Table:
+        """Return rows of a text by their number among all that are read of it."""
+        tables, places = [], []
+        for chosen, epoch, shards, rows in self.sampler.locate(part, numbers):
+            tables.append(self.corpora[part].read(epoch, shards, rows))
+            places.append(chosen)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks().take(pa.array(order))
+
+    def _mask(self, part: int, numbers: np.ndarray) -> Any:
+        rows = self.read(part, numbers)
+        return self.maskers[part].mask(rows, rows.column(EPOCH).to_numpy())
+
+
+@dataclass(frozen=True)
+class BatchRange:
+    """Global batches that one Ray Data execution makes, a few in each of its tasks.
+
+    Args:
+        read: numbers of global batches, int64 [K] -> what a rank gets of each.
+        first, last: the batches, the last one not included.
+        per_task: batches of one task.
+    """
+
+    read: Callable[[np.ndarray], Sequence[RankBatch]]
+    first: int
+    last: int
+    per_task: int
 
     def __call__(self, numbers: pa.Table) -> pa.Table:
-        """Read what some tasks, given by their numbers, have to read."""
-        tables = []
+        """Make what some tasks, given by their numbers, have to make."""
+        made = list[RankBatch]()
         for number in numbers.column(0).to_pylist():
-            first = self.first_batch + number * self.batches_per_task
-            tables.append(self.read(np.arange(first, min(first + self.batches_per_task, self.last_batch))))
-        return pa.concat_tables(tables)
+            first = self.first + number * self.per_task
+            made += self.read(np.arange(first, min(first + self.per_task, self.last)))
+        return pa.table({"batch": pa.array([pickle.dumps(each, protocol=5) for each in made], pa.large_binary())})
 
 
-@dataclass(frozen=True)
-class RankBatch:
-    """One rank's share of a global batch.
-
-    Args:
-        epoch: from 0.
-        batch: number of the global batch within the epoch, from 0.
-        rows: columns input_ids, word_starts and row_id (int64, the row's place in the manifest); of a corpus prepared
-            for pairs also second_start and next_sentence (see `PairDrawer.draw`).
-    """
-
-    epoch: int
-    batch: int
-    rows: pa.Table
-
-
-def stream_batches(
-    manifest: Manifest, plan: BatchPlan, *, rank: int, world_size: int, epoch: int = 0, batch: int = 0
-) -> Iterator[RankBatch]:
-    """Yield this rank's share of the global batches from (epoch, batch) on, without end.
+def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) -> Iterator[RankBatch]:
+    """Yield a rank's micro batches of the global batches from one on.
 
     Args:
-        manifest: the prepared corpus.
-        plan: order over the manifest's training shards.
-        rank: from 0 to `world_size` - 1.
-        world_size: number of ranks; must divide the number of lanes.
-        epoch: epoch to start in.
-        batch: global batch of that epoch to start at.
-    """
-    return stream_stretches(_plan_stretches(manifest, plan, rank, world_size, epoch, batch))
-
-
-def stream_stretches(stretches: Iterator[Stretch]) -> Iterator[RankBatch]:
-    """Yield the batches of stretches, without end; each is read while the model trains on the rows of the one before.
+        reader: makes them.
+        batch: global batch to start at.
+        end: global batch to end before; nothing beyond is read.
 
     Raises:
-        CorpusError: a shard has gone, or ended early.
+        CorpusError: a shard has gone.
     """
-    stretch = next(stretches)
-    reader = next_reader = Prefetch(_read(stretch))
+    per_task = max(1, ROWS_PER_TASK // reader.num_rows)
+    num_tasks, most_tasks = FIRST_TASKS, max(FIRST_TASKS, MAX_ROWS // (per_task * reader.num_rows))
+    running, started = list[Prefetch[RankBatch]](), time.monotonic()
     try:
         while True:
-            following = next(stretches)
-            next_reader = Prefetch(_read(following))
-            batch = stretch.first_batch
-            for rows in reader:
-                yield RankBatch(stretch.epoch, batch, rows)
-                batch += 1
-            if batch != stretch.last_batch:
-                raise CorpusError(f"the shards of {Path(stretch.paths[0]).parent} ended early; prepare them again.")
-            stretch, reader = following, next_reader
+            while len(running) < 2 and batch < end:  # the next one begins while a model trains on this one
+                last = min(batch + num_tasks * per_task, end)
+                running.append(Prefetch(_run(BatchRange(reader, batch, last, per_task), reader.paths)))
+                batch = last
+            if not running:
+                return
+            yield from running[0]
+            running.pop(0)
+            if time.monotonic() - started < SECONDS:
+                num_tasks = min(2 * num_tasks, most_tasks)
+            started = time.monotonic()
     finally:
-        reader.close()
-        next_reader.close()
+        for each in running:
+            each.close()
 
 
-def _plan_stretches(
-    manifest: Manifest, plan: BatchPlan, rank: int, world_size: int, epoch: int, batch: int
-) -> Iterator[Stretch]:
-    """Yield what to read from (epoch, batch) on, without end."""
-    corpus, share = CorpusReader.open(manifest, plan.seed), plan.global_batch_size // world_size
-    per_task = count_batches_per_task(share)
-    while True:
-        if batch >= plan.batches_per_epoch:
-            epoch, batch = epoch + 1, 0
-        last = min(plan.batches_per_epoch, batch + per_task * TASKS_PER_DATASET)
-        read = functools.partial(_read_share, corpus, plan, epoch, rank, world_size)
-        yield Stretch(read, corpus.paths, share, batch, last, per_task, epoch)
-        batch = last
-
-
-def count_batches_per_task(share: int) -> int:
-    """Return the batches that a reading task fills, given a rank's rows of one."""
-    return max(1, ROWS_PER_TASK // share)
-
-
-def _read_share(
-    corpus: CorpusReader, plan: BatchPlan, epoch: int, rank: int, world_size: int, batches: np.ndarray
-) -> pa.Table:
-    """A rank's rows of some global batches of one epoch."""
-    positions = plan.positions(batches, rank, world_size).reshape(-1)
-    return corpus.read(epoch, *plan.locate(epoch, positions))
-
-
-def _read(stretch: Stretch) -> Iterator[pa.Table]:
+def _run(batches: BatchRange, paths: Sequence[str]) -> Iterator[RankBatch]:
     configure_ray_data()
-    num_tasks = -(-(stretch.last_batch - stretch.first_batch) // stretch.batches_per_task)
+    num_tasks = -(-(batches.last - batches.first) // batches.per_task)
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
     dataset = numbers.map_batches(
-        stretch, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True
+        batches,
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=READ_CPUS,
+        zero_copy_batch=True,
+        compute=ray.data.TaskPoolStrategy(min(TASKS_AT_ONCE, num_tasks)),
     )
     # Not `iter_batches`: its scheduler polls without pause until the last batch is taken, at the cost of a core.
     try:
-        for reference in dataset.to_arrow_refs():
-            table = ray.get(reference)
-            for first in range(0, table.num_rows, stretch.share):
-                yield table.slice(first, stretch.share)
+        references = dataset.to_arrow_refs()
+        del dataset
+        while references:  # each is let go as soon as it is used
+            for each in ray.get(references.pop(0)).column("batch"):
+                yield pickle.loads(each.as_buffer())
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [each for each in stretch.paths if not Path(each).exists()]
+        gone = [each for each in paths if not Path(each).exists()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error

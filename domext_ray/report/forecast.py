@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.estimate import RowEstimate, estimate_rows
-from domext_ray.corpus.mixture import count_rows
 from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, NearDuplicates, count_near_duplicates
+from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer

@@ -1,24 +1,23 @@
 """Prepared corpora -> this rank's masked micro batches, step after step.
 
 Enters: the length phases of a run, each with its corpus and the texts beside it. Leaves:
-micro batches from any step on, the same whatever came before.
+micro batches from any step on, the same whatever came before; equally many on every rank.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.mixture import EPOCH, PART, stream_mixture
-from domext_ray.corpus.stream import RankBatch, stream_batches
-from domext_ray.training.objective import MaskedRows, join_rows
+from domext_ray.config.pretrain import PretrainConfig, count_passes
+from domext_ray.corpus.sampler import share_rows
+from domext_ray.corpus.stream import BatchReader, CorpusReader, stream_batches
+from domext_ray.corpus.views import make_masker
+from domext_ray.training.objective import to_batch
 from domext_ray.training.phases import Phase, seed_parts
-from domext_ray.training.views import make_masker
 
 
 class BatchMaker:
@@ -38,48 +37,36 @@ class BatchMaker:
         tokenizer: PreTrainedTokenizerBase,
         general_tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        self.phases = phases
+        self.config, self.phases = config, phases
         is_general = [False, *(part.keep for part in config.parts)]
         tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
-        seeds = seed_parts(config)
-        self.maskers = [
+        self.maskers = tuple(
             make_masker(each, config.objective, seed, packed=config.prepare.packed)
-            for each, seed in zip(tokenizers, seeds, strict=True)
-        ]
-        self.is_kept = [each and config.objective.keep != "none" for each in is_general]
+            for each, seed in zip(tokenizers, seed_parts(config), strict=True)
+        )
+        self.is_kept = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
 
     def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
         """Yield this rank's micro batches of every step from one on, and the tokens in them, by part of a mixture."""
         for phase in self.phases:
             if step >= phase.end_step:
                 continue
-            for each in _read(phase, step - phase.first_step, rank, world_size):
-                masked = self._mask(each)
-                tokens = masked.count_tokens(len(self.maskers))
-                yield self.maskers[0].collate(masked, phase.micro_batch_size), tokens
+            passes = count_passes(self.config, phase.micro_batch_size, world_size)
+            reader = self.open(phase, rank=rank, world_size=world_size)
+            end = min(phase.end_step, self.config.train.max_steps or sys.maxsize)
+            for arrays, tokens in stream_batches(reader, step - phase.first_step, end - phase.first_step):
+                batches = [to_batch(each) for each in arrays]
+                # A rank with a row less may have a pass less, for which the others would wait for ever at ZeRO-3.
+                batches += [batches[-1].without_weight()] * (passes - len(batches))
+                yield batches, tokens
                 step += 1
-                if step >= phase.end_step:
-                    break
 
-    def _mask(self, batch: RankBatch) -> Any:
-        """Mask a batch's rows, each part of a mixture with its own draws; or make views of them."""
-        if PART not in batch.rows.column_names:
-            return self.maskers[0].mask(batch.rows, batch.epoch)
-        parts, epochs = (batch.rows.column(name).to_numpy() for name in (PART, EPOCH))
-        rows, places, numbers = list[MaskedRows](), list[np.ndarray](), list[int]()
-        for part, epoch in sorted({*zip(parts.tolist(), epochs.tolist(), strict=True)}):
-            own = np.flatnonzero((parts == part) & (epochs == epoch))
-            rows.append(self.maskers[part].mask(batch.rows.take(pa.array(own)), epoch))
-            places.append(own)
-            numbers.append(part)
-        is_kept = [self.is_kept[part] for part in numbers] if any(self.is_kept) else None
-        return join_rows(rows, places, numbers, is_kept)
-
-
-def _read(phase: Phase, batch: int, rank: int, world_size: int) -> Iterator[RankBatch]:
-    """A phase's batches from one on."""
-    if phase.mixture is not None:
-        manifests = (phase.manifest, *phase.beside)
-        return stream_mixture(manifests, phase.mixture, rank=rank, world_size=world_size, batch=batch)
-    epoch, within = divmod(batch, phase.plan.batches_per_epoch)
-    return stream_batches(phase.manifest, phase.plan, rank=rank, world_size=world_size, epoch=epoch, batch=within)
+    def open(self, phase: Phase, *, rank: int, world_size: int) -> BatchReader:
+        """Return what reads a rank's share of the batches of a phase."""
+        sampler = phase.sampler
+        corpora = [
+            CorpusReader.open(manifest, part.seed)
+            for manifest, part in zip((phase.manifest, *phase.beside), sampler.parts, strict=True)
+        ]
+        rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.group_rows)
+        return BatchReader(tuple(corpora), sampler, self.maskers, self.is_kept, rows, phase.micro_batch_size)

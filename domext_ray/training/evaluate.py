@@ -31,10 +31,11 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.pairs import make_pair_drawer
+from domext_ray.corpus.views import make_masker
 from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
 from domext_ray.training.engine import Engine, sum_over_ranks
-from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
     CharacterSet,
@@ -44,7 +45,6 @@ from domext_ray.training.passages import (
     pad_rows,
     read_passages,
 )
-from domext_ray.training.views import make_masker
 
 GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
 PROBE_PASSES = 7
@@ -100,8 +100,8 @@ def build_domain_batches(
     table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[: num_grouped or len(order)]))
     if manifest.pairs:
         table = make_pair_drawer(manifest, split, EVALUATION_SEED).draw(table, epoch=0)
-    masker = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
-    return masker.collate(masker.mask(table, epoch=0), batch_size)
+    masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
+    return [to_batch(each) for each in masker.collate(masker.mask(table, epoch=0), batch_size)]
 
 
 def build_probe_batches(

@@ -18,19 +18,17 @@ import pyarrow as pa
 
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import (
-    MAX_LANES,
     ObjectiveConfig,
     PretrainConfig,
     resolve_first_long_step,
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
+from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.mixture import MixturePart, MixturePlan, Stage
 from domext_ray.corpus.pairs import LENGTH_TOLERANCE, MAX_ATTEMPTS
-from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan
-from domext_ray.training.objective import Masker
+from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage
 
 _REPLAY, _PART = 61, 67  # purposes of a hash: no two draws share their counters
 
@@ -41,34 +39,24 @@ class Phase:
 
     Args:
         manifest: the corpus, prepared for that length.
-        plan: the canonical order of its rows; in a mixture, of those of a run without.
+        sampler: the canonical order of its rows and of those beside it.
         first_step, end_step: 0-based, the end not included.
         micro_batch_size: rows of a forward pass.
-        beside: the texts of `config.parts`, prepared for that length; empty: there are none.
-        mixture: the canonical order of all together; None likewise.
+        beside: the texts of `config.parts`, prepared for that length.
     """
 
     manifest: Manifest
-    plan: BatchPlan
+    sampler: Sampler
     first_step: int
     end_step: int
     micro_batch_size: int
     beside: tuple[Manifest, ...] = ()
-    mixture: MixturePlan | None = None
 
     @property
     def steps_per_epoch(self) -> float:
         """Steps that read the corpus once, while a mixture has the shares that it begins with."""
-        if self.mixture is None:
-            return self.plan.batches_per_epoch
-        own = self.mixture.parts[0].share * self.mixture.global_batch_size
-        return float(self.mixture.rows_per_epoch(0) / own)
-
-    def count_epochs(self, num_steps: int) -> list[float]:
-        """Return the epochs of the corpus, and of each text beside it, in the phase's first steps."""
-        if self.mixture is None:
-            return [num_steps / self.plan.batches_per_epoch]
-        return self.mixture.count_epochs(num_steps)
+        own = self.sampler.parts[0].share * self.sampler.global_batch_size
+        return float(self.sampler.rows_per_epoch(0) / own)
 
 
 def make_phases(
@@ -84,21 +72,16 @@ def make_phases(
     sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
     starts = [0, resolve_first_long_step(config)] if len(manifests) > 1 else [0]
     ends: list[int] = [*starts[1:], sys.maxsize]
-    phases = [
-        Phase(manifest, make_plan(config, manifest), start, end, size)
-        for manifest, start, end, size in zip(manifests, starts, ends, sizes, strict=False)
-    ]
-    if not beside:
-        return phases
+    together = zip(manifests, *beside, strict=True)
     return [
-        replace(phase, beside=own, mixture=make_mixture(config, phase.manifest, own, phase.first_step))
-        for phase, own in zip(phases, zip(*beside, strict=True), strict=True)
+        Phase(own, make_sampler(config, (own, *others), start), start, end, size, tuple(others))
+        for (own, *others), start, end, size in zip(together, starts, ends, sizes, strict=False)
     ]
 
 
 def count_epochs(phases: Sequence[Phase], step: int) -> list[float]:
     """Return how often a run has read its corpus, and each text beside it, after some steps."""
-    read = [each.count_epochs(max(0, min(step, each.end_step) - each.first_step)) for each in phases]
+    read = [each.sampler.count_epochs(max(0, min(step, each.end_step) - each.first_step)) for each in phases]
     return [sum(each) for each in zip(*read, strict=True)]
 
 
@@ -129,8 +112,8 @@ def count_limited_steps(config: PretrainConfig, sizes: Sequence[tuple[int, int]]
     limits = [train.max_steps] if train.max_steps else []
     shares = [1.0] if len(sizes) == 1 else [1.0 - train.long_frac, train.long_frac]
     if train.epochs:
-        batches = [BatchPlan((rows,), config.seed, train.global_batch_size).batches_per_epoch for rows, _ in sizes]
-        epochs_per_step = sum(share / number for share, number in zip(shares, batches, strict=True))
+        texts = [Sampler((Part("--corpus", (rows,), config.seed),), train.global_batch_size) for rows, _ in sizes]
+        epochs_per_step = sum(share * each.count_epochs(1)[0] for share, each in zip(shares, texts, strict=True))
         epochs_per_step *= float(average_shares(config)[0])
         limits.append(round(train.epochs / epochs_per_step))
     if train.max_tokens:
@@ -153,30 +136,21 @@ def count_phase_steps(config: PretrainConfig, num_steps: int) -> list[int]:
     return [min(num_steps, first), max(0, num_steps - first)]
 
 
-def make_plan(config: PretrainConfig, manifest: Manifest) -> BatchPlan:
-    """Return the canonical order of a prepared corpus for this run."""
-    rows = tuple(each.num_rows for each in manifest.records("train"))
-    return BatchPlan(rows, config.seed, config.train.global_batch_size)
-
-
-def make_mixture(
-    config: PretrainConfig, manifest: Manifest, beside: Sequence[Manifest], first_step: int = 0
-) -> MixturePlan:
+def make_sampler(config: PretrainConfig, manifests: Sequence[Manifest], first_step: int = 0) -> Sampler:
     """Return the canonical order of a prepared corpus and of the texts beside it for this run.
 
     Args:
         config: the run, its horizon resolved.
-        manifest: the corpus.
-        beside: the texts of `config.parts`.
-        first_step: of the run's steps, the mixture's first batch.
+        manifests: the corpus, and the texts of `config.parts`.
+        first_step: of the run's steps, the sampler's first batch.
     """
     first, *changes = make_stages(config, first_step)
     names = ["--corpus", *(part.option for part in config.parts)]
     parts = tuple(
-        MixturePart(name, tuple(each.num_rows for each in own.records("train")), seed, share)
-        for name, own, seed, share in zip(names, (manifest, *beside), seed_parts(config), first.shares, strict=True)
+        Part(name, tuple(each.num_rows for each in own.records("train")), seed, share)
+        for name, own, seed, share in zip(names, manifests, seed_parts(config), first.shares, strict=True)
     )
-    return MixturePlan(parts, config.train.global_batch_size, tuple(changes))
+    return Sampler(parts, config.train.global_batch_size, tuple(changes))
 
 
 def make_stages(config: PretrainConfig, first_step: int = 0) -> list[Stage]:
@@ -219,15 +193,15 @@ def seed_parts(config: PretrainConfig) -> list[int]:
 
 def describe_order() -> dict[str, Any]:
     """Return what decides the rows and masks of a run beside its options: constants, and digests of made examples."""
-    plan = BatchPlan((2 * BLOCK_ROWS + 37, 101), seed=1, global_batch_size=96)
-    numbers = np.arange(0, plan.batches_per_epoch, 9)
-    located = [plan.locate(3, plan.positions(numbers, rank, 2).reshape(-1)) for rank in range(2)]
+    sampler = Sampler((Part("", (2 * BLOCK_ROWS + 37, 101), seed=1),), global_batch_size=96)
+    numbers = np.concatenate([sampler.draw(batch)[1] for batch in range(0, 300, 9)])
+    located = [each for *_, shards, rows in sampler.locate(0, numbers) for each in (shards, rows)]
     return {
         "max_lanes": MAX_LANES,
         "block_rows": BLOCK_ROWS,
         "pair_attempts": MAX_ATTEMPTS,
         "pair_length_tolerance": LENGTH_TOLERANCE,
-        "rows": _digest([each for pair in located for each in pair]),
+        "rows": _digest(located),
         "masks": _digest(_mask_example()),
     }
 

@@ -11,7 +11,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from domext_ray.config.pretrain import PretrainConfig, resolve_long_micro_batch_size, resolve_micro_batch_size
+from domext_ray.config.pretrain import (
+    PretrainConfig,
+    count_passes,
+    resolve_long_micro_batch_size,
+    resolve_micro_batch_size,
+)
+from domext_ray.corpus.batching import round_up
+from domext_ray.corpus.views import make_full_views
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.graft import Extensions, build_model, choose_attention, store_base
@@ -20,10 +27,9 @@ from domext_ray.training.engine import MaskedLoss, Objective, move_batch
 from domext_ray.training.flops import count_work
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.memory import Sharding, plan_memory
-from domext_ray.training.objective import MaskedBatch, round_up
+from domext_ray.training.objective import MaskedBatch, ViewBatch, to_batch
 from domext_ray.training.optimizer import build_optimizer
 from domext_ray.training.vectors import attach_decoder, make_vector_loss
-from domext_ray.training.views import ViewBatch, make_full_views
 
 TIMED_SECONDS = 2.0
 NUM_TIMED = 10
@@ -151,7 +157,7 @@ def estimate_memory(trial: Trial) -> dict[str, int]:
         model_config.attention_probs_dropout_prob = 0.0
     plans = []
     for batch, rows in zip(trial.batches, _list_rows(config), strict=True):
-        accumulates = config.train.global_batch_size // num_workers > rows
+        accumulates = count_passes(config, rows) > 1
         sharding = Sharding(engine.zero_stage, num_workers, accumulates, is_offloaded, is_on_gpu)
         recomputes = engine.activation_checkpointing
         plans.append(plan_memory(trial.objective, batch, sharding, recomputes=recomputes))
@@ -174,7 +180,7 @@ def make_full_batch(config: PretrainConfig, vocab_size: int, num_rows: int, leng
     draw = torch.Generator().manual_seed(0)
     input_ids = torch.randint(vocab_size, (num_rows, length), generator=draw)
     if config.objective.makes_vectors:
-        return make_full_views(input_ids.numpy(), config.objective)
+        return cast(ViewBatch, to_batch(make_full_views(input_ids.numpy(), config.objective)))
     share = 1.0 if config.objective.is_left_to_right else config.objective.mask_prob
     num_positions = round_up(max(1, round(share * input_ids.numel())))
     positions = torch.arange(min(num_positions, input_ids.numel()))

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus.views import pad_contrasted, pad_denoised
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.training.engine import Objective
+from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.start import DECODER
-from domext_ray.training.views import ViewBatch, pad_contrasted, pad_denoised
 
 
 class VectorLoss(Objective):
@@ -61,7 +62,7 @@ class ContrastLoss(VectorLoss):
     def make_empty(self) -> ViewBatch:
         """See `Objective.make_empty`."""
         rows = [np.zeros(8, dtype=np.int64)] * 2
-        return pad_contrasted(rows, rows, pad_id=0).without_weight()
+        return cast(ViewBatch, to_batch(pad_contrasted(rows, rows, pad_id=0)).without_weight())
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None, weights: Tensor, **_: None) -> Any:
         """Return the sum of the rows' losses (fp32), and in eval mode how many rows found their own second view."""
@@ -81,7 +82,7 @@ class DenoiseLoss(VectorLoss):
     def make_empty(self) -> ViewBatch:
         """See `Objective.make_empty`."""
         rows = [np.zeros(8, dtype=np.int64)]
-        return pad_denoised(rows, rows, pad_id=0).without_weight()
+        return cast(ViewBatch, to_batch(pad_denoised(rows, rows, pad_id=0)).without_weight())
 
     def forward(
         self,

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
+from domext_ray.config.pretrain import PretrainConfig, count_passes, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
@@ -213,7 +213,7 @@ class PretrainWorker:
             optim=config.optim,
             warmup_steps=resolve_warmup_steps(config),
             micro_batch_size=self.phases[0].micro_batch_size,
-            accumulation_steps=config.train.global_batch_size // self.world_size // self.phases[0].micro_batch_size,
+            accumulation_steps=count_passes(config, self.phases[0].micro_batch_size, self.world_size),
             seed=config.seed,
             device=self.device,
             objective=make_loss(config, self.base, network, self.fixed, self.device),

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from benchmarks.as_worker import strip_allocator
@@ -24,7 +23,9 @@ from benchmarks.steps import SECONDS
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
-from domext_ray.corpus.manifest import read_manifest, take_rows
+from domext_ray.corpus.batching import Masker
+from domext_ray.corpus.manifest import read_manifest
+from domext_ray.corpus.stream import BatchReader, CorpusReader
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import load_base
@@ -33,9 +34,9 @@ from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.training.metrics import find_last_step, read_metrics
-from domext_ray.training.objective import Masker
+from domext_ray.training.objective import to_batch
 from domext_ray.training.optimizer import compute_learning_rate
-from domext_ray.training.phases import make_plan
+from domext_ray.training.phases import make_sampler
 from domext_ray.training.start import build_run_model, read_run_config
 
 OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
@@ -108,9 +109,9 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     fingerprint = identity["corpus_fingerprint"]
     manifest = read_manifest(Path(options.cache_dir, fingerprint[:16]))
     tokenizer = load_tokenizer(run_dir / "tokenizer")
-    masker = Masker(tokenizer, config.objective, config.seed)
-    plan, paths = make_plan(config, manifest), [str(manifest.folder / each.path) for each in manifest.train]
-    starts = np.concatenate([[0], np.cumsum(plan.shard_rows)])
+    masker, num_rows = Masker(tokenizer, config.objective, config.seed), config.train.global_batch_size
+    corpora, sampler = (CorpusReader.open(manifest, config.seed),), make_sampler(config, [manifest])
+    reader = BatchReader(corpora, sampler, (masker,), (), slice(0, num_rows), num_rows)
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
@@ -126,9 +127,8 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
         started = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = compute_learning_rate(step, config.optim, config.optim.warmup_steps)
-        shards, rows = plan.locate(0, plan.positions(np.array([step]), 0, 1).reshape(-1))
-        table = take_rows(paths, shards, rows).append_column("row_id", pa.array(starts[shards] + rows))
-        (batch,) = masker.collate(masker.mask(table, 0), config.train.global_batch_size)
+        (([arrays], _),) = reader(np.array([step]))
+        batch = to_batch(arrays)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.engine.uses_bf16):
             logits = model(
                 batch.input_ids, attention_mask=batch.attention_mask, masked_positions=batch.masked_positions

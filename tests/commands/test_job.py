@@ -195,7 +195,10 @@ def test_a_number_out_of_range_is_refused_or_harmless(name: str) -> None:
         ("--method lora.yaml", "--method is 'lora.yaml', and is a group of options; give them by name, such as"),
         ("--method {headz:1}", "--method, line 1: 'method.headz:1' is no option; did you mean method.heads"),
         ("--seed -1", "--seed is -1; it must be 0 or more."),
-        ("--scale.num_workers 1e9", "--scale.num_workers is 1000000000; it must be from 1 to 64."),
+        (
+            "--scale.num_workers 1e9",
+            "--scale.num_workers is 1000000000; it must be at most 32, for each worker",
+        ),
         ("--train.max_steps 1.5", "--train.max_steps is '1.5'; it must be a whole number."),
         ("--optim.lr nan", "--optim.lr is 'nan'; it must be a finite number."),
         ("--shape.num_hidden_layers 1e15", "it must be from 1 to 1,000."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,8 +17,9 @@ from domext_ray.corpus import pairs, shards
 from domext_ray.corpus.manifest import Manifest, read_manifest, verify_shards
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, Chunk, build_chunks, choose_sentences, make_pair_drawer
 from domext_ray.corpus.rows import RowSettings
+from domext_ray.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.stream import BatchPlan, stream_batches
+from domext_ray.corpus.stream import BatchReader, CorpusReader
 from domext_ray.errors import CorpusError
 
 NUM_DOCUMENTS = 400
@@ -268,20 +268,18 @@ def test_preparation_writes_chunks(prepared: Manifest, tokenizer_dir: Path) -> N
     assert [asdict(each) for each in plain.texts] == [asdict(each) for each in prepared.texts]
 
 
-def test_the_stream_of_pairs_does_not_depend_on_world_size_or_restarts(prepared: Manifest) -> None:
-    plan = BatchPlan(tuple(each.num_rows for each in prepared.train), seed=5, global_batch_size=16)
-    num_batches = plan.batches_per_epoch + 2
-    streams = {}
-    for world_size in (1, 2):
-        shares = []
-        for rank in range(world_size):
-            stream = stream_batches(prepared, plan, rank=rank, world_size=world_size)
-            shares.append([each.rows.to_pylist() for each in itertools.islice(stream, num_batches)])
-        streams[world_size] = [[row for share in batch for row in share] for batch in zip(*shares, strict=True)]
-    assert streams[1] == streams[2]
-    resumed = next(stream_batches(prepared, plan, rank=0, world_size=1, epoch=1, batch=1))
-    assert resumed.rows.to_pylist() == streams[1][-1]
-    labels = [row["next_sentence"] for batch in streams[1] for row in batch]
+def test_pairs_of_a_batch_do_not_depend_on_the_ranks(prepared: Manifest) -> None:
+    sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in prepared.train), seed=5),), 16)
+    corpora, batches = (CorpusReader.open(prepared, 5),), prepared.num_rows("train") // 16 + 2
+    reader = BatchReader(corpora, sampler, (), (), slice(0, 16), 16)
+    read = [reader.read(0, sampler.draw(batch)[1]).to_pylist() for batch in range(batches)]
+    for world_size in (2, 3):
+        shares = [share_rows(16, rank, world_size) for rank in range(world_size)]
+        for batch in (0, batches - 1):
+            numbers = sampler.draw(batch)[1]
+            assert [row for own in shares for row in reader.read(0, numbers[own]).to_pylist()] == read[batch]
+    assert read[-1][-1]["epoch"] == 1
+    labels = [row["next_sentence"] for batch in read for row in batch]
     assert abs(np.mean(labels) - 0.5) < 0.06
 
 

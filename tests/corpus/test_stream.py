@@ -1,4 +1,4 @@
-"""The canonical order: a function of (seed, epoch, batch), whatever the number of ranks and the place of a restart."""
+"""Batches that Ray Data makes are those of the order, masked in its tasks, whatever the ranks and the restarts."""
 
 from __future__ import annotations
 
@@ -6,120 +6,153 @@ import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from test_sampler import Sampler, list_rows, make_alone, make_curriculum, make_mixture
+from transformers import BertTokenizer
 
-from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus import stream
+from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.manifest import Manifest, ShardRecord
-from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan, Prefetch, stream_batches
+from domext_ray.corpus.sampler import share_rows
+from domext_ray.corpus.stream import BatchReader, CorpusReader, Prefetch, RankBatch, stream_batches
 from domext_ray.errors import CorpusError
 
-SHARD_ROWS = (137, 5, 9001, 64)
-
-
-def read_epoch(plan: BatchPlan, epoch: int, world_size: int) -> np.ndarray:
-    """Row ids of every global batch, ranks side by side: int64 [batches, global batch]."""
-    batches = np.arange(plan.batches_per_epoch)
-    starts = np.concatenate([[0], np.cumsum(plan.shard_rows)])
-    shares = []
-    for rank in range(world_size):
-        positions = plan.positions(batches, rank, world_size)
-        shards, rows = plan.locate(epoch, positions.reshape(-1))
-        shares.append((starts[shards] + rows).reshape(positions.shape))
-    return np.concatenate(shares, axis=1)
-
-
-@pytest.mark.parametrize("world_size", [2, 4, 8, 16])
-def test_order_does_not_depend_on_world_size(world_size: int) -> None:
-    plan = BatchPlan(SHARD_ROWS, seed=3, global_batch_size=48)
-    np.testing.assert_array_equal(read_epoch(plan, 1, 1), read_epoch(plan, 1, world_size))
-
-
-def test_an_epoch_reads_every_row_once_but_for_the_reported_tail() -> None:
-    plan = BatchPlan(SHARD_ROWS, seed=0, global_batch_size=48)
-    rows = read_epoch(plan, 0, 1).reshape(-1)
-    assert len(np.unique(rows)) == len(rows) == sum(SHARD_ROWS) - plan.num_dropped_rows
-    assert rows.min() >= 0 and rows.max() < sum(SHARD_ROWS)
-    assert plan.num_dropped_rows < 2 * 48
-
-
-def test_seed_and_epoch_change_the_order() -> None:
-    plan, other = BatchPlan(SHARD_ROWS, 0, 48), BatchPlan(SHARD_ROWS, 1, 48)
-    first = read_epoch(plan, 0, 1)
-    assert (first != read_epoch(plan, 1, 1)).mean() > 0.9
-    assert (first != read_epoch(other, 0, 1)).mean() > 0.9
-
-
-def test_rows_mix_within_blocks_only() -> None:
-    plan = BatchPlan((3 * BLOCK_ROWS,), seed=0, global_batch_size=1)
-    _, rows = plan.locate(0, np.arange(3 * BLOCK_ROWS))
-    np.testing.assert_array_equal(rows // BLOCK_ROWS, np.repeat([0, 1, 2], BLOCK_ROWS))
-    assert (rows[:BLOCK_ROWS] != np.arange(BLOCK_ROWS)).mean() > 0.9
-
-
-def test_golden_order() -> None:
-    """The order is part of every checkpoint's meaning: these numbers must never change."""
-    plan = BatchPlan((7, 11), seed=42, global_batch_size=6)
-    assert hash_counters(1, 2, 3).tolist() == [7702586659592502839]
-    assert read_epoch(plan, 0, 1).tolist() == [[6, 2, 4, 13, 12, 10], [0, 3, 15, 9, 8, 14], [1, 5, 17, 7, 16, 11]]
-
-
-def test_too_few_rows_is_an_error() -> None:
-    with pytest.raises(CorpusError, match="7 rows, which fill no batch of 8"):
-        BatchPlan((3, 4), seed=0, global_batch_size=8)
-
-
-def test_hash_is_uniform() -> None:
-    draws = to_uniform(hash_counters(7, 1, 0, np.arange(200_000)))
-    counts, _ = np.histogram(draws, bins=20, range=(0, 1))
-    assert np.abs(counts / 10_000 - 1).max() < 0.05
+NUM_WORDS = 1200
+SAMPLERS = {
+    "one text": lambda: make_alone(26, 5, (300, 50, 700)),
+    "two texts": lambda: make_mixture("0.3", 26),
+    "a curriculum": lambda: make_curriculum(26),
+}
 
 
 def write_corpus(folder: Path, shard_rows: tuple[int, ...]) -> Manifest:
-    """Shards whose rows hold their own number."""
+    """Shards whose rows hold their own number and a word more, each a token after the special ones."""
+    folder.mkdir(exist_ok=True)
     records, number = [], 0
     for i, size in enumerate(shard_rows):
-        ids = [[2, number + j, 3] for j in range(size)]
+        ids = [[2, 5 + number + j, *[5 + j % 7] * (j % 9), 3] for j in range(size)]
         table = pa.table(
             {
                 "input_ids": pa.array(ids, type=pa.list_(pa.int32())),
-                "word_starts": pa.array([[True] * 3] * size, type=pa.list_(pa.bool_())),
+                "word_starts": pa.array([[True] * len(each) for each in ids], type=pa.list_(pa.bool_())),
             }
         )
         with pa.OSFile(str(folder / f"train-{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=100)
-        records.append(ShardRecord(f"train-{i}.arrow", size, 3 * size, ""))
+        records.append(ShardRecord(f"train-{i}.arrow", size, sum(map(len, ids)), ""))
         number += size
     return Manifest(folder, "f", 8, "t", {}, tuple(records), (), number, {})
 
 
-def test_ray_data_reads_the_plan_in_order_and_resumes_anywhere(tmp_path: Path, local_ray: None) -> None:
-    manifest = write_corpus(tmp_path, (300, 50, 700))
-    plan = BatchPlan((300, 50, 700), seed=5, global_batch_size=24)
-    expected = np.concatenate([read_epoch(plan, 0, 1), read_epoch(plan, 1, 1)])
-    for world_size in (1, 2):
-        shares = []
-        for rank in range(world_size):
-            stream = stream_batches(manifest, plan, rank=rank, world_size=world_size)
-            read = list(itertools.islice(stream, plan.batches_per_epoch + 3))
-            assert [each.epoch for each in read[-4:]] == [0, 1, 1, 1]
-            rows = [each.rows for each in read]
-            for table in rows:
-                ids = [row[1] for row in table.column("input_ids").to_pylist()]
-                assert ids == table.column("row_id").to_pylist()
-            shares.append(np.array([table.column("row_id").to_pylist() for table in rows]))
-        np.testing.assert_array_equal(np.concatenate(shares, axis=1), expected[: plan.batches_per_epoch + 3])
-    resumed = next(stream_batches(manifest, plan, rank=0, world_size=1, epoch=1, batch=2))
-    assert resumed.rows.column("row_id").to_pylist() == expected[plan.batches_per_epoch + 2].tolist()
+def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int = 1, size: int = 6) -> BatchReader:
+    """A rank's reader of corpora that lie in a folder, written if they are not; the second text is kept."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(NUM_WORDS))]
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+    corpora = [write_corpus(folder / str(i), part.shard_rows) for i, part in enumerate(sampler.parts)]
+    readers = [CorpusReader.open(each, part.seed) for each, part in zip(corpora, sampler.parts, strict=True)]
+    maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
+    is_kept = (False, True, False)[: len(readers)] if len(readers) > 1 else ()
+    rows = share_rows(sampler.global_batch_size, rank, world_size)
+    return BatchReader(tuple(readers), sampler, tuple(maskers), is_kept, rows, size)
+
+
+def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
+    """The rows of micro batches without padding: as they were, what the model sees, and whether a row is kept."""
+    found = []
+    for each in batch[0]:
+        ids = each["input_ids"].copy()
+        counts = each["weights"] > 0
+        kept: set[int] = set()
+        if each["kept"] is not None:
+            own = each["kept"]["weights"] > 0
+            counts[each["kept"]["places"][own]] = True
+            kept = {*each["kept"]["rows"].tolist()} if own.any() else kept
+        ids.reshape(-1)[each["masked_positions"][counts]] = each["labels"][counts]
+        for i, row in enumerate(ids):
+            length = int((row > 0).sum())
+            found.append((row[:length].tolist(), each["input_ids"][i, :length].tolist(), i in kept))
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_any_number_of_ranks_reads_and_masks_the_same_rows(name: str, tmp_path: Path) -> None:
+    sampler = SAMPLERS[name]()
+    batches = np.array([0, 7, 8, 41])
+    whole = [take_apart(each) for each in open_reader(tmp_path, sampler)(batches)]
+    for batch, rows in zip(batches, whole, strict=True):
+        drawn = list_rows(sampler, int(batch))
+        assert [ids[1] - 5 for ids, _, _ in rows] == [row for _, _, row in drawn]
+        assert all(part == 1 for (part, _, _), (_, _, is_kept) in zip(drawn, rows, strict=True) if is_kept)
+        assert any(ids != seen for ids, seen, _ in rows)
+    for world_size in (3, 5, 7):
+        readers = [open_reader(tmp_path, sampler, rank, world_size, size=2) for rank in range(world_size)]
+        shares = [[take_apart(each) for each in reader(batches)] for reader in readers]
+        assert [[row[:2] for share in each for row in share] for each in zip(*shares, strict=True)] == [
+            [row[:2] for row in each] for each in whole
+        ]
+
+
+def test_masks_of_an_epoch_are_those_of_the_epoch_in_a_batch_that_ends_one(tmp_path: Path) -> None:
+    sampler = make_alone(80, 5, (90,))
+    reader = open_reader(tmp_path, sampler)
+    drawn = list_rows(sampler, 0)
+    assert {epoch for _, epoch, _ in drawn} == {0, 1}
+    ((batch, tokens),) = reader(np.array([0]))
+    table = pa.concat_tables([reader.read(0, sampler.draw(0)[1][i : i + 1]) for i in range(80)])
+    alone = [reader.maskers[0].mask(table.slice(i, 1), epoch) for i, (_, epoch, _) in enumerate(drawn)]
+    assert [seen for _, seen, _ in take_apart((batch, tokens))] == [each.inputs.tolist() for each in alone]
+    assert tokens == [sum(len(each.inputs) for each in alone)]
+
+
+def test_ray_data_makes_the_batches_in_order_from_any_on(
+    tmp_path: Path, local_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ROWS_PER_TASK", 52)
+    monkeypatch.setattr(stream, "MAX_ROWS", 8 * 52)
+    sampler = make_mixture("0.3", 26)
+    reader = open_reader(tmp_path, sampler)
+    expected = [take_apart(each) for each in reader(np.arange(60))]
+    assert [take_apart(each) for each in itertools.islice(stream_batches(reader), 60)] == expected
+    second = open_reader(tmp_path, sampler, 1, 3)
+    found = next(stream_batches(second, 47))
+    assert take_apart(found) == take_apart(second(np.array([47]))[0])
+    assert [row[:2] for row in take_apart(found)] == [row[:2] for row in expected[47][8:17]]
+
+
+def test_executions_grow_while_they_are_used_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[tuple[int, int]] = []
+    now = itertools.count(step=7)
+
+    def run(batches: stream.BatchRange, _: Any) -> Iterator[int]:
+        ranges.append((batches.first, batches.last))
+        yield from range(batches.first, batches.last)
+
+    monkeypatch.setattr(stream, "_run", run)
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    reader = BatchReader((), make_alone(512), (), (), slice(0, 512), 32)
+    batches: Iterator[Any] = stream_batches(reader, 5)
+    assert list(itertools.islice(batches, 300)) == [*range(5, 305)]
+    lengths = [last - first for first, last in ranges]
+    assert lengths[:7] == [4, 4, 8, 16, 32, 64, 64] and max(lengths) * 512 == stream.MAX_ROWS
+    monkeypatch.setattr(stream, "SECONDS", 5.0)
+    ranges.clear()
+    assert list(stream_batches(reader, 0, 41)) == [*range(41)] and ranges[-1] == (40, 41)
+    assert list(stream_batches(reader, 3, 3)) == []
+    ranges.clear()
+    assert list(itertools.islice(stream_batches(reader), 40)) and {last - first for first, last in ranges} == {4}
 
 
 def test_a_shard_that_has_gone_is_named(tmp_path: Path, local_ray: None) -> None:
-    manifest = write_corpus(tmp_path, (300,))
-    (tmp_path / "train-0.arrow").unlink()
+    reader = open_reader(tmp_path, make_alone(24, 5, (300,)))
+    (tmp_path / "0" / "train-0.arrow").unlink()
     with pytest.raises(CorpusError, match=r"train-0\.arrow has gone; the same command prepares it again"):
-        next(stream_batches(manifest, BatchPlan((300,), seed=5, global_batch_size=24), rank=0, world_size=1))
+        next(stream_batches(reader))
 
 
 def test_prefetch_starts_at_once_and_hands_over_items_and_errors() -> None:

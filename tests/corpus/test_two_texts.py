@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,18 @@ from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainC
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE
+from domext_ray.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.stream import BatchPlan, stream_batches
+from domext_ray.corpus.stream import BatchReader, CorpusReader, RankBatch, stream_batches
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, describe_dropped
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.two_texts import NO_TOKEN, build_two_text_rows
+from domext_ray.corpus.views import make_masker
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.training.evaluate import build_domain_batches
-from domext_ray.training.views import make_masker
 
 PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]
@@ -144,17 +144,18 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
     return prepare_corpus(str(path), PAIR, tokenizer_dir, 16, folder / "cache")
 
 
-def read_views(
-    manifest: Manifest, tokenizer_dir: Path, *, rank: int, world_size: int, batch: int = 0
-) -> Iterator[list[int]]:
-    """The user's rows of a rank's share of batches; that both views are of one is required."""
-    plan = BatchPlan(tuple(each.num_rows for each in manifest.train), seed=5, global_batch_size=16)
-    viewer = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5)
-    for each in stream_batches(manifest, plan, rank=rank, world_size=world_size, batch=batch):
-        (views,) = viewer.collate(viewed := viewer.mask(each.rows, each.epoch), len(each.rows))
-        titles, bodies = views.input_ids.numpy().reshape(2, len(each.rows), -1)
-        assert viewed.count_tokens(1) == [int(views.attention_mask.sum())], "both texts are read"
-        yield [require_one_row(*(ids[ids != 0] for ids in pair)) for pair in zip(titles, bodies, strict=True)]
+def open_reader(manifest: Manifest, tokenizer_dir: Path, rank: int, world_size: int, group: int = 1) -> BatchReader:
+    sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in manifest.train), seed=5),), 16)
+    masker, corpora = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5), (CorpusReader.open(manifest, 5),)
+    return BatchReader(corpora, sampler, (masker,), (), share_rows(16, rank, world_size, group), 16)
+
+
+def list_rows(batch: RankBatch) -> list[int]:
+    """The user's rows of a rank's share of a batch; that both views are of one is required."""
+    ((views,), tokens) = batch
+    titles, bodies = np.split(views["input_ids"], 2)
+    assert tokens == [int(views["attention_mask"].sum())], "both texts are read"
+    return [require_one_row(*(ids[ids != 0] for ids in pair)) for pair in zip(titles, bodies, strict=True)]
 
 
 def test_the_corpus_says_what_it_holds_and_lost(prepared: Manifest) -> None:
@@ -164,17 +165,18 @@ def test_the_corpus_says_what_it_holds_and_lost(prepared: Manifest) -> None:
 
 
 def test_batches_hold_pairs_whatever_the_workers_and_go_on_anywhere(prepared: Manifest, tokenizer_dir: Path) -> None:
-    num_batches = prepared.num_rows("train") // 16 // 16 * 16 + 3
+    batches = np.arange(prepared.num_rows("train") // 16 + 3)
     read = {}
-    for world_size in (1, 2, 4):
-        streams = (read_views(prepared, tokenizer_dir, rank=rank, world_size=world_size) for rank in range(world_size))
-        shares = [list(itertools.islice(each, num_batches)) for each in streams]
+    for world_size, group in ((1, 1), (2, 1), (3, 4), (4, 4), (5, 1), (7, 1)):
+        readers = [open_reader(prepared, tokenizer_dir, rank, world_size, group) for rank in range(world_size)]
+        shares = [[list_rows(each) for each in reader(batches)] for reader in readers]
+        assert all(len(rows) % group == 0 for share in shares for rows in share), "groups that are compared stay whole"
         read[world_size] = [list(itertools.chain(*batch)) for batch in zip(*shares, strict=True)]
-    assert read[1] == read[2] == read[4]
+    assert all(each == read[1] for each in read.values())
     seen = [row for batch in read[1][: prepared.num_rows("train") // 16] for row in batch]
     assert len(set(seen)) == len(seen) > 500
-    resumed = read_views(prepared, tokenizer_dir, rank=1, world_size=2, batch=20)
-    assert [next(resumed), next(resumed)] == [each[8:] for each in read[1][20:22]]
+    resumed = stream_batches(open_reader(prepared, tokenizer_dir, 1, 2), 20)
+    assert [list_rows(next(resumed)) for _ in range(2)] == [each[8:] for each in read[1][20:22]]
 
 
 def test_held_out_pairs_are_scored(prepared: Manifest, tokenizer_dir: Path) -> None:

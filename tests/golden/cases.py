@@ -372,7 +372,7 @@ pretrain af --optim.lr nan
 pretrain af --optim.on_non_finite ignore
 pretrain af --dry_run perhaps
 pretrain af --corpus texts/lines.txt texts/more.txt --seed 1
-pretrain af --train.global_batch_size 30 --scale.num_workers 4
+pretrain af --train.global_batch_size 30 --scale.num_workers 31
 pretrain af --engine.offload true
 pretrain af --method.layers 9-3
 pretrain af --method.name lora

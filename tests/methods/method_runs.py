@@ -34,6 +34,7 @@ from domext_ray.config.pretrain import (
     TrainConfig,
     VocabConfig,
 )
+from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
 from domext_ray.corpus.vocabulary.extension import import_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
@@ -50,7 +51,7 @@ from domext_ray.training.checkpoint import (
 )
 from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.keeping import make_loss
-from domext_ray.training.objective import MaskedBatch, MaskedRows, Masker, join_rows
+from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.start import apply_start, build_run_model, check_start, load_start, pick_fixed, read_extensions
 
 CPU = torch.device("cpu")
@@ -220,7 +221,8 @@ def draw_batches(
         found.append(np.flatnonzero(kept[share] == is_kept))
         parts.append(masker.mask(table.slice(share.start, NUM_ROWS // world_size).take(found[-1]), epoch=0))
     own = join_rows(parts, found, [0, 1], [False, True]) if row.keep else parts[0]
-    return Masker(tokenizers[0], objective, seed=3).collate(own, MICRO_BATCH), counts[0], counts[1]
+    batches = Masker(tokenizers[0], objective, seed=3).collate(own, MICRO_BATCH)
+    return [to_batch(each) for each in batches], counts[0], counts[1]
 
 
 def train(engine: Engine, row: Row, places: Places, first: int, last: int) -> list[StepFigures]:

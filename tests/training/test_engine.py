@@ -26,6 +26,7 @@ from torch import nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
+from domext_ray.corpus.sampler import share_rows
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -355,6 +356,21 @@ def measure_two(folder: Path, stages: Stages) -> dict[str, Any]:
     }
 
 
+def measure_uneven(_: Path, stages: Stages) -> dict[str, Any]:
+    """Eight rows on three workers, two a pass: the first has a pass less, and repeats one that counts nothing."""
+    results: dict[str, Any] = {}
+    share = share_rows(ROWS, dist.get_rank(), dist.get_world_size())
+    for stage in stages:
+        engine, figures = build_engine(stage, 2), list[StepFigures]()
+        for step in range(STEPS):
+            rows = draw_rows(step)
+            parts = [join(rows[i : min(i + 2, share.stop)]) for i in range(share.start, share.stop, 2)]
+            parts += [parts[-1].without_weight()] * (2 - len(parts))
+            figures.append(engine.train_step(parts, sum(each.num_masked for each in rows), step))
+        results[f"{stage}/2"] = figures, engine.gather_state()
+    return {"losses": results}
+
+
 def measure_four(_: Path, stages: Stages) -> dict[str, Any]:
     return {"losses": measure_losses(stages)}
 
@@ -439,6 +455,12 @@ def check_steps(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int
 @each_stage
 def test_steps_equal_the_bare_loop(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int) -> None:
     check_steps(ranks, bare, stage, accumulation_steps)
+
+
+def test_uneven_shares_equal_the_bare_loop(bare: Any, tmp_path: Path) -> None:
+    ranks = launch(3, measure_uneven, tmp_path, (0, 3))
+    for stage in (0, 3):
+        check_steps(ranks, bare, stage, 2)
 
 
 @pytest.mark.slow

@@ -25,15 +25,16 @@ from domext_ray.config.pretrain import (
     VocabConfig,
     resolve_micro_batch_size,
 )
+from domext_ray.corpus.views import Viewer
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.graft import build_model, detach
 from domext_ray.training.engine import Engine, TrainState, join_alone, move_batch
+from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.start import DECODER
 from domext_ray.training.vectors import attach_decoder, make_vector_loss
-from domext_ray.training.views import ViewBatch, Viewer
 
 DENOISE = ObjectiveConfig(kind="denoise")
 CROP = ObjectiveConfig(kind="contrast", views="crop", contrast_rows=4)
@@ -69,7 +70,7 @@ def make_viewer(folder: Path, objective: ObjectiveConfig) -> Viewer:
 
 def make_batches(folder: Path, objective: ObjectiveConfig, size: int = 8, num_rows: int = 8) -> list[ViewBatch]:
     viewer = make_viewer(folder, objective)
-    return viewer.collate(viewer.mask(make_rows(num_rows), epoch=0), size)
+    return [to_batch(each) for each in viewer.collate(viewer.mask(make_rows(num_rows), epoch=0), size)]
 
 
 def make_engine(
@@ -291,7 +292,8 @@ VALID = PretrainConfig(
         ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
         ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400.0; .*0 with --objective.kind contrast"),
         ({"base": "none"}, "--objective.kind is 'contrast'; .*masked or left_to_right when --base is none"),
-        ({"scale": ScaleConfig(num_workers=8)}, "--objective.contrast_rows is 4; .*a divisor of 2, the rows of a work"),
+        ({"scale": ScaleConfig(num_workers=5)}, "--scale.num_workers is 5; .*at most 4, for each worker needs a group"),
+        ({"train": TrainConfig(global_batch_size=18)}, "--objective.contrast_rows is 4; .*a divisor of .*_size .18"),
         ({"train": TrainConfig(global_batch_size=16, micro_batch_size=2)}, "--train.micro_batch_size is 2; .*multiple"),
         (
             {"objective": replace(CROP, views="dropout"), "train": TrainConfig(global_batch_size=16, dropout=0.0)},

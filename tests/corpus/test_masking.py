@@ -12,8 +12,9 @@ import torch
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus.batching import MaskedRows, Masker, pad_masked
 from domext_ray.errors import ConfigError
-from domext_ray.training.objective import NO_LABEL, Masker, pad_batch
+from domext_ray.training.objective import NO_LABEL, MaskedBatch, pad_batch, to_batch
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]"]
 NUM_WORDS = 500
@@ -40,6 +41,10 @@ def make_rows(num_rows: int, length: int = 62, seed: int = 0) -> pa.Table:
             "row_id": pa.array(np.arange(num_rows) + 1000),
         }
     )
+
+
+def collate(masker: Masker, rows: MaskedRows, micro_batch_size: int) -> list[MaskedBatch]:
+    return [to_batch(each) for each in masker.collate(rows, micro_batch_size)]
 
 
 @pytest.mark.parametrize("whole_word", [False, True])
@@ -112,11 +117,29 @@ def test_slices_of_a_table_mask_alike(tokenizer: BertTokenizer) -> None:
     np.testing.assert_array_equal(masker.mask(rows.slice(7, 2), 0).inputs, masker.mask(rows, 0).inputs[7 * 64 : 9 * 64])
 
 
+def test_rows_of_several_epochs_are_masked_as_those_of_each(tokenizer: BertTokenizer) -> None:
+    rows, masker, epochs = make_rows(30), Masker(tokenizer, ObjectiveConfig(), seed=1), np.arange(30) % 3
+    whole = masker.mask(rows, epochs)
+    for epoch in range(3):
+        own = masker.mask(rows.take(pa.array(np.flatnonzero(epochs == epoch))), epoch)
+        np.testing.assert_array_equal(own.inputs, whole.inputs[np.repeat(epochs, whole.lengths) == epoch])
+
+
+def test_a_pass_that_counts_nothing_counts_nothing() -> None:
+    rows = MaskedRows(np.arange(8), np.arange(8), np.arange(8) % 2 == 1, np.array([5, 3]))
+    rows = replace(rows, second_starts=np.array([2, 1]), next_sentence=np.array([0, 1]), parts=np.array([0, 2]))
+    batch = to_batch(pad_masked(replace(rows, is_kept=np.array([False, True])), pad_id=0))
+    assert batch.num_masked > 0 < batch.num_kept and batch.num_pairs == 2 and batch.count_predicted(3) == [2, 0, 2]
+    silent = batch.without_weight()
+    assert silent.num_masked == silent.num_kept == silent.num_pairs == 0 and silent.count_predicted(3) == [0, 0, 0]
+    assert torch.equal(silent.input_ids, batch.input_ids)
+
+
 def test_collate_cuts_and_pads(tokenizer: BertTokenizer) -> None:
     masker = Masker(tokenizer, ObjectiveConfig(), seed=1)
     rows = pa.concat_tables([make_rows(3, length=62), make_rows(2, length=20)]).combine_chunks()
     masked = masker.mask(rows, epoch=0)
-    first, second, third = masker.collate(masked, micro_batch_size=2)
+    first, second, third = collate(masker, masked, micro_batch_size=2)
     assert first.input_ids.shape == (2, 64) and first.attention_mask is None
     assert second.input_ids.shape == (2, 64)
     assert second.attention_mask is not None and second.attention_mask.sum(1).tolist() == [64, 22]
@@ -129,14 +152,14 @@ def test_collate_cuts_and_pads(tokenizer: BertTokenizer) -> None:
 
 def test_places_are_those_of_all_tokens_and_few_of_padding(tokenizer: BertTokenizer) -> None:
     masker, rows = Masker(tokenizer, ObjectiveConfig(), seed=1), pa.concat_tables([make_rows(6, 62), make_rows(6, 22)])
-    (batch,) = masker.collate(masker.mask(rows, epoch=0), micro_batch_size=12)
+    (batch,) = collate(masker, masker.mask(rows, epoch=0), micro_batch_size=12)
     assert batch.attention_mask is not None and batch.places is not None
     is_token = batch.attention_mask.flatten().bool()
     assert len(batch.places) == 576  # 6 · 64 + 6 · 24 = 528 tokens
     assert batch.places.diff().min() > 0 and torch.isin(is_token.nonzero().flatten(), batch.places).all()
     assert torch.isin(batch.masked_positions, batch.places).all()
-    (full,) = masker.collate(masker.mask(make_rows(4, 62), epoch=0), micro_batch_size=4)
-    (nearly,) = masker.collate(masker.mask(pa.concat_tables([make_rows(31), make_rows(1, 22)]), epoch=0), 32)
+    (full,) = collate(masker, masker.mask(make_rows(4, 62), epoch=0), micro_batch_size=4)
+    (nearly,) = collate(masker, masker.mask(pa.concat_tables([make_rows(31), make_rows(1, 22)]), epoch=0), 32)
     assert full.places is None and nearly.places is None and nearly.attention_mask is not None
 
 
@@ -160,7 +183,7 @@ def test_a_batch_without_a_masked_token_has_one_filler() -> None:
 def test_left_to_right_predicts_the_next_token(tokenizer: BertTokenizer) -> None:
     masker = Masker(tokenizer, ObjectiveConfig(kind="left_to_right"), seed=1)
     rows = pa.concat_tables([make_rows(2, length=30), make_rows(1, length=20), make_rows(1, length=1)])
-    first, second = masker.collate(masker.mask(rows.combine_chunks(), epoch=3), micro_batch_size=3)
+    first, second = collate(masker, masker.mask(rows.combine_chunks(), epoch=3), micro_batch_size=3)
     ids = rows.column("input_ids").to_pylist()
     for i, row in enumerate(ids[:3]):
         assert first.input_ids[i, : len(row)].tolist() == row, "nothing is masked"
@@ -197,7 +220,7 @@ def make_pairs(num_rows: int) -> pa.Table:
 def test_pairs_keep_segments_and_labels(tokenizer: BertTokenizer) -> None:
     rows = make_pairs(7)
     masker = Masker(tokenizer, ObjectiveConfig(next_sentence=True), seed=1)
-    batches = masker.collate(masker.mask(rows, epoch=0), micro_batch_size=3)
+    batches = collate(masker, masker.mask(rows, epoch=0), micro_batch_size=3)
     labels = [label for each in batches for label in each.next_sentence_labels.tolist()]  # type: ignore[union-attr]
     assert labels == [1, 0, 0, 1, 0, 0, 1] and [each.num_pairs for each in batches] == [3, 3, 1]
     filler = replace(batches[0], next_sentence_labels=torch.tensor([NO_LABEL, 1, NO_LABEL]))
@@ -216,7 +239,7 @@ def test_pairs_are_masked_as_any_row(tokenizer: BertTokenizer) -> None:
     masked = masker.mask(rows, epoch=0)
     plain = masker.mask(rows.select(["input_ids", "word_starts", "row_id"]), epoch=0)
     np.testing.assert_array_equal(masked.inputs, plain.inputs)
-    assert plain.second_starts is None and masker.collate(plain, 900)[0].next_sentence_labels is None
+    assert plain.second_starts is None and collate(masker, plain, 900)[0].next_sentence_labels is None
     assert not masked.selected[masked.labels < len(SPECIALS)].any()
     assert masked.selected.mean() == pytest.approx(0.15 * 30 / 33, abs=0.01)
     turned = masker.mask(rows.take(pa.array([5, 2])), epoch=0)

@@ -9,55 +9,24 @@ their row, whatever worker reads it; dropout, as everywhere, follows from seed, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import torch
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
 from domext_ray.corpus.two_texts import SECOND_START
-from domext_ray.training.objective import PADDING_MULTIPLE, Masker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _DELETE, _LENGTH, _PLACE = 14, 15, 16  # purposes of a hash: no two draws share their counters
 CROP_SHARES = 0.1, 0.5
 """Least and greatest share of a row's words in a stretch of it."""
-
-
-@dataclass(frozen=True)
-class ViewBatch:
-    """One forward pass of an objective that makes vectors of B rows.
-
-    Args:
-        input_ids: int64 [R, N], what becomes vectors: the first views and, for contrast, the second behind them.
-        attention_mask: int64 [R, N], or None when nothing is padded.
-        weights: float32, 1 for what counts and 0 for filler: [B], a row, for contrast; [P], a token, for denoise.
-        decoder_ids: int64 [B, M], denoise: the second views, padded, as the decoder reads them; None for contrast.
-        positions: int64 [P], places in the flattened [B·M] whose next token is written; None likewise.
-        labels: int64 [P], these tokens; None likewise.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor | None
-    weights: torch.Tensor
-    decoder_ids: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    labels: torch.Tensor | None = None
-
-    num_pairs = num_kept = 0
-
-    @property
-    def num_masked(self) -> int:
-        """What the loss is a mean of: rows (contrast), or tokens to write (denoise)."""
-        return int(self.weights.sum().item())
-
-    def without_weight(self) -> ViewBatch:
-        """Return the same forward pass, of which nothing counts."""
-        return replace(self, weights=torch.zeros_like(self.weights))
 
 
 @dataclass(frozen=True)
@@ -72,6 +41,10 @@ class ViewedRows:
         """Return the tokens of the second views, or of both parts, as those of the one part of a mixture."""
         assert num_parts == 1, "objectives that make vectors read one text"
         return [sum(map(len, [*self.first, *self.second] if self.are_parts else self.second))]
+
+    def cut(self, rows: slice) -> ViewedRows:
+        """Return some rows that follow each other."""
+        return ViewedRows(self.first[rows], self.second[rows], self.are_parts)
 
 
 class Viewer:
@@ -88,26 +61,26 @@ class Viewer:
         self.pad_id = int(tokenizer.pad_token_id)
         self.special_ids = np.array(sorted(tokenizer.all_special_ids), dtype=np.int64)
 
-    def mask(self, rows: pa.Table, epoch: int) -> ViewedRows:
+    def mask(self, rows: pa.Table, epoch: int | np.ndarray) -> ViewedRows:
         """Make the views of a table of rows.
 
         Args:
             rows: columns input_ids, word_starts (lists of equal lengths), row_id, and second_start where rows are two
                 texts.
-            epoch: views differ from epoch to epoch.
+            epoch: views differ from epoch to epoch; of all rows, or int64 [R].
         """
         ids, lengths = flatten_lists(rows, "input_ids")
         starts, _ = flatten_lists(rows, "word_starts")
         cuts = np.cumsum(lengths)[:-1]
         whole, word_starts = np.split(ids.astype(np.int64), cuts), np.split(starts, cuts)
-        row_ids = rows.column("row_id").to_pylist()
+        row_ids, epochs = rows.column("row_id").to_pylist(), np.broadcast_to(epoch, len(lengths)).tolist()
         if SECOND_START in rows.column_names:
             seconds = rows.column(SECOND_START).to_pylist()
             parts = [np.split(each, [second]) for each, second in zip(whole, seconds, strict=True)]
             return ViewedRows([first for first, _ in parts], [second for _, second in parts], are_parts=True)
 
         def draw(make: Callable[..., np.ndarray], *more: int) -> list[np.ndarray]:
-            return [make(*each, epoch, *more) for each in zip(whole, word_starts, row_ids, strict=True)]
+            return [make(*each, *more) for each in zip(whole, word_starts, row_ids, epochs, strict=True)]
 
         if self.objective.kind == "denoise":
             return ViewedRows(draw(self._delete), whole)
@@ -136,7 +109,7 @@ class Viewer:
         end = firsts[first + num_words] if first + num_words < len(firsts) else len(ids) - 1
         return np.concatenate([ids[:1], ids[firsts[first] : end], ids[-1:]])
 
-    def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[ViewBatch]:
+    def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[Arrays]:
         """Cut viewed rows into micro batches, each as long as its longest row, rounded up to a multiple of 8.
 
         Args:
@@ -150,8 +123,8 @@ class Viewer:
 
 def make_masker(
     tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
-) -> Any:
-    """Return what makes an objective's batches of rows: a `Masker`, or a `Viewer`; both have `mask` and `collate`.
+) -> Masker | Viewer:
+    """Return what makes an objective's batches of rows.
 
     Args:
         tokenizer: the rows'.
@@ -169,38 +142,43 @@ def _find_words(word_starts: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(word_starts, np.arange(len(word_starts)), 0))
 
 
-def pad_contrasted(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> ViewBatch:
-    """Pad B rows' views into one batch of 2B."""
-    return ViewBatch(*_pad([*first, *second], pad_id), torch.ones(len(first)))
+def pad_contrasted(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
+    """Pad B rows' views into one forward pass of 2B; see `training.objective.ViewBatch`."""
+    return {**_pad([*first, *second], pad_id), "weights": np.ones(len(first), dtype=np.float32)}
 
 
-def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> ViewBatch:
-    """Pad B rows' views into one batch whose second views are written; without a token to write, one has weight 0."""
-    decoder_ids, _ = _pad(second, pad_id)
+def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
+    """Pad B rows' views into one pass whose second views are written; without a token to write, one has weight 0."""
+    decoder_ids = _pad(second, pad_id)["input_ids"]
     follows = np.zeros(decoder_ids.shape, dtype=bool)
     for row, each in enumerate(second):
         follows[row, : len(each) - 1] = True
-    positions = torch.from_numpy(np.flatnonzero(follows))
-    weights = torch.ones(len(positions))
+    positions = np.flatnonzero(follows)
+    weights = np.ones(len(positions), dtype=np.float32)
     if not len(positions):
-        positions, weights = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
-    labels = decoder_ids.flatten()[positions + 1]
-    return ViewBatch(*_pad(first, pad_id), weights, decoder_ids, positions, labels)
+        positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
+    labels = decoder_ids.reshape(-1)[positions + 1]
+    return {
+        **_pad(first, pad_id),
+        "weights": weights,
+        "decoder_ids": decoder_ids,
+        "positions": positions,
+        "labels": labels,
+    }
 
 
-def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> ViewBatch:
-    """Return a batch of the greatest size that views of full rows [B, N] have, to time."""
+def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> Arrays:
+    """Return a forward pass of the greatest size that views of full rows [B, N] have, to time."""
     if objective.kind == "denoise":
         return pad_denoised([*rows[:, : round(rows.shape[1] * (1 - objective.delete_prob))]], [*rows], 0)
     return pad_contrasted([*rows], [*rows], 0)
 
 
-def _pad(rows: Sequence[np.ndarray], pad_id: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _pad(rows: Sequence[np.ndarray], pad_id: int) -> Arrays:
     """Token ids [R, N] and their mask; no mask where nothing is padded."""
     lengths = np.array([len(each) for each in rows])
     size = -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.full((len(rows), size), pad_id, dtype=np.int64)
-    for row, each in enumerate(rows):
-        padded[row, : len(each)] = each
     is_token = np.arange(size) < lengths[:, None]
-    return torch.from_numpy(padded), None if is_token.all() else torch.from_numpy(is_token.astype(np.int64))
+    padded[is_token] = np.concatenate(rows)
+    return {"input_ids": padded, "attention_mask": None if is_token.all() else is_token.astype(np.int64)}

@@ -1,0 +1,284 @@
+"""Rows -> masked, padded micro batches; pure, every draw a hash of (seed, epoch, row, position).
+
+Enters: rows of a prepared corpus. Leaves: `Arrays`, one forward pass each, of which training makes tensors. All of
+it is numpy, so that the tasks that read rows make batches of them, and a training process has nothing left to do.
+
+Rows that are pairs (see `corpus.pairs`) keep their segments and their next-sentence labels.
+
+BERT section 3.1: 15 % of the tokens are predicted; of these 80 % are replaced by [MASK], 10 % by a random ordinary
+token, 10 % stay. With whole-word masking (AF Adapter's setting) one draw decides for all tokens of a word. Because
+a draw depends on the row and on nothing around it, masks move with the row, whatever worker reads it.
+
+Section 5.1, left to right: nothing is masked, and every token of a row but the last predicts the one after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.corpus.draws import hash_counters, to_uniform
+from domext_ray.corpus.manifest import flatten_lists
+
+if TYPE_CHECKING:  # reading tasks, which unpickle maskers, need neither transformers nor torch
+    from transformers import PreTrainedTokenizerBase
+
+Arrays = dict[str, Any]
+"""A forward pass as numpy arrays, by the fields of `training.objective`'s batches; what is missing is None there."""
+EPOCH = "epoch"
+"""Column of rows that are read for training: int32, how often their text was read before."""
+
+_SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
+PADDING_MULTIPLE = 8
+PLACES_MULTIPLE = 64
+MOST_PLACES = 0.95
+"""Share of a batch's places up to which its padding is left out; above it, moving the tokens costs what it saves."""
+_FLAT = ("inputs", "labels", "selected")  # fields of `MaskedRows` that have a value for every token
+
+
+@dataclass(frozen=True)
+class MaskedRows:
+    """Rows after masking, flat: S tokens of R rows.
+
+    Args:
+        inputs: int64 [S], tokens that the model sees.
+        labels: int64 [S], tokens as they were; from left to right the next ones, 0 at the end of a row.
+        selected: bool [S], places where something is predicted.
+        lengths: int64 [R], tokens a row.
+        second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
+        next_sentence: int64 [R], next-sentence labels; None likewise.
+        is_kept: bool [R], rows of general text that the keeping term reads; None: there is no such term.
+        parts: int64 [R], the part of a mixture that each row is of; None: there are none.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    selected: np.ndarray
+    lengths: np.ndarray
+    second_starts: np.ndarray | None = None
+    next_sentence: np.ndarray | None = None
+    is_kept: np.ndarray | None = None
+    parts: np.ndarray | None = None
+
+    def count_tokens(self, num_parts: int) -> list[int]:
+        """Return the tokens of each part; of rows that are no mixture's all of them."""
+        parts = np.zeros(len(self.lengths), dtype=np.int64) if self.parts is None else self.parts
+        return [int(each) for each in np.bincount(parts, self.lengths, minlength=num_parts)]
+
+    def cut(self, rows: slice) -> MaskedRows:
+        """Return some rows that follow each other."""
+        first = int(self.lengths[: rows.start].sum())
+        tokens = slice(first, first + int(self.lengths[rows].sum()))
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return MaskedRows(**{name: each[tokens if name in _FLAT else rows] for name, each in values.items()})
+
+
+def join_rows(
+    groups: Sequence[MaskedRows],
+    places: Sequence[np.ndarray],
+    numbers: Sequence[int],
+    is_kept: Sequence[bool] | None,
+) -> MaskedRows:
+    """Join groups of a mixture's rows, each masked on its own.
+
+    Args:
+        groups: the rows, all of them pairs or none.
+        places: for each group, where in the batch its rows are; int64.
+        numbers: for each group, the part that it is of.
+        is_kept: for each group, whether the keeping term reads it; None: there is no such term.
+    """
+    order = np.argsort(np.concatenate(places), kind="stable")
+    lengths = np.concatenate([each.lengths for each in groups])
+    firsts = np.cumsum(lengths) - lengths
+    tokens = np.concatenate([np.arange(firsts[row], firsts[row] + lengths[row]) for row in order])
+
+    def join(name: str) -> np.ndarray | None:
+        values = [getattr(each, name) for each in groups]
+        return None if any(each is None for each in values) else np.concatenate(values)[order]
+
+    flat = {name: np.concatenate([getattr(each, name) for each in groups])[tokens] for name in _FLAT}
+
+    def spread(values: Sequence[int]) -> np.ndarray:
+        return np.concatenate([np.full(len(each), value) for each, value in zip(places, values, strict=True)])[order]
+
+    return MaskedRows(
+        **flat,
+        lengths=lengths[order],
+        second_starts=join("second_starts"),
+        next_sentence=join("next_sentence"),
+        is_kept=None if is_kept is None else spread(is_kept),
+        parts=spread(numbers),
+    )
+
+
+class Masker:
+    """Masks rows for one tokenizer, objective and seed.
+
+    Args:
+        tokenizer: gives the special tokens, which are never predicted and never drawn as replacements.
+        objective: rates, and whether words are masked as wholes.
+        seed: the run's seed.
+        packed: rows have several documents, each of which begins with [CLS].
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
+    ) -> None:
+        self.objective = objective
+        self.first_id = tokenizer.cls_token_id if packed else None
+        self.seed = seed
+        self.mask_id = tokenizer.mask_token_id
+        self.pad_id = tokenizer.pad_token_id
+        entries = tokenizer.get_vocab()
+        self.is_special = np.zeros(max(entries.values()) + 1, dtype=bool)
+        self.is_special[list(tokenizer.all_special_ids)] = True
+        # Of the entries, not of all numbers below the last one: ids may have gaps.
+        used = sorted({i for token, i in entries.items() if not token.startswith("[unused")})
+        self.ordinary_ids = np.array([i for i in used if not self.is_special[i]], dtype=np.int64)
+
+    def mask(self, rows: pa.Table, epoch: int | np.ndarray) -> MaskedRows:
+        """Mask a table of rows.
+
+        Args:
+            rows: columns input_ids, word_starts (lists of equal lengths) and row_id; pairs have second_start and
+                next_sentence, too.
+            epoch: masks differ from epoch to epoch; of all rows, or int64 [R].
+        """
+        tokens, lengths = flatten_lists(rows, "input_ids")
+        starts, _ = flatten_lists(rows, "word_starts")
+        tokens = tokens.astype(np.int64)
+        if self.objective.is_left_to_right:
+            return _shift(tokens, lengths)
+        row_ids, row_of = rows.column("row_id").to_numpy(), np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        drawn_at = positions
+        if self.objective.whole_word:
+            # The first token of a row always starts a word, so the running maximum never leaves its row.
+            flat = np.where(starts | (positions == 0), np.arange(len(tokens)), 0)
+            drawn_at = positions[np.maximum.accumulate(flat)] if len(tokens) else positions
+
+        def draw(purpose: int, places: np.ndarray, at: np.ndarray) -> np.ndarray:
+            of_rows = hash_counters(self.seed, purpose, epoch, row_ids)
+            return hash_counters(at[places], start=of_rows[row_of[places]])
+
+        selected = to_uniform(draw(_SELECT, np.arange(len(tokens)), drawn_at)) < self.objective.mask_prob
+        selected &= ~self.is_special[tokens]
+        inputs = tokens.copy()
+        chosen = np.flatnonzero(selected)
+        action = to_uniform(draw(_ACTION, chosen, positions))
+        masked = action < self.objective.mask_token_frac
+        replaced = ~masked & (action < self.objective.mask_token_frac + self.objective.random_token_frac)
+        inputs[chosen[masked]] = self.mask_id
+        random = chosen[replaced]
+        draws = draw(_REPLACEMENT, random, positions)
+        inputs[random] = self.ordinary_ids[(draws % np.uint64(len(self.ordinary_ids))).astype(np.int64)]
+        pair_columns = [
+            rows.column(name).to_numpy().astype(np.int64) if name in rows.column_names else None
+            for name in ("second_start", "next_sentence")
+        ]
+        return MaskedRows(inputs, tokens, selected, lengths, *pair_columns)
+
+    def collate(self, rows: MaskedRows, micro_batch_size: int) -> list[Arrays]:
+        """Cut masked rows into micro batches, each as long as its longest row, rounded up to a multiple of 8.
+
+        Args:
+            rows: the rows of this rank's share of a global batch.
+            micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
+        """
+        firsts = range(0, len(rows.lengths), micro_batch_size)
+        each_cut = (rows.cut(slice(first, first + micro_batch_size)) for first in firsts)
+        return [pad_masked(each, self.pad_id, first_id=self.first_id, with_filler=True) for each in each_cut]
+
+
+def _shift(tokens: np.ndarray, lengths: np.ndarray) -> MaskedRows:
+    """Let every token of a row but the last predict the next one; rows are flat, as in `MaskedRows`."""
+    is_last = np.zeros(len(tokens), dtype=bool)
+    is_last[np.cumsum(lengths) - 1] = True
+    return MaskedRows(tokens, np.where(is_last, 0, np.roll(tokens, -1)), ~is_last, lengths)
+
+
+def pad_masked(
+    rows: MaskedRows, pad_id: int, *, pad_to: int = 0, first_id: int | None = None, with_filler: bool = False
+) -> Arrays:
+    """Pad rows into one forward pass; without any predicted token, one filler position has weight 0.
+
+    Args:
+        rows: B rows.
+        pad_id: id of [PAD].
+        pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
+        first_id: id of the token that each document of a row begins with; None: a row is one document.
+        with_filler: more filler brings P to `round_up` of the predicted tokens.
+
+    Returns:
+        The fields of `training.objective.MaskedBatch`.
+    """
+    lengths = rows.lengths
+    length = pad_to or -(-int(lengths.max()) // PADDING_MULTIPLE) * PADDING_MULTIPLE
+    places = np.arange(length)
+    shown = places < lengths[:, None]
+    input_ids = np.full(shown.shape, pad_id, dtype=np.int64)
+    original, chosen = np.zeros_like(input_ids), np.zeros_like(shown)
+    input_ids[shown], original[shown], chosen[shown] = rows.inputs, rows.labels, rows.selected
+    predicted = np.flatnonzero(chosen)
+    num_positions = max(1, round_up(len(predicted)) if with_filler else len(predicted))
+    weights = (np.arange(num_positions) < len(predicted)).astype(np.float32)
+    masked_positions = np.concatenate([predicted, np.zeros(num_positions - len(predicted), dtype=np.int64)])
+    parts = None if rows.parts is None else np.where(weights > 0, rows.parts[masked_positions // length], -1)
+    kept = None if rows.is_kept is None else _find_kept(rows.is_kept, masked_positions, weights, length)
+    segments = None if rows.second_starts is None else (shown & (places >= rows.second_starts[:, None]))
+    return {
+        "input_ids": input_ids,
+        "attention_mask": None if shown.all() else shown.astype(np.int64),
+        "token_type_ids": None if segments is None else segments.astype(np.int64),
+        "masked_positions": masked_positions,
+        "labels": original.reshape(-1)[masked_positions],
+        "weights": weights,
+        "next_sentence_labels": rows.next_sentence,
+        "kept": kept,
+        "parts": parts,
+        "document_ids": None if first_id is None else (input_ids == first_id).cumsum(1),
+        "places": _find_places(shown),
+    }
+
+
+def round_up(num_predicted: int) -> int:
+    """Return how many positions a micro batch with some predicted tokens has: at most a sixteenth more of them.
+
+    They are a multiple of a power of two, so that few numbers occur: a CPU makes new kernels for every new one, which
+    took 4 % of a step of a small base.
+    """
+    multiple = 1 << max(0, (num_predicted // 16).bit_length() - 1)
+    return num_predicted + -num_predicted % multiple
+
+
+def _find_places(is_token: np.ndarray) -> np.ndarray | None:
+    """Return `MaskedBatch.places` of padded rows; None where leaving padding out saves too little."""
+    shown = is_token.reshape(-1).copy()
+    num_tokens = int(shown.sum())
+    num_places = -(-num_tokens // PLACES_MULTIPLE) * PLACES_MULTIPLE
+    if num_places > MOST_PLACES * len(shown):
+        return None
+    shown[np.flatnonzero(~shown)[: num_places - num_tokens]] = True
+    return np.flatnonzero(shown)
+
+
+def _find_kept(is_kept: np.ndarray, masked_positions: np.ndarray, weights: np.ndarray, length: int) -> Arrays:
+    """Give the keeping term its rows and predicted positions, whose weights become 0; a filler where there are none.
+
+    Every batch has a row of it: ranks that made another number of forward passes would wait for each other at ZeRO-3.
+    """
+    rows = np.flatnonzero(is_kept)
+    in_rows = is_kept[masked_positions // length] & (weights > 0)
+    weights[in_rows] = 0.0
+    places = np.flatnonzero(in_rows)
+    if not len(places):
+        rows, filler = rows if len(rows) else np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        return {"rows": rows, "places": filler, "positions": filler.copy(), "weights": np.zeros(1, dtype=np.float32)}
+    kept = masked_positions[places]
+    positions = np.searchsorted(rows, kept // length) * length + kept % length
+    return {"rows": rows, "places": places, "positions": positions, "weights": np.ones(len(places), dtype=np.float32)}

@@ -1,0 +1,66 @@
+"""Runs that 3, then 5, then 2 workers train, which divide no global batch, make the steps of one worker."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
+from pretrain_jobs import read_losses, train_here
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
+NUM_STEPS = 12
+RUNS = {
+    "one text": ("--train.global_batch_size", "26", "--train.micro_batch_size", "4"),
+    "packed": ("--train.global_batch_size", "16", "--prepare.packed", "true"),
+    "mixture": ("--train.global_batch_size", "16", "--objective.keep", "kl", "--replay.frac", "0.3"),
+    "contrast": (
+        *("--train.global_batch_size", "28", "--objective.kind", "contrast", "--objective.views", "crop"),
+        *("--objective.contrast_rows", "4", "--train.micro_batch_size", "4"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for seed, name in enumerate(("corpus", "general")):
+        write_corpus(folder / f"{name}.txt", 500, seed=seed)
+    return folder
+
+
+def build_command(base: Path, texts: Path, runs: Path, name: str, *flags: str) -> list[str]:
+    """A run at fp32 and without dropout."""
+    return [
+        sys.executable,
+        str(REPOSITORY / "jobs" / "pretrain_bottleneck.py"),
+        *("--base", str(base), "--corpus", str(texts / "corpus.txt"), "--run.dir", str(runs), "--run.name", name),
+        *("--train.max_steps", str(NUM_STEPS), "--optim.decay_steps", str(NUM_STEPS), "--optim.warmup_steps", "2"),
+        *("--train.seq_length", "32", "--train.eval_rows", "8", "--train.general_probe", str(FEW_SENTENCES)),
+        *("--train.checkpoint_every", "50", "--train.eval_every", "50", "--train.dropout", "0"),
+        *("--engine.precision", "fp32", "--optim.lr", "1e-2"),
+        *flags,
+    ]
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_three_five_and_two_workers_make_one_workers_steps(
+    kind: str, local_ray: None, tiny_base_folder: Path, texts: Path, tmp_path: Path
+) -> None:
+    general = ("--replay.corpus", str(texts / "general.txt") if kind == "mixture" else "none")
+    loss = "contrast_loss" if kind == "contrast" else "mlm_loss"
+    places = (tiny_base_folder, texts, tmp_path)
+    train_here(build_command(*places, "alone", *RUNS[kind], *general))
+    for max_steps, workers, stage in ((4, 3, 3), (8, 5, 0), (NUM_STEPS, 2, 2)):
+        scale = ("--scale.num_workers", str(workers), "--engine.zero_stage", str(stage))
+        train_here(build_command(*places, "cut", *RUNS[kind], *general, *scale, "--train.max_steps", str(max_steps)))
+    expected, found = (read_losses(tmp_path / name, NUM_STEPS, loss) for name in ("alone", "cut"))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    tokens = [
+        [json.loads(line).get("train/tokens") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("alone", "cut")
+    ]
+    assert tokens[0] == tokens[1], "the rows of every step"
