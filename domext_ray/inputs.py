@@ -19,7 +19,6 @@ from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.corpus.vocabulary.extension import (
     ExtensionVocabulary,
     format_statistics,
@@ -28,7 +27,13 @@ from domext_ray.corpus.vocabulary.extension import (
     load_extension,
     measure_extension,
 )
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, learn_wordpiece, load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import (
+    LAST_FILE,
+    fingerprint_tokenizer,
+    learn_wordpiece,
+    load_tokenizer,
+    make_folder_anew,
+)
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.options.declare import require_disk
@@ -38,8 +43,6 @@ from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.writing import prepare_written, provide_written_text
-
-_TOKENIZER_LAST = "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths
     Of a run in a bucket there is one in the run and one at a local path, which is returned.
     """
     folder, kept = paths.scratch / "tokenizer", paths.run / "tokenizer"
-    is_kept = not kept.is_local and (kept / _TOKENIZER_LAST).is_file()
+    is_kept = not kept.is_local and (kept / LAST_FILE).is_file()
     if is_kept:
         shutil.copytree(kept.local(), folder, dirs_exist_ok=True)
     if base is None:
@@ -238,7 +241,7 @@ def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths
     else:
         _copy_tokenizer(base, folder)
     if not (kept.is_local or is_kept):
-        with kept.new_files(_TOKENIZER_LAST) as temporary:
+        with kept.new_files(LAST_FILE) as temporary:
             shutil.copytree(folder, temporary, dirs_exist_ok=True)
     return folder
 

@@ -12,6 +12,7 @@ import functools
 import glob
 import hashlib
 import json
+import mmap
 import os
 import re
 import shutil
@@ -325,6 +326,17 @@ def hash_file(where: Where) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def map_file(where: Where) -> memoryview:
+    """Return the content of a file, mapped into memory: of a bucket's that of a copy, which stays while it is used.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    with Place(where).local().open("rb") as file:
+        is_empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
+        return memoryview(b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def hash_text(text: str) -> str:

@@ -158,24 +158,27 @@ def tiny_roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
-    """A Ray of this session's own, as a job starts it."""
-    import ray
-
-    from domext_ray.runtime.ray_cluster import start_ray
-
-    start_ray()
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="session")
 def object_server() -> Iterator[str]:
     """The address of an S3 server of this session's own, with a bucket."""
     from object_store import serve_objects
 
     with serve_objects() as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def local_ray(object_server: str) -> Iterator[None]:
+    """A Ray of this session's own, as a job starts it, whose processes know the session's S3 server."""
+    import ray
+    from object_store import use_objects
+
+    from domext_ray.runtime.ray_cluster import start_ray
+
+    with pytest.MonkeyPatch.context() as patched:
+        use_objects(object_server, patched)
+        start_ray()
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ ROOMS = (
     "errors",
     "bucket",
     "storage",
-    "runtime",
     "progress",
+    "runtime",
     "files",
     "options",
     "extensions",
@@ -58,11 +58,6 @@ ROOMS = (
 DOOR = ("storage", "bucket")
 NOT_MOVED = (
     "adapters.bank",
-    "corpus.manifest",
-    "corpus.overlap",
-    "corpus.shards",
-    "corpus.texts.work_folder",
-    "inference.embed",
     "search.trial",
 )
 """Modules that rename, lock, append or map files until their room goes through the door: it only shrinks."""
@@ -81,11 +76,11 @@ RESTRICTED = {
     "ray": (
         "runtime.ray_cluster",
         "runtime.ray_private",
+        "runtime.tasks",
         "corpus.",
         "training.entry",
         "training.pretrain",
         "downstream.finetune.finetune",
-        "inference.blocks",
         "search.searcher",
         "search.trainable",
         "search.resources",

@@ -1,6 +1,7 @@
 """What a prepared corpus is: its manifest, the files that this names, and rows read from them.
 
-Enters: the folder that `shards.prepare_corpus` made. Leaves: records, checked files, tables of rows.
+Enters: the folder that `shards.prepare_corpus` made, on a disk or in a bucket. Leaves: records, checked files, tables
+of rows. A bucket's shards are read from this machine's copies, each compared with its record when it is first opened.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.storage import hash_file, hash_values, write_json
+from domext_ray.storage import Place, Where, hash_file, hash_values, map_file, write_json
 
 FORMAT_VERSION = 2
 
@@ -86,7 +86,7 @@ class Manifest:
         dropped_places: the first place of what was dropped, by reason, in words.
     """
 
-    folder: Path
+    folder: Place
     fingerprint: str
     seq_length: int
     tokenizer_fingerprint: str
@@ -107,7 +107,7 @@ class Manifest:
 
     def paths(self, split: Split) -> tuple[str, ...]:
         """Return the files of a split's shards."""
-        return tuple(str(Path(self.folder, each.path)) for each in self.records(split))
+        return tuple(str(self.folder / each.path) for each in self.records(split))
 
     def num_rows(self, split: Split) -> int:
         """Return the rows of a split."""
@@ -118,7 +118,7 @@ class Manifest:
         return sum(each.num_tokens for each in self.records(split))
 
 
-def write_manifest(folder: Path, record: Mapping[str, Any]) -> None:
+def write_manifest(folder: Place, record: Mapping[str, Any]) -> None:
     """Write the manifest of a prepared corpus, with its own hash."""
     write_json(folder / MANIFEST, {**record, "sha256": _hash_record(record)})
 
@@ -127,15 +127,15 @@ def _hash_record(record: Mapping[str, Any]) -> str:
     return hash_values({name: value for name, value in record.items() if name != "sha256"})
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Where) -> Manifest:
     """Read the manifest of a prepared corpus.
 
     Raises:
         CorpusError: it is missing, damaged, or of another format.
     """
-    path = Path(folder) / MANIFEST
+    path = Place(folder) / MANIFEST
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text())
         if record["format"] != FORMAT_VERSION:
             raise CorpusError(
                 f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again."
@@ -145,7 +145,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise CorpusError(f"{path} is damaged ({fault}); delete its folder and prepare the corpus again.")
         shards = {split: tuple(ShardRecord(**each) for each in record[split]) for split in SPLITS}
         return Manifest(
-            Path(folder),
+            path.parent,
             record["fingerprint"],
             record["seq_length"],
             record["tokenizer_fingerprint"],
@@ -223,34 +223,48 @@ def verify_shards(manifest: Manifest) -> None:
 
 
 def find_shard_fault(manifest: Manifest) -> str:
-    """Say which file of a prepared corpus is not what its record says; empty: none."""
+    """Say which file of a prepared corpus is not what its record says; empty: none. Of a bucket's, what is missing."""
     shards: list[ShardRecord | TextRecord] = [*manifest.train, *manifest.held_out, *manifest.texts]
+    if not manifest.folder.is_local:  # one request; what is there is whole, and is compared when it is opened
+        there = {*manifest.folder.list_names()}
+        return next((_describe_fault(manifest.folder / each.path) for each in shards if each.path not in there), "")
     for record in shards:
         fault = find_file_fault(manifest.folder / record.path, record.sha256)
         if fault:
             return fault
     for shard in (*manifest.train, *manifest.held_out):
         path = manifest.folder / shard.path
-        if pa.ipc.open_file(pa.memory_map(str(path))).count_rows() != shard.num_rows:
+        if pa.ipc.open_file(pa.py_buffer(map_file(path))).count_rows() != shard.num_rows:
             return f"the shard {path} has another number of rows than its manifest says"
     return ""
 
 
-def find_file_fault(path: Path, sha256: str) -> str:
-    """Say what is wrong with a file of a prepared corpus; empty: nothing."""
-    if path.exists() and hash_file(path) == sha256:
-        return ""
-    return (
-        f"the {'text' if path.suffix == '.jsonl' else 'shard'} {path} is "
-        f"{'not what its manifest says' if path.exists() else 'missing'}"
-    )
+def find_file_fault(path: Place, sha256: str) -> str:
+    """Say what is wrong with a file of a prepared corpus, or that it is missing in a bucket; empty: nothing."""
+    is_whole = path.is_file() and (not path.is_local or hash_file(path) == sha256)
+    return "" if is_whole else _describe_fault(path)
+
+
+def _describe_fault(path: Place) -> str:
+    what = "text" if path.name.endswith(".jsonl") else "shard"
+    return f"the {what} {path} is {'not what its manifest says' if path.is_file() else 'missing'}"
 
 
 @functools.lru_cache(maxsize=512)
 def _open_shard(path: str) -> tuple[list[pa.RecordBatch], np.ndarray]:
     """Return the batches of a memory-mapped shard, and the number of rows up to the end of each."""
-    batches = pa.ipc.open_file(pa.memory_map(path)).read_all().to_batches()
+    place = Place(path)
+    if not place.is_local and hash_file(place) != _read_hashes(str(place.parent))[place.name]:
+        Place(place.local()).delete()  # the copy: it may be that which is damaged
+        raise CorpusError(f"{_describe_fault(place)}; run the same command again, and if it stays so, delete it.")
+    batches = pa.ipc.open_file(pa.py_buffer(map_file(place))).read_all().to_batches()
     return batches, np.cumsum([each.num_rows for each in batches])
+
+
+@functools.lru_cache(maxsize=8)
+def _read_hashes(folder: str) -> dict[str, str]:
+    manifest = read_manifest(folder)
+    return {each.path: each.sha256 for split in SPLITS for each in manifest.records(split)}
 
 
 def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:

@@ -6,16 +6,16 @@ Nothing is left out because of them: a user may want the same document twice, bu
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from domext_ray.corpus.manifest import SPLITS, Split
 from domext_ray.errors import CorpusError
-from domext_ray.storage import new_file
+from domext_ray.storage import Place, map_file, new_file
 
 CHUNK = 2**20
 """Hashes that are looked up at a time: the others stay on disk."""
@@ -36,7 +36,7 @@ class DocumentHashes:
         return len(self.train) + len(self.held_out)
 
 
-def write_hashes(folder: Path, hashes: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> None:
+def write_hashes(folder: Place, hashes: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> None:
     """Write what `read_hashes` reads.
 
     Args:
@@ -50,19 +50,27 @@ def write_hashes(folder: Path, hashes: np.ndarray, is_train: np.ndarray, is_held
             np.save(temporary, np.sort(hashes[chosen].astype("<u8")))
 
 
-def read_hashes(folder: Path) -> DocumentHashes:
+def read_hashes(folder: Place) -> DocumentHashes:
     """Return the hashes of a prepared corpus, mapped into memory.
 
     Raises:
         CorpusError: they are missing or damaged.
     """
     try:
-        return DocumentHashes(*(np.load(_place(folder, split), mmap_mode="r") for split in SPLITS))
+        return DocumentHashes(*(_map_array(_place(folder, split)) for split in SPLITS))
     except (OSError, ValueError, EOFError) as error:
         raise CorpusError(f"{folder} has no sound hashes of its documents; delete it and run again.") from error
 
 
-def _place(folder: Path, split: Split) -> Path:
+def _map_array(place: Place) -> np.ndarray:
+    data = map_file(place)
+    header = io.BytesIO(data[:1024])
+    np.lib.format.read_magic(header)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+    return np.frombuffer(data, dtype, shape[0], header.tell())
+
+
+def _place(folder: Place, split: Split) -> Place:
     return folder / f"documents-{split}.npy"
 
 

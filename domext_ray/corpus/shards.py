@@ -1,12 +1,12 @@
-"""Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray Data.
+"""Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray.
 
 Two passes over the text, both in tasks of bounded size. The first hashes every document (16 bytes each, which with a
 few flags is all that the driver keeps): the first of equal documents in canonical order stays, and `split` says which
 are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
 writes one shard a task and split.
-The folder appears under its final name, the fingerprint of everything that decides its rows, when it is complete; until
-then it is a work folder, whose finished parts a second start takes over (see `work_folder`). Only its owner may read
-it, for it holds held-out documents as text.
+The folder, on a disk or in a bucket, is named after the fingerprint of everything that decides its rows. The manifest
+comes last: until then it is work, whose finished parts a second start takes over (see `runtime.tasks`). On a disk only
+its owner may read it, for it holds held-out documents as text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,15 +45,16 @@ from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped, require_text
-from domext_ray.corpus.texts.ray_tasks import run_tasks
+from domext_ray.corpus.texts.ray_tasks import run_read_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
 from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
-from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
 from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
-from domext_ray.storage import hash_file, hash_values, new_file
+from domext_ray.runs.attempts import hold_work
+from domext_ray.runtime.tasks import Records
+from domext_ray.storage import Place, Where, hash_file, hash_values, new_file
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +76,7 @@ def prepare_corpus(
     prepare: PrepareConfig,
     tokenizer_folder: Path,
     seq_length: int,
-    cache_dir: Path,
+    cache_dir: Where,
     pairs: bool = False,
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
@@ -86,7 +86,7 @@ def prepare_corpus(
         prepare: what a document is, how documents are split and cut.
         tokenizer_folder: the tokenizer's folder.
         seq_length: tokens of a full row.
-        cache_dir: folder of prepared corpora, one folder a fingerprint.
+        cache_dir: place of prepared corpora, one folder a fingerprint.
         pairs: make chunks for next-sentence prediction; `prepare.cross_documents` has no say in these.
 
     Raises:
@@ -100,15 +100,15 @@ def prepare_corpus(
     identity = identify_corpus(sources, prepare, tokenizer, seq_length, pairs)
     held_out_by = identity["held_out_by"]
     fingerprint = hash_values(identity)
-    folder = cache_dir / fingerprint[:16]
+    folder = Place(cache_dir) / fingerprint[:16]
     manifest = _find_prepared(folder, fingerprint)
     if manifest:
         return _tell_dropped(manifest, spec, prepare, is_new=False)
-    with hold_work_folder(cache_dir, folder.name, f"preparing --corpus {spec!r}") as work:
+    with hold_work(folder, f"preparing --corpus {spec!r}") as work:
         manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
         if manifest:
             return _tell_dropped(manifest, spec, prepare, is_new=False)
-        _reopen(folder, work)
+        (work / MANIFEST).delete()
         record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
         record |= {
             "format": FORMAT_VERSION,
@@ -121,10 +121,10 @@ def prepare_corpus(
             "cls_id": settings.cls_id,
             "sep_id": settings.sep_id,
         }
-        for each in work.rglob(".*"):  # of tasks that were killed
-            each.unlink()
+        for name in work.list_names():
+            if name.startswith("."):  # of a task that was killed
+                (work / name).delete()
         write_manifest(work, record)
-        work.rename(folder)
     if split := describe_split(sources, prepare, held_out_by):
         print(split, file=sys.stderr)
     return _tell_dropped(read_manifest(folder), spec, prepare, is_new=True)
@@ -173,10 +173,10 @@ def identify_corpus(
     }
 
 
-def _find_prepared(folder: Path, fingerprint: str) -> Manifest | None:
+def _find_prepared(folder: Place, fingerprint: str) -> Manifest | None:
     """Return a prepared corpus whose files are all as they were written; None where there is none, or a damaged one."""
     try:
-        if not (folder / MANIFEST).exists():
+        if not (folder / MANIFEST).is_file():
             return None
     except PermissionError:
         return read_manifest(folder)  # which says what to do
@@ -196,24 +196,11 @@ def _find_prepared(folder: Path, fingerprint: str) -> Manifest | None:
     return None
 
 
-def _reopen(folder: Path, work: Path) -> None:
-    """Make a damaged corpus, or one without a manifest, the work folder; of two the one that jobs work in stays."""
-    if not folder.exists():
-        return
-    if any(work.iterdir()):
-        shutil.rmtree(folder)
-        return
-    work.rmdir()
-    folder.rename(work)
-    work.chmod(0o700)
-    (work / MANIFEST).unlink(missing_ok=True)
-
-
 def _build(
-    sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Path, fingerprint: str
+    sources: Sources, prepare: PrepareConfig, settings: RowSettings, folder: Place, fingerprint: str
 ) -> dict[str, Any]:
-    """Run both passes in a work folder; return the manifest's record of what was found."""
-    read = KeptParts(folder, "hashes", fingerprint)
+    """Run both passes; return the manifest's record of what was found."""
+    read = Records(folder / "parts" / "hashes", fingerprint)
     hashes, files, lost, han_frac = _hash_pass(sources, prepare, read)
     keep, is_held_out = split_documents(hashes, files, prepare)
     counts = [sum(number for _, number in task) for task in files]
@@ -233,19 +220,22 @@ def _build(
         load_jieba()  # a missing package is reported before the work, not within it
     settings = replace(settings, chinese_words=is_chinese)
     ends = np.cumsum(counts)
-    plans = [use[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
     written: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS}
     num_used: Counter[Split] = Counter()
-    write = functools.partial(_write_task, prepare, settings, str(folder))
-    kept = KeptParts(folder, "rows", fingerprint, functools.partial(_find_part_fault, str(folder)))
-    for result in run_tasks(write, sources, "tokenising", kept, plans):
+    write = functools.partial(_write_task, prepare, settings, folder)
+    kept = Records(folder / "parts" / "rows", fingerprint, functools.partial(_find_part_fault, folder))
+
+    def find_plan(number: int) -> bytes:
+        return use[ends[number] - counts[number] : ends[number]].tobytes()
+
+    for result in run_read_tasks(write, sources, "tokenising", kept, find_plan):
         for name, records in written.items():
             records += result[name]
         for split in SPLITS:
             num_used[split] += result["counts"][split].get("used", 0)
             for reason in (NO_NEXT_SENTENCE, NO_TOKEN):
                 dropped[reason] += result["counts"][split].get(reason, 0)
-    read.drop()
+    read.place.delete()
     if settings.pairs:
         _require_partners(sources, prepare, num_used)
     num_documents -= dropped[NO_NEXT_SENTENCE] + dropped[NO_TOKEN]
@@ -307,12 +297,12 @@ def _require_partners(sources: Sources, prepare: PrepareConfig, num_used: Counte
 
 
 def _hash_pass(
-    sources: Sources, prepare: PrepareConfig, kept: KeptParts
+    sources: Sources, prepare: PrepareConfig, kept: Records
 ) -> tuple[bytearray, list[list[tuple[str, int]]], Dropped, float]:
     """Hashes of all documents, their number by task and file, what was dropped, and the share of Han characters."""
     hashes, files, dropped = bytearray(), [], Dropped()
     num_chars = num_han = 0
-    results = run_tasks(functools.partial(_hash_task, prepare), sources, "reading", kept)
+    results = run_read_tasks(functools.partial(_hash_task, prepare), sources, "reading", kept)
     for task, result in zip(sources.tasks, results, strict=True):
         hashes += result["hashes"]
         files.append([(file.path, number) for file, number in zip(task.files, result["counts"], strict=True)])
@@ -365,14 +355,14 @@ def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[
     return keep, is_held_out
 
 
-def _find_part_fault(folder: str, result: dict[str, Any]) -> str:
+def _find_part_fault(folder: Place, result: dict[str, Any]) -> str:
     """Say what is wrong with the files that a task wrote; empty: nothing."""
-    faults = (find_file_fault(Path(folder, each["path"]), each["sha256"]) for name in _PARTS for each in result[name])
+    faults = (find_file_fault(folder / each["path"], each["sha256"]) for name in _PARTS for each in result[name])
     return next(filter(None, faults), "")
 
 
 def _write_task(
-    prepare: PrepareConfig, settings: RowSettings, folder: str, number: int, task: ReadTask, plan: bytes
+    prepare: PrepareConfig, settings: RowSettings, folder: Place, number: int, task: ReadTask, plan: bytes
 ) -> dict[str, Any]:
     """Write the files of one task; a split without a row of this task gets no shard."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Ray runs one such task a core
@@ -384,7 +374,7 @@ def _write_task(
         ("held_out", held_out),
     )
     for i, (split, documents) in enumerate(sources):
-        path = Path(folder, f"{split}-{number:06d}.arrow")
+        path = folder / f"{split}-{number:06d}.arrow"
         if settings.pairs:
             first_document = (number << 32) + (i << 31)
             chunks = build_chunks(documents, settings, first_document, counts[split])
@@ -394,7 +384,7 @@ def _write_task(
         else:
             record = _write_shard(path, build_rows(documents, settings), SCHEMA)
         result[split] = [asdict(record)] if record else []
-    text = _write_texts(Path(folder, f"text-{number:06d}.jsonl"), held_out)
+    text = _write_texts(folder / f"text-{number:06d}.jsonl", held_out)
     result["texts"] = [asdict(text)] if text else []
     return result
 
@@ -413,7 +403,7 @@ def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[
         raise CorpusError(f"{task.files[0].path} changed while it was read; start again when nothing writes to it.")
 
 
-def _write_texts(path: Path, documents: Sequence[str]) -> TextRecord | None:
+def _write_texts(path: Place, documents: Sequence[str]) -> TextRecord | None:
     """Write the first documents as they are, while they fit; of a first one that does not, the beginning."""
     lines: list[bytes] = []
     size = 0
@@ -430,7 +420,7 @@ def _write_texts(path: Path, documents: Sequence[str]) -> TextRecord | None:
     with new_file(path, is_flushed=False) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_bytes(b"".join(lines))
-    return TextRecord(path.name, len(lines), size, hash_file(path))
+        return TextRecord(path.name, len(lines), size, hash_file(temporary))
 
 
 def _to_line(document: str) -> bytes:
@@ -438,7 +428,7 @@ def _to_line(document: str) -> bytes:
 
 
 def _write_shard(
-    path: Path, rows: Iterator[tuple[Any, ...]], schema: pa.Schema, num_added_tokens: int = 0
+    path: Place, rows: Iterator[tuple[Any, ...]], schema: pa.Schema, num_added_tokens: int = 0
 ) -> ShardRecord | None:
     """Write rows whose first column is their tokens; `num_added_tokens` come to every row when it is read."""
     num_rows = num_tokens = 0

@@ -235,18 +235,21 @@ def finish_embedding(plan: EmbedPlan, num_rows: int, seconds: float) -> dict[str
 
 def write_npy(plan: EmbedPlan, num_rows: int) -> None:
     """Join the parts as one array, a part in memory at a time, and their ids as JSON, a line each."""
-    with new_file(plan.folder / IDS) as ids, new_file(plan.folder / VECTORS) as vectors:
-        array = np.lib.format.open_memmap(vectors, mode="w+", dtype=np.float32, shape=(num_rows, plan.width))
-        first = 0
-        with ids.open("w", encoding="utf-8") as file:
-            for table in _read_parts(plan):
-                column, end = table.column("vector").combine_chunks(), first + table.num_rows
-                has_vector = column.is_valid().to_numpy(zero_copy_only=False)
-                array[first:end][~has_vector] = np.nan
-                array[first:end][has_vector] = column.flatten().to_numpy().reshape(-1, plan.width)
-                write_lines(file, table.column("id").to_pylist())
-                first = end
-        array.flush()
+    with (
+        new_file(plan.folder / IDS) as ids,
+        new_file(plan.folder / VECTORS) as vectors,
+        ids.open("w", encoding="utf-8") as id_file,
+        vectors.open("wb") as file,
+    ):
+        header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, plan.width)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for table in _read_parts(plan):
+            column = table.column("vector").combine_chunks()
+            rows = np.full((table.num_rows, plan.width), np.nan, dtype="<f4")
+            has_vector = column.is_valid().to_numpy(zero_copy_only=False)
+            rows[has_vector] = column.flatten().to_numpy().reshape(-1, plan.width)
+            file.write(rows.tobytes())
+            write_lines(id_file, table.column("id").to_pylist())
 
 
 def _read_parts(plan: EmbedPlan) -> Iterator[pa.Table]:

@@ -143,7 +143,7 @@ def _read_sentences(manifest: Manifest) -> set[str]:
 
 def _read_documents(manifest: Manifest) -> Iterator[str]:
     for record in sorted(manifest.texts, key=lambda each: each.sha256):
-        for line in Path(manifest.folder, record.path).read_text(encoding="utf-8").split("\n"):
+        for line in (manifest.folder / record.path).read_text().split("\n"):
             if line:
                 yield json.loads(line)["text"]
 

@@ -1,4 +1,4 @@
-"""Who works in a run: each start is an attempt with a number of its own, and what an older one publishes is refused.
+"""Who works in a place: each start is an attempt with a number of its own, and what an older one publishes is refused.
 
 RUN/attempts/000003.json is made on the condition that there is none, which on a disk and in a bucket one job alone can
 do, and made anew while the job lives. A job that was frozen, or cut off, and comes back finds a later number there.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -19,12 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domext_ray.errors import RunError, StorageError
+from domext_ray.errors import CorpusError, RunError, StorageError
+from domext_ray.progress import StatusLine
 from domext_ray.storage import NEW, Place, Where, hash_text
 
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 """How often a job shows that it lives; an attempt that has not for so long may be taken over."""
+LEFTOVER_SECONDS = 7 * 86_400.0
+"""How long work that nobody came back for is kept."""
 ATTEMPTS = "attempts"
+_FINISHED = "manifest.json"
+_WORK = re.compile(r"(words-)?[0-9a-f]{16}")
+
+
+class _HeldError(RunError):
+    """A job that lives works there."""
 
 
 def _describe_loss(run: Place) -> RunError:
@@ -95,11 +105,15 @@ def supersede(where: Where) -> Place:
 
 
 @contextlib.contextmanager
-def hold(where: Where) -> Iterator[Place]:
+def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
     """Hold a run against other jobs; the place that is returned refuses to publish once another job has taken it over.
 
     A job that has ended lets go, one that was killed on this machine, too. One of another machine is given
     `STALE_SECONDS` to show that it lives; ages are told by the storage's clock alone.
+
+    Args:
+        where: the run's directory.
+        purpose: what another job does there that is waited for; empty: it is an error.
 
     Raises:
         RunError: another job holds it.
@@ -107,7 +121,7 @@ def hold(where: Where) -> Iterator[Place]:
     """
     run = Place(where)
     owner = {**_describe_process(), "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
-    attempt = _take(run, owner)
+    attempt = _take(run, owner, purpose)
     has_ended = threading.Event()
     beat = threading.Thread(target=_beat, args=(attempt, owner, has_ended), name="heartbeat", daemon=True)
     beat.start()
@@ -119,6 +133,59 @@ def hold(where: Where) -> Iterator[Place]:
         with contextlib.suppress(RunError, OSError):  # the run may be gone, or be another's
             if attempt.place.is_file():
                 Place(attempt.place, attempt).put(_encode({**owner, "ended": True}))
+
+
+@contextlib.contextmanager
+def hold_work(where: Where, purpose: str) -> Iterator[Place]:
+    """Hold a folder of work that the same command goes on with; another job with the same work is waited for.
+
+    It stays for a second start, but after a mistake in the corpus, whose next version has another name. What nobody has
+    come back for within a week is removed by the next job beside it.
+
+    Args:
+        where: the folder, whose name is a hash of all that decides the work, and may begin with `words-`.
+        purpose: what the work is, for messages.
+
+    Raises:
+        RunError: there can be no folder at that place.
+    """
+    place = Place(where)
+    above = [Path(place.parent), *Path(place.parent).parents] if place.is_local else []
+    made = [each for each in above if not os.path.exists(each)]
+    try:
+        if place.is_local:
+            Path(place.parent).mkdir(parents=True, exist_ok=True)
+            Path(place).mkdir(mode=0o700, exist_ok=True)  # it holds held-out text
+    except OSError as error:
+        raise RunError(
+            f"{place.parent} cannot be made ({error.strerror}); give another --prepare.cache_dir."
+        ) from error
+    _remove_leftovers(place)
+    try:
+        with hold(place, purpose=purpose) as held:
+            yield held
+    except CorpusError:
+        place.delete()
+        for each in made:
+            with contextlib.suppress(OSError):  # it holds something, as it should
+                each.rmdir()
+        raise
+
+
+def _remove_leftovers(own: Place) -> None:
+    """Remove what jobs left beside some work a week ago or more; what has its manifest is finished and stays."""
+    now = _tell_time(own)
+    for name in own.parent.list_names():
+        folder = own.parent / name
+        if not _WORK.fullmatch(name) or folder == own or (folder / _FINISHED).is_file():
+            continue
+        attempts = [each.modified for other in _list_attempts(folder) if (each := (folder / ATTEMPTS / other).info())]
+        if not attempts or now - max(attempts) < LEFTOVER_SECONDS:
+            continue
+        with contextlib.suppress(RunError, OSError):  # a job works there, or it is another user's
+            with hold(folder) as held:
+                held.delete()
+            print(f"removed {folder}, which a job left a week ago or more", file=sys.stderr)
 
 
 def _encode(owner: Mapping[str, Any]) -> bytes:
@@ -135,12 +202,21 @@ def _beat(attempt: Attempt, owner: Mapping[str, Any], has_ended: threading.Event
             return
 
 
-def _take(run: Place, owner: Mapping[str, Any]) -> Attempt:
+def _take(run: Place, owner: Mapping[str, Any], purpose: str) -> Attempt:
     """Begin the attempt after the newest one, unless the job of that lives."""
     seen: dict[str, float] = {}
+    line = StatusLine()
     while True:
         names = _list_attempts(run)
-        if names and not _has_let_go(run / ATTEMPTS / names[-1], seen):
+        try:
+            is_free = not names or _has_let_go(run / ATTEMPTS / names[-1], seen)
+        except _HeldError as error:
+            if not purpose:
+                raise
+            is_free = False
+            who = str(error).partition(": ")[2].partition(" has held it")[0]
+            line.show(f"waiting for {who}, which is {purpose}; {run} will have it, {line.seconds:.0f} s")
+        if not is_free:
             time.sleep(BEAT_SECONDS / 10)
             continue
         with contextlib.suppress(FileExistsError):  # another job was faster
@@ -179,7 +255,7 @@ def _has_let_go(newest: Place, seen: dict[str, float]) -> bool:
         return True
     if is_here or not owner or seen.get(newest.name, info.modified) != info.modified:
         age = max(0.0, _tell_time(newest.parent) - info.modified)
-        raise RunError(
+        raise _HeldError(
             f"another job is working in {newest.parent.parent}: process {owner.get('pid')} on {owner.get('host')} "
             f"{f'(job {job}) ' if (job := owner.get('job')) else ''}has held it since {owner.get('since')}, and showed "
             f"{age:.0f} s ago that it lives; wait for it, stop it, or give another --run.name."

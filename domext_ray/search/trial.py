@@ -43,7 +43,7 @@ from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import write_config
 from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.search.space import PREPARATION, Point, Space, configure
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Where, write_json, write_text
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.worker import PretrainTask, PretrainWorker
 
@@ -68,11 +68,11 @@ class Prepared:
     """
 
     tokenizer: Path
-    corpus: Path
+    corpus: Where
     fingerprint: str
     base_sha256: str
     num_new_words: int
-    beside: tuple[Path, ...] = ()
+    beside: tuple[Where, ...] = ()
     general_tokenizer: Path | None = None
 
 

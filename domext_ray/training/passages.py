@@ -28,7 +28,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -241,7 +240,7 @@ def _choose_passages(manifest: Manifest, num_passages: int, width: int) -> list[
     """Return passages of the held-out text in the order of their hashes; texts are read in the order of theirs."""
     found: dict[bytes, str] = {}
     for record in sorted(manifest.texts, key=lambda each: each.sha256):
-        for line in Path(manifest.folder, record.path).read_text(encoding="utf-8").split("\n"):
+        for line in (manifest.folder / record.path).read_text().split("\n"):
             if line:
                 found.update((_hash_text(each), each) for each in _split_passages(json.loads(line)["text"], width))
         if len(found) >= READ_PASSAGES * num_passages:

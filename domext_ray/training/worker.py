@@ -39,7 +39,7 @@ from domext_ray.runs.events import (
     tell_driver,
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, LossNames, name_losses
-from domext_ray.storage import Place
+from domext_ray.storage import Place, Where
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
@@ -101,10 +101,10 @@ class PretrainTask:
 
     config: PretrainConfig
     run_dir: Place
-    corpus_dirs: tuple[Path, ...]
+    corpus_dirs: tuple[Where, ...]
     tokenizer_dir: Path
     base_sha256: str
-    beside_dirs: tuple[tuple[Path, ...], ...] = ()
+    beside_dirs: tuple[tuple[Where, ...], ...] = ()
     general_tokenizer_dir: Path | None = None
     init_from: Path | None = None
     earlier: Extensions | None = None

@@ -57,11 +57,11 @@ def test_a_prepared_corpus_keeps_the_hashes_of_its_documents(local_ray: None, tm
             for another in ("train", "held_out"):
                 common = lines[0][split] & lines[1][another]
                 assert count_common(getattr(own, split), getattr(other, another)) == len(common)
-        for each in manifests[0].folder.glob("documents-*.npy"):
+        for each in Path(manifests[0].folder).glob("documents-*.npy"):
             each.unlink()
         prepare_lines(first, tokenizer_dir, tmp_path / "cache", prepare)  # which finds the corpus not whole
         again = read_hashes(manifests[0].folder)
         assert np.array_equal(again.train, own.train) and np.array_equal(again.held_out, own.held_out)
-    (manifests[1].folder / "documents-train.npy").write_bytes(b"\x93NUMPY")
+    (manifests[1].folder / "documents-train.npy").put(b"\x93NUMPY")
     with pytest.raises(CorpusError, match="has no sound hashes of its documents"):
         read_hashes(manifests[1].folder)

@@ -262,7 +262,7 @@ def test_preparation_writes_chunks(prepared: Manifest, tokenizer_dir: Path) -> N
         assert prepared.num_rows(split) == len(lengths) and prepared.num_tokens(split) == sum(lengths)
     assert sorted(found.values(), key=min) == [{i} for i in range(NUM_DOCUMENTS)]  # one number a document
     plain = prepare_corpus(
-        str(prepared.folder.parents[1] / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, prepared.folder.parent
+        str(prepared.folder.parent.parent / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, prepared.folder.parent
     )
     assert plain.fingerprint != prepared.fingerprint and not plain.pairs
     assert [asdict(each) for each in plain.texts] == [asdict(each) for each in prepared.texts]

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,11 @@ from domext_ray.corpus import manifest, shards
 from domext_ray.corpus.manifest import Manifest, Split, read_manifest, take_numbered, verify_shards
 from domext_ray.corpus.rows import load_jieba
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.texts import ray_tasks as tasks
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, resolve_held_out_by
 from domext_ray.errors import CorpusError
+from domext_ray.runtime import tasks
+from domext_ray.storage import Place
 
 PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "line", "says", ".", *(f"{i}" for i in range(10))]
@@ -222,7 +224,7 @@ def test_a_file_that_changes_between_the_passes_is_an_error(tmp_path: Path) -> N
 def test_a_folder_left_without_a_manifest_is_made_again(local_ray: None, tokenizer_dir: Path, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "text.txt", list(range(100)))
     first = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
-    (first.folder / "manifest.json").unlink()
+    (first.folder / "manifest.json").delete()
     assert prepare_lines(path, tokenizer_dir, tmp_path / "cache") == first
     verify_shards(first)
 
@@ -231,7 +233,7 @@ def test_the_manifest_of_another_corpus_is_not_taken_for_this_ones(
     prepared: tuple[Path, Path, Manifest], tokenizer_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = prepare_lines(write_lines(tmp_path / "text.txt", [*range(60)]), tokenizer_dir, tmp_path / "cache")
-    shutil.rmtree(own.folder)
+    own.folder.delete()
     shutil.copytree(prepared[2].folder, own.folder)
     again = prepare_lines(tmp_path / "text.txt", tokenizer_dir, tmp_path / "cache")
     assert sorted(read_numbers(again, "train") + read_numbers(again, "held_out")) == [*range(60)]
@@ -239,9 +241,10 @@ def test_the_manifest_of_another_corpus_is_not_taken_for_this_ones(
 
 
 def read_files(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """The content and the inode of every file below a folder."""
+    """The content and the inode of every file below a folder, but for what says who worked there."""
     # A task of an interrupted job may still be writing: its temporary file is about to have another name.
     paths = [each for each in sorted(folder.rglob("*")) if each.is_file() and not each.name.startswith(".")]
+    paths = [each for each in paths if each.parent.name != "attempts"]
     return {str(each.relative_to(folder)): (each.read_bytes(), each.stat().st_ino) for each in paths}
 
 
@@ -253,32 +256,31 @@ def test_an_interrupted_preparation_goes_on_with_its_finished_parts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, _, manifest = prepared
-    num_shown = 0
+    num_shown = Counter[str]()
 
-    def interrupt(self: Any, num_done: int) -> None:
-        nonlocal num_shown
-        num_shown += 1
-        if self.verb == "tokenising" and num_done == 3:
+    def interrupt(self: Any, size: float, *, is_kept: bool) -> None:
+        num_shown[self.verb] += 1
+        if num_shown["tokenising"] == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(tasks._Progress, "show", interrupt)
+        patched.setattr(tasks._Progress, "advance", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare_lines(path, tokenizer_dir, tmp_path / "cache")
-    assert num_shown > 3
+    assert num_shown["reading"] > 3
     (work,) = (tmp_path / "cache").iterdir()
-    assert work.name == f".{manifest.folder.name}"
+    assert work.name == manifest.folder.name and not (work / "manifest.json").exists()
     before = read_files(work)
-    assert len([name for name in before if name.startswith("parts/rows-") and name.endswith(".json")]) >= 3
+    assert len([name for name in before if name.startswith("parts/rows/") and name.endswith(".json")]) >= 3
 
     again = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
-    after, whole = read_files(again.folder), read_files(manifest.folder)
+    after, whole = read_files(Path(again.folder)), read_files(Path(manifest.folder))
     assert {name: content for name, (content, _) in after.items()} == {name: each for name, (each, _) in whole.items()}
     finished = [f"{name}-{number:06d}.arrow" for name in ("train", "held_out") for number in range(3)]
     assert all(after[name] == before[name] for name in finished if name in before)  # the very files
     told = capsys.readouterr().err
-    assert re.search(r"^reading: (\d+) of \1 parts were finished before$", told, re.MULTILINE)
-    assert re.search(r"^tokenising: ([3-9]|\d\d) of \d+ parts were finished before$", told, re.MULTILINE)
+    assert re.search(r"^reading: (\d+) parts were finished before$", told, re.MULTILINE)
+    assert re.search(r"^tokenising: ([3-9]|\d\d) parts were finished before$", told, re.MULTILINE)
     assert [each.name for each in (tmp_path / "cache").iterdir()] == [manifest.folder.name]
 
 
@@ -295,7 +297,7 @@ def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
     shutil.copytree(manifest.folder, folder)
     before = read_files(folder)
     damaged = folder / {"shard": manifest.train[1].path, "manifest": "manifest.json"}.get(
-        damage, "parts/rows-000001.json"
+        damage, "parts/rows/000001.json"
     )
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
@@ -310,17 +312,17 @@ def test_a_damaged_corpus_is_made_anew_where_it_is_not_whole(
     told = capsys.readouterr().err
     if damage == "shard":
         assert f"the shard {damaged} is not what its manifest says; the corpus is prepared anew" in told
-        assert f"tokenising: the shard {tmp_path / 'cache' / ('.' + folder.name) / damaged.name} is not" in told
+        assert f"tokenising: the shard {damaged} is not" in told
     elif damage == "manifest":
         assert f"{damaged} is damaged" in told
     else:
-        assert "rows-000001.json is damaged; that part is made anew" in told
+        assert "rows/000001.json is damaged; that part is made anew" in told
 
 
 def test_held_out_text_is_for_its_owner_only(prepared: tuple[Path, Path, Manifest]) -> None:
     _, _, manifest = prepared
-    assert manifest.folder.stat().st_mode & 0o777 == 0o700
-    assert {(manifest.folder / each.path).stat().st_mode & 0o777 for each in manifest.texts} == {0o600}
+    assert Path(manifest.folder).stat().st_mode & 0o777 == 0o700
+    assert {Path(manifest.folder, each.path).stat().st_mode & 0o777 for each in manifest.texts} == {0o600}
 
 
 def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Path, Manifest]) -> None:
@@ -334,7 +336,7 @@ def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Pat
             if user == 0:
                 os.seteuid(65534)
             with pytest.raises(CorpusError, match="may be read by its owner only.*give another --prepare.cache_dir"):
-                shards._find_prepared(folder, "")
+                shards._find_prepared(Place(folder), "")
         finally:
             os.seteuid(user)
             folder.chmod(0o700)
@@ -343,7 +345,7 @@ def test_another_users_corpus_is_refused_in_a_sentence(prepared: tuple[Path, Pat
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_shard_is_named(copied: Manifest, damage: str) -> None:
     record = copied.train[1]
-    path = copied.folder / record.path
+    path = Path(copied.folder, record.path)
     content = bytearray(path.read_bytes())
     if damage == "remove":
         path.unlink()
@@ -355,7 +357,7 @@ def test_a_damaged_shard_is_named(copied: Manifest, damage: str) -> None:
 
 
 def test_a_damaged_text_is_named(copied: Manifest) -> None:
-    path = copied.folder / copied.texts[0].path
+    path = Path(copied.folder, copied.texts[0].path)
     path.write_bytes(path.read_bytes().replace(b"line", b"lime", 1))
     with pytest.raises(CorpusError, match=f"the text .*{path.name} is not what its manifest says"):
         verify_shards(copied)
@@ -390,14 +392,14 @@ def test_kept_texts_do_not_depend_on_tokenizer_or_rows(
 @pytest.mark.parametrize("character", ["a", '"', "山", "\U0001f600"])
 def test_kept_text_is_bounded(tmp_path: Path, character: str) -> None:
     whole = [character * 1000 + str(i) for i in range(200)]
-    record = shards._write_texts(tmp_path / "text.jsonl", whole)
+    record = shards._write_texts(Place(tmp_path / "text.jsonl"), whole)
     assert record is not None and record.num_bytes == (tmp_path / "text.jsonl").stat().st_size
     assert shards.TEXT_BYTES - 5000 < record.num_bytes <= shards.TEXT_BYTES
     lines = (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == whole[: record.num_documents]
-    record = shards._write_texts(tmp_path / "text.jsonl", [character * 100_000, "rest"])
+    record = shards._write_texts(Place(tmp_path / "text.jsonl"), [character * 100_000, "rest"])
     assert record is not None and 8000 < record.num_bytes <= shards.TEXT_BYTES
-    assert shards._write_texts(tmp_path / "none.jsonl", []) is None and not (tmp_path / "none.jsonl").exists()
+    assert shards._write_texts(Place(tmp_path / "none.jsonl"), []) is None and not (tmp_path / "none.jsonl").exists()
 
 
 def test_rows_are_read_by_number(prepared: tuple[Path, Path, Manifest]) -> None:
@@ -413,7 +415,7 @@ def test_rows_are_read_by_number(prepared: tuple[Path, Path, Manifest]) -> None:
 def test_manifests_that_cannot_be_used(copied: Manifest, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="has no manifest.json"):
         read_manifest(tmp_path / "nowhere")
-    path = copied.folder / "manifest.json"
+    path = Path(copied.folder, "manifest.json")
     record = json.loads(path.read_text())
     for content, message in [
         (json.dumps({**record, "format": 99}), "has format 99"),
@@ -464,7 +466,7 @@ def test_every_field_of_a_manifest_is_checked(
     copied: Manifest, change: Callable[[dict[str, Any]], Any], message: str
 ) -> None:
     """With a hash that somebody made to fit."""
-    path = copied.folder / "manifest.json"
+    path = Path(copied.folder, "manifest.json")
     change_manifest(path, lambda record: None)
     assert read_manifest(copied.folder) == copied
     change_manifest(path, change)
@@ -473,7 +475,7 @@ def test_every_field_of_a_manifest_is_checked(
 
 
 def test_a_manifest_carries_its_own_hash(copied: Manifest) -> None:
-    path = copied.folder / "manifest.json"
+    path = Path(copied.folder, "manifest.json")
     path.write_text(path.read_text().replace('"num_documents": 800', '"num_documents": 801'))
     with pytest.raises(CorpusError, match="its sha256 is another"):
         read_manifest(copied.folder)

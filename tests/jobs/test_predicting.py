@@ -36,7 +36,7 @@ def test_killed_and_resumed_is_as_undisturbed(tiny_base_folder: Path, tmp_path: 
     )
     try:
         wait_for_blocks(process, tmp_path / "cut", 3)
-        find_workers(process, "MapWorker")[0].kill()
+        find_workers(process, "_Worker")[0].kill()
         wait_for_blocks(process, tmp_path / "cut", len(find_done(tmp_path / "cut")) + 5)
     finally:
         kill_job(process)

@@ -65,7 +65,7 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
         if manifest is not None:
             assert estimate.num_rows == pytest.approx(manifest.num_rows("train"), rel=0.05)
             assert estimate.num_tokens == pytest.approx(manifest.num_tokens("train"), rel=0.05)
-            size = sum((manifest.folder / each.path).stat().st_size for each in manifest.records("train"))
+            size = sum(Path(manifest.folder, each.path).stat().st_size for each in manifest.records("train"))
             assert estimate.num_bytes == pytest.approx(size, rel=0.2)
 
 

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary, read_words
 from domext_ray.corpus.vocabulary.kind import CountPieces, Ranking, WordCounts
 from domext_ray.corpus.vocabulary.kinds import find_kind
 from domext_ray.corpus.vocabulary.statistics import describe_vocabulary, format_table
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
+from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer, make_folder_anew
 from domext_ray.corpus.vocabulary.word_counts import keep_counts
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
-from domext_ray.storage import write_text
+from domext_ray.storage import Where, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +65,7 @@ def learn_extension(
     tokenizer_folder: Path,
     num_base_rows: int,
     folder: Path,
-    cache_dir: Path,
+    cache_dir: Where,
 ) -> ExtensionVocabulary:
     """Learn new words on a corpus; Ray is initialised.
 
@@ -213,7 +212,7 @@ def _read_brought(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
     return list(dict.fromkeys([*earlier, *(brought or read_words(vocab.words, "vocab.words", known))]))
 
 
-def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir: Path) -> None:
+def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir: Where) -> None:
     """Count the words of a corpus and save the statistics of a vocabulary beside it; Ray is initialised.
 
     Args:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,11 +17,17 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import Sources, resolve_sources
-from domext_ray.corpus.texts.work_folder import make_folder_anew
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import write_json
+from domext_ray.storage import Place, write_json
+
+_FILES = re.compile(
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
+    r"[\w.-]+\.model|learned_from\.json|extension\.json|statistics\.(json|txt)|attempts"
+)
+"""Files of a tokenizer's folder, learned or extended."""
+LAST_FILE = "tokenizer_config.json"
 
 if TYPE_CHECKING:  # transformers loads torch: seconds and 250 MB that reading tasks need not spend
     from transformers import PreTrainedTokenizerBase
@@ -294,3 +302,21 @@ def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfi
             f"{2 * min(kept, 64) + len(SPECIAL_TOKENS)} entries."
         )
     return sorted(alphabet[: (vocab.size - len(SPECIAL_TOKENS)) // 2])
+
+
+@contextlib.contextmanager
+def make_folder_anew(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder, and a vocabulary's place to what is written there; failing changes nothing.
+
+    Raises:
+        CorpusError: the folder holds something that is no part of a vocabulary, and would be lost.
+    """
+    place = Place(folder)
+    foreign = [name for name in place.list_names() if not _FILES.fullmatch(name)]
+    if foreign:
+        raise CorpusError(
+            f"{place / foreign[0]} is no part of the vocabulary that would be replaced; move it away, or give another "
+            "--run.name."
+        )
+    with place.new_files(LAST_FILE) as temporary:
+        yield temporary

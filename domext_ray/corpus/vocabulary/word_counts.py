@@ -1,4 +1,4 @@
-"""Read tasks -> how often every word occurs, on Ray Data, in memory that does not grow with the text.
+"""Read tasks -> how often every word occurs, on Ray, in memory that does not grow with the text.
 
 A word is what the base's tokenizer leaves whole before its model cuts it (`kind.Splitter`). Texts repeat themselves, so
 a task counts raw chunks between spaces, and normalises each distinct chunk once.
@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,15 @@ import numpy as np
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped
-from domext_ray.corpus.texts.ray_tasks import run_tasks
+from domext_ray.corpus.texts.ray_tasks import run_read_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources
-from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
 from domext_ray.corpus.vocabulary.kind import Splitter, WordCounts
 from domext_ray.corpus.vocabulary.kinds import find_kind
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
+from domext_ray.runs.attempts import hold_work
+from domext_ray.runtime.tasks import Records
+from domext_ray.storage import Place, Where
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""
@@ -39,7 +40,9 @@ MAX_WORDS = 2_000_000
 
 
 @contextlib.contextmanager
-def keep_counts(sources: Sources, prepare: PrepareConfig, tokenizer_json: str, cache_dir: Path) -> Iterator[WordCounts]:
+def keep_counts(
+    sources: Sources, prepare: PrepareConfig, tokenizer_json: str, cache_dir: Where
+) -> Iterator[WordCounts]:
     """Count the words of a corpus, and keep the finished counts for a second start until what they are for is done.
 
     Ray is initialised.
@@ -57,17 +60,19 @@ def keep_counts(sources: Sources, prepare: PrepareConfig, tokenizer_json: str, c
     splitter_json = json.dumps(find_kind(tokenizer_json).strip(json.loads(tokenizer_json)))
     identity = [sources.fingerprint, identity_of(prepare), splitter_json]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    with hold_work_folder(cache_dir, f"words-{key[:16]}", f"counting the words of --corpus {sources.spec!r}") as work:
-        yield _count_words(sources, prepare, splitter_json, KeptParts(work, "words", key))
+    folder = Place(cache_dir) / f"words-{key[:16]}"
+    with hold_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
+        yield _count_words(sources, prepare, splitter_json, Records(work / "parts", key))
+        work.delete()
 
 
-def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: KeptParts) -> WordCounts:
+def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: Records) -> WordCounts:
     totals: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     dropped = Dropped()
     seconds = 0.0
     function = functools.partial(_count_task, prepare, splitter_json)
-    for result in run_tasks(function, sources, "counting words", kept):
+    for result in run_read_tasks(function, sources, "counting words", kept):
         words = result["words"].decode().split(" ") if result["words"] else []
         counts = np.frombuffer(result["counts"], dtype=np.int64).tolist()
         totals.update(dict(zip(words, counts, strict=True)))

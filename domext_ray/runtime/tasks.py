@@ -1,0 +1,325 @@
+"""Tasks on Ray whose results outlive the job: the same command goes on with those that are missing.
+
+Enters: numbered tasks, and what to do with one. Leaves: a record per task, written after everything that the task
+makes, in a folder or a bucket. A task depends on what it is given alone, so a job that was killed ends as one that was
+not.
+
+Ray is handed a bounded number of tasks at a time, and more than there are CPUs for, so that a cluster that can grow
+does. Results come in the order of the tasks, and no more of them are kept than tasks are under way.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from domext_ray.errors import RunError, find_storage_error, find_user_error
+from domext_ray.progress import StatusLine, Watch, format_seconds
+from domext_ray.runtime.ray_cluster import describe_waiting
+from domext_ray.storage import Place
+
+MOST_DEATHS = 3
+"""Workers that a task may lose: a node that goes away is no reason to stop, a text that kills its worker is."""
+_DEATHS = (
+    ActorDiedError,
+    ActorUnavailableError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    WorkerCrashedError,
+)
+SPARE_TASKS = 32
+"""Tasks that wait beyond twice the CPUs that there are."""
+END_SECONDS = 10.0
+"""How long tasks that are told to end may take to: what they write would come after what their job tidies up."""
+
+Result: TypeAlias = dict[str, Any]
+"""JSON, but for bytes."""
+Function: TypeAlias = Callable[[Any], Result]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of some work.
+
+    Args:
+        number: its place in the order, from 0.
+        item: what the function is given; pickled.
+        size: how much work it is.
+        name: a file that it reads, for messages.
+        key: all that decides its result, beside what decides that of every task.
+    """
+
+    number: int
+    item: Any
+    size: float
+    name: str
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Records:
+    """Results of tasks, a file each.
+
+    Args:
+        place: their folder.
+        key: what decides the result of every task.
+        find_fault: says what is wrong with the files that a result names; empty: nothing.
+    """
+
+    place: Place
+    key: str = ""
+    find_fault: Callable[[Result], str] = lambda result: ""
+
+    def find(self, number: int) -> Place:
+        """Return the record of a task."""
+        return self.place / f"{number:06d}.json"
+
+    def read(self, number: int, key: str = "") -> tuple[Result | None, str]:
+        """Return the result of a task, None where it is to be made, and what is wrong with a damaged one."""
+        place = self.find(number)
+        try:
+            digest, body = place.read_bytes().split(b"\n", 1)
+        except FileNotFoundError:
+            return None, ""
+        except ValueError:
+            return None, f"{place} is damaged"
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            return None, f"{place} is damaged"
+        record = json.loads(body, object_hook=_decode)
+        if record["key"] != [self.key, key]:
+            return None, ""
+        fault = self.find_fault(record["result"])
+        return (None if fault else record["result"]), fault
+
+    def write(self, number: int, result: Result, key: str = "") -> None:
+        """Keep the result of a task, all of whose files are there."""
+        body = json.dumps({"key": [self.key, key], "result": result}, default=_encode).encode()
+        self.find(number).put(hashlib.sha256(body).hexdigest().encode() + b"\n" + body, flush=False)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Processes that make something once, such as a model, and are given one task after another.
+
+    Args:
+        make: called in each of them, returns what does a task.
+        workers: how many.
+        cpus, gpus: of each.
+    """
+
+    make: Callable[[], Function]
+    workers: int
+    cpus: float
+    gpus: float = 0.0
+
+
+def run_tasks(
+    work: Function | Pool,
+    tasks: Iterable[Task],
+    records: Records,
+    *,
+    verb: str,
+    total: float,
+    unit: str,
+    remedy: str,
+    before: float = 0.0,
+) -> Iterator[Result]:
+    """Carry out tasks on Ray, but for those that have a record, showing progress; Ray is initialised.
+
+    Args:
+        work: what does a task, on one CPU; or a pool.
+        tasks: in order; taken as they are needed.
+        records: where results are kept.
+        verb: what the progress line calls the work.
+        total: size of all tasks, and of those that are left out because they were done before.
+        unit: what sizes count.
+        remedy: what to do where tasks need too much memory.
+        before: size of the tasks that are left out.
+
+    Yields:
+        The results, in order.
+
+    Raises:
+        DomextError: a task met a user's mistake, could not write, or lost its worker again and again.
+    """
+    runner, progress = _Runner(work, records), _Progress(verb, total, unit, before)
+    coming, order, ready, deaths = iter(tasks), deque[int](), dict[int, Result](), Counter[int]()
+    try:
+        with Watch(verb, describe_waiting) as watch:
+            while True:
+                for task in islice(coming, max(0, count_window() - len(order))):
+                    order.append(task.number)
+                    runner.submit(task)
+                if not order:
+                    break
+                task, found = runner.wait()
+                watch.patience.note_move()
+                if isinstance(found, Exception):
+                    deaths[task.number] += 1
+                    if deaths[task.number] > MOST_DEATHS:
+                        raise RunError(
+                            f"{verb}: the task that reads {task.name} lost its worker {deaths[task.number]} times, as "
+                            f"happens where memory is short; {remedy}, and the same command goes on."
+                        ) from found
+                    progress.line.keep(f"{verb}: a worker died ({type(found).__name__}); its task is done again")
+                    runner.submit(task)
+                    continue
+                ready[task.number], is_kept, fault = found
+                if fault:
+                    progress.line.keep(f"{verb}: {fault}; that part is made anew")
+                progress.advance(task.size, is_kept=is_kept)
+                while order and order[0] in ready:
+                    yield ready.pop(order.popleft())
+    finally:
+        runner.end()
+    progress.finish()
+
+
+def count_window() -> int:
+    """Return how many tasks may be under way: more, as a cluster grows."""
+    return SPARE_TASKS + 2 * int(ray.cluster_resources().get("CPU", 1.0))
+
+
+class _Runner:
+    """Tasks that Ray has."""
+
+    def __init__(self, work: Function | Pool, records: Records) -> None:
+        self.pool = work if isinstance(work, Pool) else None
+        self.work, self.records = ray.put(work), ray.put(records)
+        self.running: dict[Any, tuple[Task, Any]] = {}
+        self.waiting = deque[Task]()
+        self.idle = [self._start_worker() for _ in range(self.pool.workers)] if self.pool else []
+
+    def submit(self, task: Task) -> None:
+        self.waiting.append(task)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self.waiting and (self.pool is None or self.idle):
+            worker = self.idle.pop() if self.pool else None
+            task = self.waiting.popleft()
+            perform: Any = worker.perform if worker else _perform
+            self.running[perform.remote(self.work, self.records, task)] = task, worker
+
+    def _start_worker(self) -> Any:
+        assert self.pool is not None
+        return _Worker.options(num_cpus=self.pool.cpus, num_gpus=self.pool.gpus).remote()  # type: ignore[attr-defined]
+
+    def wait(self) -> tuple[Task, Any]:
+        """Return a task that has ended, and what it returned, or how its worker died.
+
+        Raises:
+            BaseException: what a task raised.
+        """
+        (answer,), _ = ray.wait([*self.running])
+        task, worker = self.running.pop(answer)
+        try:
+            found = ray.get(answer)
+        except RayTaskError as error:
+            raise find_user_error(error) or error from None
+        except _DEATHS as error:
+            found, worker = error, self.pool and self._start_worker()
+        if worker is not None:
+            self.idle.append(worker)
+        self._hand_out()
+        return task, found
+
+    def end(self) -> None:
+        """End what is still running."""
+        for answer, (_, worker) in self.running.items():
+            with contextlib.suppress(RayError, ValueError):
+                ray.kill(worker) if worker is not None else ray.cancel(answer, force=True)
+        for worker in self.idle:
+            ray.kill(worker)
+        if self.running:
+            ray.wait([*self.running], num_returns=len(self.running), timeout=END_SECONDS)
+
+
+def _do_task(work: Function, records: Records, task: Task) -> tuple[Result, bool, str]:
+    """Return a task's result, whether it was there before, and what was wrong with the one that was."""
+    result, fault = records.read(task.number, task.key)
+    if result is not None:
+        return result, True, fault
+    try:
+        result = work(task.item)
+        records.write(task.number, result, task.key)
+    except OSError as error:  # of writing: what goes wrong with reading is the input's mistake
+        raise find_storage_error(error, error.filename or records.place) or error from error
+    return result, False, fault
+
+
+@ray.remote(num_cpus=1, max_retries=0)  # `run_tasks` tries again, and knows when to stop
+def _perform(work: Function, records: Records, task: Task) -> tuple[Result, bool, str]:
+    return _do_task(work, records, task)
+
+
+@ray.remote(max_restarts=0)
+class _Worker:
+    """A process of a pool."""
+
+    def __init__(self) -> None:
+        self.function: Function | None = None
+
+    def perform(self, pool: Pool, records: Records, task: Task) -> tuple[Result, bool, str]:
+        self.function = self.function or pool.make()
+        return _do_task(self.function, records, task)
+
+
+class _Progress:
+    """How much is done, how fast, how long still."""
+
+    def __init__(self, verb: str, total: float, unit: str, before: float) -> None:
+        self.verb, self.total, self.unit = verb, total, unit
+        self.before, self.now, self.num_kept = before, 0.0, 0
+        self.line = StatusLine(is_due=False)
+        if before:
+            self.line.keep(f"{verb}: {before:,.0f} of {total:,.0f} {unit} were done before")
+
+    @property
+    def rate(self) -> float:
+        return self.now / self.line.seconds
+
+    def advance(self, size: float, *, is_kept: bool) -> None:
+        """Count a task; one that had its record says nothing of how fast this goes."""
+        self.before, self.now = self.before + size * is_kept, self.now + size * (not is_kept)
+        self.num_kept += is_kept
+        done, rate = self.before + self.now, f"{self.rate:,.1f} {self.unit}/s"
+        left = f", {format_seconds((self.total - done) / self.rate)} left" if self.now else ""
+        self.line.show(f"{self.verb}: {done:,.0f} of {self.total:,.0f} {self.unit}, {rate}{left}")
+
+    def finish(self) -> None:
+        """Show the last lines."""
+        if self.num_kept:
+            self.line.keep(f"{self.verb}: {self.num_kept:,} parts were finished before")
+        seconds = format_seconds(self.line.seconds)
+        self.line.keep(f"{self.verb}: {self.now:,.0f} {self.unit} in {seconds}, {self.rate:,.1f} {self.unit}/s")
+
+
+def _encode(value: Any) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a task's result holds {type(value).__name__}")
+    return {"base64": base64.b64encode(value).decode()}
+
+
+def _decode(record: dict[str, Any]) -> Any:
+    return base64.b64decode(record["base64"]) if record.keys() == {"base64"} else record

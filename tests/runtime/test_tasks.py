@@ -1,0 +1,185 @@
+"""Tasks with records: taken over, in order, a bounded number at a time, and what kills its worker is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from file_limits import limit_files
+from object_store import BUCKET
+
+from domext_ray.errors import CorpusError, RunError, StorageError
+from domext_ray.runtime import tasks
+from domext_ray.runtime.tasks import Pool, Records, Result, Task, run_tasks
+from domext_ray.storage import Place, new_file
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, objects: str) -> Place:
+    """Where records are kept; not there yet."""
+    return Place(tmp_path / "records") if request.param == "disk" else Place(f"{BUCKET}/{tmp_path.name}/records")
+
+
+def run(
+    work: Callable[[Any], Result] | Pool, place: Place, number: int = 8, coming: Iterator[Task] | None = None
+) -> list[Result]:
+    items = coming or (Task(i, i, 1.0, f"file-{i}") for i in range(number))
+    said = {"verb": "counting", "unit": "rows", "remedy": "lower --something"}
+    return list(run_tasks(work, items, Records(place), total=number, **said))  # type: ignore[arg-type]
+
+
+def test_records_are_what_was_written(place: Place) -> None:
+    records = Records(place, "key", lambda result: result["fault"])
+    result = {"bytes": bytes(range(256)), "words": ["ä", "\u2028"], "nested": {"n": 1.5, "none": None}, "fault": ""}
+    records.write(3, result, "plan")
+    assert records.read(3, "plan") == (result, "")
+    assert records.read(4, "plan") == (None, "")
+    assert records.read(3, "another plan") == (None, "")
+    assert Records(place, "another key").read(3, "plan") == (None, "")
+    records.write(3, {**result, "fault": "a shard is gone"}, "plan")
+    assert records.read(3, "plan") == (None, "a shard is gone")
+    own = records.find(3)
+    content = own.read_bytes()
+    for damaged in (b"", b"{", content[:-1], content.replace(b"gone", b"here")):
+        own.put(damaged)
+        found, fault = records.read(3, "plan")
+        assert found is None and fault == f"{own} is damaged"
+    with pytest.raises(TypeError, match="holds set"):
+        records.write(5, {"words": {"a"}}, "plan")
+    assert place.list_names() == [own.name]
+
+
+def test_results_come_in_order_and_are_taken_over(
+    local_ray: None, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(item: int) -> Result:
+        time.sleep(0.2 * (item == 0))  # the first one ends after others
+        return {"square": item * item, "pid": os.getpid()}
+
+    first = run(work, place)
+    assert [each["square"] for each in first] == [i * i for i in range(8)]
+    (place / "000003.json").delete()
+    again = run(work, place)
+    assert [i for i in range(8) if again[i] != first[i]] in ([], [3]) and again[3]["square"] == 9
+    assert "counting: 7 parts were finished before\ncounting: 1 rows in 0:0" in capsys.readouterr().err
+
+
+def test_a_bounded_number_is_under_way(local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "count_window", lambda: 5)
+    taken: list[int] = []
+
+    def come() -> Iterator[Task]:
+        for i in range(30):
+            taken.append(i)
+            yield Task(i, i, 1.0, "file")
+
+    seen = []
+    records = Records(Place(tmp_path / "records"))
+    said = {"verb": "counting", "unit": "rows", "remedy": "lower --something"}
+    for result in run_tasks(lambda item: {"i": item}, come(), records, total=30, **said):  # type: ignore[arg-type]
+        seen.append(result["i"])
+        assert len(taken) - len(seen) <= 5
+    assert seen == taken == list(range(30))
+
+
+def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path: Path) -> None:
+    def make() -> Callable[[int], Result]:
+        with (tmp_path / "made").open("a") as file:
+            file.write("x")
+        return lambda item: {"i": item, "pid": os.getpid()}
+
+    found = run(Pool(make, 2, 0.5), Place(tmp_path / "records"), 40)
+    assert [each["i"] for each in found] == list(range(40))
+    assert len({each["pid"] for each in found}) == len((tmp_path / "made").read_text()) <= 2
+
+
+@pytest.mark.parametrize("is_pool", [False, True])
+def test_an_error_of_a_task_comes_back_as_itself(local_ray: None, tmp_path: Path, is_pool: bool) -> None:
+    def fail(item: int) -> Result:
+        if item == 3:
+            raise CorpusError("the third file is no text.")
+        return {}
+
+    with pytest.raises(CorpusError) as raised:
+        run(Pool(lambda: fail, 1, 0.5) if is_pool else fail, Place(tmp_path / "records"))
+    assert str(raised.value) == "the third file is no text." and type(raised.value) is CorpusError
+
+
+def test_an_error_while_a_pool_is_made_comes_back_as_itself(local_ray: None, tmp_path: Path) -> None:
+    def make() -> Callable[[int], Result]:
+        raise RunError("the model is gone.")
+
+    with pytest.raises(RunError, match=r"^the model is gone\.$"):
+        run(Pool(make, 2, 0.5), Place(tmp_path / "records"))
+
+
+def test_a_task_that_cannot_write_is_a_sentence(local_ray: None, tmp_path: Path) -> None:
+    def write(item: int) -> Result:
+        if item == 2:
+            with open("/dev/full", "wb") as file:
+                file.write(b"a shard")
+        return {}
+
+    with pytest.raises(StorageError, match=rf"^{tmp_path} cannot be .*written \(No space left on device\): free space"):
+        run(write, Place(tmp_path))
+
+
+def test_a_full_disk_keeps_the_finished_records_and_no_half_one(tmp_path: Path) -> None:
+    records = Records(Place(tmp_path / "records"))
+    with pytest.raises(StorageError, match="File too large"), limit_files(64 * 1024):
+        records.write(0, {"hashes": bytes(1000)})
+        records.write(1, {"hashes": bytes(100_000)})
+    assert [each.name for each in (tmp_path / "records").iterdir()] == ["000000.json"]
+    with (
+        pytest.raises(StorageError, match="File too large"),
+        new_file(tmp_path / "shard", is_flushed=False) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,  # as shards are written
+        limit_files(64 * 1024),
+    ):
+        sink.write(bytes(100_000))
+    assert [each.name for each in tmp_path.iterdir()] == ["records"]
+
+
+@pytest.mark.parametrize("is_pool", [False, True])
+def test_a_task_that_kills_its_workers_is_named(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pool: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tasks, "MOST_DEATHS", 1)
+
+    def count_or_die(item: int) -> Result:
+        if item == 1 and not (tmp_path / "mended").exists():
+            os.kill(os.getpid(), signal.SIGKILL)  # as Linux and Ray do where memory is short
+        return {"number": item}
+
+    work = Pool(lambda: count_or_die, 1, 0.5) if is_pool else count_or_die
+    said = "counting: the task that reads file-1 lost its worker 2 times, as .* short; lower --something, and the same"
+    with pytest.raises(RunError, match=said):
+        run(work, Place(tmp_path / "records"))
+    assert "a worker died (" in capsys.readouterr().err
+    (tmp_path / "mended").touch()
+    assert [each["number"] for each in run(work, Place(tmp_path / "records"))] == list(range(8))
+
+
+def test_what_still_runs_is_ended(local_ray: None, tmp_path: Path) -> None:
+    """Nothing is written once the generator has ended: what it made may be removed."""
+
+    def wait(item: int) -> Result:
+        if item:
+            time.sleep(0.5)
+            (tmp_path / f"late-{item}").touch()
+        return {}
+
+    said = {"verb": "counting", "unit": "rows", "remedy": "lower --something"}
+    coming = (Task(i, i, 1.0, "file") for i in range(8))
+    running = run_tasks(wait, coming, Records(Place(tmp_path / "records")), total=8, **said)  # type: ignore[arg-type]
+    next(running)
+    running.close()  # type: ignore[attr-defined]
+    before = sorted(tmp_path.iterdir())
+    time.sleep(1.5)
+    assert sorted(tmp_path.iterdir()) == before
