@@ -73,7 +73,7 @@ def check_texts(config: PretrainConfig) -> None:
         if part.is_written:
             continue
         try:
-            check_corpus(part.corpus, config.prepare)
+            check_corpus(part.corpus, config.prepare_for(part))
         except CorpusError as error:
             raise CorpusError(f"{part.option}: {error}") from error
 
@@ -105,7 +105,7 @@ def _place_text(
 ) -> tuple[str, PrepareConfig]:
     """Where a text beside the domain's is, and how it becomes rows; the base's own is written where it is not yet."""
     if not part.is_written:
-        return part.corpus, config.prepare
+        return part.corpus, config.prepare_for(part)
     assert base is not None, "PretrainConfig refuses none"
     return str(provide_written_text(base, paths.corpora)), prepare_written(config.prepare)
 
@@ -166,7 +166,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     vocabulary = _provide_extension(config, base, paths.scratch, paths.corpora)
     if config.vocab.words:
         start_ray()
-        measure_extension(config.corpus, config.prepare, vocabulary.folder, paths.corpora)
+        measure_extension(config.corpus, config.prepare, config.vocab, vocabulary.folder, paths.corpora)
     print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {vocabulary.folder}")
     return vocabulary
 

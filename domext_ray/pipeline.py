@@ -240,7 +240,8 @@ def _forecast(plan: RunPlan, trial: Trial) -> Forecast:
     """What the run will take; its corpus is read in part, and its model is timed for a moment."""
     config = plan.config
     sources = resolve_sources(config.corpus, config.prepare)
-    beside = [None if each.is_written else resolve_sources(each.corpus, config.prepare) for each in config.parts]
+    own = [(each, config.prepare_for(each)) for each in config.parts]
+    beside = [None if part.is_written else resolve_sources(part.corpus, prepare) for part, prepare in own]
     return make_forecast(config, plan.base, sources, plan.counts, lambda: measure_rate(trial), beside)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -32,6 +32,9 @@ from domext_ray.options.declare import (
     require,
 )
 
+MOST_HELD_OUT = 0.5
+"""The share of documents that is held out is below this."""
+
 
 @option_group
 class RunConfig:
@@ -52,9 +55,11 @@ class PrepareConfig:
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
     # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
     pair: tuple[str, ...] = ()
-    held_out_frac: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.02  # share of documents kept for evaluation
-    # single documents, blocks of neighbours or files; auto: blocks of text lines
-    held_out_by: Literal["auto", "document", "block", "file"] = free("auto")
+    held_out_frac: Annotated[float, Field(gt=0.0, lt=MOST_HELD_OUT)] = 0.02  # share of documents kept for evaluation
+    # single documents, blocks of neighbours, files or groups; auto: blocks of text lines
+    held_out_by: Literal["auto", "document", "block", "file", "group"] = free("auto")
+    # field that says whose a row is, such as patient_id: held out by it, and no report quotes text
+    group_field: str = ""
     min_document_chars: PositiveInt = 20  # shorter documents are dropped and counted
     max_document_chars: PositiveInt = 1_000_000  # longer documents are cut into documents of this many characters
     cross_documents: bool = True  # rows may join sentences of neighbouring documents, [SEP] between them
@@ -74,6 +79,12 @@ class PrepareConfig:
         )
         is_pair = len(self.pair) == len({*self.pair} - {""}) == 2
         require(not self.pair or is_pair, "pair", self.pair, "two fields with a comma between them, such as title,body")
+        by = "--prepare.group_field, the field that says whose a row is"
+        require(self.held_out_by != "group" or bool(self.group_field), "held_out_by", "group", f"given with {by}")
+        is_by_group = not self.group_field or self.held_out_by in ("auto", "group")
+        require(is_by_group, "held_out_by", self.held_out_by, "auto or group with --prepare.group_field")
+        is_other = self.group_field not in self.text_fields
+        require(is_other, "group_field", self.group_field, f"another field than {self.fields_option}")
         rule = "left out with --prepare.pair, which names both fields"
         require(not self.pair or self.field == "text", "field", self.field, rule)
 
@@ -122,6 +133,8 @@ class VocabConfig:
     size: CountOrZero = 0
     lowercase: bool = True  # a vocabulary learned with --base none is uncased (a base keeps its own rule)
     min_frequency: PositiveInt = 5  # new words must occur this often in the corpus
+    # of --prepare.group_field: a new word must occur in rows of this many; 0: 20
+    min_groups: Annotated[int, Field(ge=0, le=1000)] = 0
     whole_words: bool = False  # new entries are whole words only, no pieces of words
     protected: VocabPlace = ""  # file of words, one per line, that get an entry whatever their frequency
     words: VocabPlace = ""  # your own new words: a file, one per line, or a folder that domext vocab made
@@ -134,6 +147,15 @@ class VocabConfig:
     def extends_base(self) -> bool:
         """Whether a base gets new words."""
         return bool(self.size or self.words)
+
+
+MIN_GROUPS = 20
+"""Groups that must have a new word where nothing else is asked: silence would let a name become a word."""
+
+
+def resolve_min_groups(prepare: PrepareConfig, vocab: VocabConfig) -> int:
+    """Return how many groups must have a new word; 0: rows have no groups."""
+    return (vocab.min_groups or MIN_GROUPS) if prepare.group_field else 0
 
 
 Width = Count
@@ -374,6 +396,9 @@ class PretrainConfig:
             self.objective.keep,
             "none when --base is none, for there is no base to keep",
         )
+        rule = "left out without --prepare.group_field, the field that says whose a row is"
+        is_asked = self.vocab.min_groups > 0 and not self.prepare.group_field
+        require(not is_asked, "vocab.min_groups", self.vocab.min_groups, rule)
         self._check_distillation()
         self._check_packed()
         self._check_vectors()
@@ -472,6 +497,11 @@ class PretrainConfig:
         """The texts beside --corpus, in canonical order: --replay.corpus, then those of the mixture."""
         replay = (TextPart(GENERAL, self.replay.corpus, (), keep=True),) if self.replay.corpus else ()
         return (*replay, *self.mixture.list_parts())
+
+    def prepare_for(self, part: TextPart) -> PrepareConfig:
+        """Return how a text beside --corpus becomes rows: general text is nobody's, so its rows have no groups."""
+        is_grouped = bool(self.prepare.group_field) and part.keep
+        return replace(self.prepare, group_field="", held_out_by="auto") if is_grouped else self.prepare
 
     @property
     def part_shares(self) -> list[tuple[Fraction, tuple[Fraction, ...]]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.estimate import READ_BYTES, sample_tasks
 from domext_ray.corpus.shards import hash_document, split_documents
-from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.documents import read_grouped
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.corpus.texts.split import resolve_held_out_by
@@ -60,14 +60,16 @@ def count_near_duplicates(sources: Sources, prepare: PrepareConfig) -> NearDupli
         CorpusError: the sample is damaged, lacks the field, or has one file where files are held out.
     """
     documents: list[str] = []
+    groups = bytearray()
     files: list[list[tuple[str, int]]] = []
     for task in sample_tasks(sources):
         files.append([])
         num_chars = 0
         for file in task.files:
             before = len(documents)
-            for document in read_documents(replace(task, files=(file,)), prepare, Dropped()):
+            for document, group in read_grouped(replace(task, files=(file,)), prepare, Dropped()):
                 documents.append(document)
+                groups += group
                 num_chars += len(document)
                 if num_chars >= TASK_CHARS:
                     break
@@ -76,7 +78,7 @@ def count_near_duplicates(sources: Sources, prepare: PrepareConfig) -> NearDupli
         return None
     hashes = bytearray(b"".join(map(hash_document, documents)))
     own = replace(prepare, held_out_by=resolve_held_out_by(sources, prepare))
-    keep, is_held_out = split_documents(hashes, files, own)
+    keep, is_held_out = split_documents(hashes, groups, files, own)
     held_out = [each for each, use in zip(documents, keep & is_held_out, strict=True) if use][:MAX_HELD_OUT]
     train = [each for each, use in zip(documents, keep & ~is_held_out, strict=True) if use]
     return NearDuplicates(len(find_similar(held_out, train)), len(held_out), len(train)) if held_out else None

@@ -43,11 +43,17 @@ from domext_ray.corpus.manifest import (
 from domext_ray.corpus.overlap import read_hashes, write_hashes
 from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
-from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.documents import read_documents, read_grouped
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped, require_text
 from domext_ray.corpus.texts.ray_tasks import run_read_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
-from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, hold_out_files, resolve_held_out_by
+from domext_ray.corpus.texts.split import (
+    describe_split,
+    hold_out_blocks,
+    hold_out_files,
+    hold_out_groups,
+    resolve_held_out_by,
+)
 from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
@@ -201,8 +207,8 @@ def _build(
 ) -> dict[str, Any]:
     """Run both passes; return the manifest's record of what was found."""
     read = Records(folder / "parts" / "hashes", fingerprint)
-    hashes, files, lost, han_frac = _hash_pass(sources, prepare, read)
-    keep, is_held_out = split_documents(hashes, files, prepare)
+    hashes, groups, files, lost, han_frac = _hash_pass(sources, prepare, read)
+    keep, is_held_out = split_documents(hashes, groups, files, prepare)
     counts = [sum(number for _, number in task) for task in files]
     num_documents = int(keep.sum())
     dropped, places = lost.counts, lost.describe_places()
@@ -214,7 +220,7 @@ def _build(
     use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
     _require_both_splits(sources, num_documents, [(use == code).any() for code in (1, 2)])
     write_hashes(folder, _shorten(hashes), use == 1, use == 2)
-    del hashes
+    del hashes, groups
     is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
     if is_chinese:
         load_jieba()  # a missing package is reported before the work, not within it
@@ -256,12 +262,13 @@ def _shorten(hashes: bytearray) -> np.ndarray:
 
 
 def split_documents(
-    hashes: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
+    hashes: bytearray, groups: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which documents stay, and which are held out if they stay; bool [D] each.
 
     Args:
         hashes: `hash_document` of each, in order.
+        groups: 8 bytes of each that say which group it is of; empty where documents have none.
         files: path and number of documents of each file of each task, in order.
         prepare: how documents are divided, `held_out_by` resolved.
 
@@ -274,6 +281,8 @@ def split_documents(
         is_held_out = hold_out_files(keep, _shorten(hashes), parts, prepare.held_out_frac)
     elif prepare.held_out_by == "block":
         is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
+    elif prepare.held_out_by == "group":
+        is_held_out = hold_out_groups(keep, np.frombuffer(groups, dtype=">u8").astype(np.uint64), prepare)
     return keep, is_held_out
 
 
@@ -298,32 +307,35 @@ def _require_partners(sources: Sources, prepare: PrepareConfig, num_used: Counte
 
 def _hash_pass(
     sources: Sources, prepare: PrepareConfig, kept: Records
-) -> tuple[bytearray, list[list[tuple[str, int]]], Dropped, float]:
-    """Hashes of all documents, their number by task and file, what was dropped, and the share of Han characters."""
-    hashes, files, dropped = bytearray(), [], Dropped()
+) -> tuple[bytearray, bytearray, list[list[tuple[str, int]]], Dropped, float]:
+    """Hashes of all documents and of their groups, their number by task and file, what was dropped, share of Han."""
+    hashes, groups, files, dropped = bytearray(), bytearray(), [], Dropped()
     num_chars = num_han = 0
     results = run_read_tasks(functools.partial(_hash_task, prepare), sources, "reading", kept)
     for task, result in zip(sources.tasks, results, strict=True):
         hashes += result["hashes"]
+        groups += result["groups"]
         files.append([(file.path, number) for file, number in zip(task.files, result["counts"], strict=True)])
         dropped.merge(Dropped.from_record(result["dropped"]))
         num_chars, num_han = num_chars + result["num_chars"], num_han + result["num_han"]
-    return hashes, files, dropped, num_han / max(num_chars, 1)
+    return hashes, groups, files, dropped, num_han / max(num_chars, 1)
 
 
 def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
     dropped = Dropped()
-    hashes = bytearray()
+    hashes, groups = bytearray(), bytearray()
     counts = []
     num_chars = num_han = 0
     for file in task.files:
         before = len(hashes)
-        for document in read_documents(replace(task, files=(file,)), prepare, dropped):
+        for document, group in read_grouped(replace(task, files=(file,)), prepare, dropped):
             hashes += hash_document(document)
+            groups += group
             num_chars, num_han = num_chars + len(document), num_han + count_han(document)
         counts.append((len(hashes) - before) // HASH_BYTES)
     return {
         "hashes": bytes(hashes),
+        "groups": bytes(groups),
         "counts": counts,
         "dropped": dropped.to_record(),
         "num_chars": num_chars,

@@ -38,7 +38,8 @@ TEXT_FIELD = "text"
 
 _SKIPPED_BYTES = 2**20
 _BATCH_ROWS = 1024
-_DECODER, _TEXT_DECODER = json.JSONDecoder(), json.JSONDecoder(parse_int=lambda digits: 0)
+_MAX_DIGITS = 1000
+_DECODER, _TEXT_DECODER = json.JSONDecoder(), json.JSONDecoder(parse_int=lambda digits: int(digits[:_MAX_DIGITS]))
 
 
 class Row(NamedTuple):
@@ -80,8 +81,8 @@ def read_rows(
         start: of a file of lines, the first byte; only lines that begin there or later are read.
         end: the byte after the range; -1: to the end.
         max_bytes: of the longest line, so that memory stays bounded; of a CSV characters of the longest cell.
-        only_texts: nothing but texts is wanted of JSON: numbers may have thousands of digits, and half a surrogate pair
-            may be encoded as UTF-8 encodes it.
+        only_texts: nothing but texts and names is wanted of JSON: numbers may have thousands of digits, of which the
+            first are read, and half a surrogate pair may be encoded as UTF-8 encodes it.
 
     Raises:
         CorpusError: the file is no text, is damaged, or has vanished; or `check` refuses.

@@ -21,6 +21,7 @@ LONG_CHARS = 600
 NUM_COLOURS = 6
 MAX_CONFUSION = 40
 """Labels of a confusion matrix at most; a larger one is in the JSON only."""
+PRIVATE = "No example is shown: its set says whose each row is (group_field), and this page may be passed on."
 ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -54,7 +55,10 @@ def write_errors_page(
     """
     compared = compare_predictions(examples, predictions)
     report = describe_classes(compared, labels)
-    write_text(path, format_errors(compared, report, title=title, max_errors=max_errors, scores=scores))
+    is_private = any(each.group for each in examples)
+    shown = 0 if is_private else max_errors
+    page = format_errors(compared, report, title=title, max_errors=shown, scores=scores, is_private=is_private)
+    write_text(path, page)
     return report
 
 
@@ -65,8 +69,12 @@ def format_errors(
     title: str,
     max_errors: int = MAX_ERRORS,
     scores: Sequence[tuple[str, str]] = (),
+    is_private: bool = False,
 ) -> str:
-    """Return the page; arguments as of `write_errors_page`, and what `describe_classes` made of the examples."""
+    """Return the page; arguments as of `write_errors_page`, and what `describe_classes` made of the examples.
+
+    A private one says that it quotes nothing.
+    """
     wrong = [each for each in compared if each.mistakes]
     if not wrong and any(each.distance for each in compared):  # numbers are more or less wrong
         wrong = sorted((each for each in compared if each.distance), key=lambda each: -each.distance)[:max_errors]
@@ -77,6 +85,7 @@ def format_errors(
         f"<style>{(ASSETS / 'errors.css').read_text(encoding='utf-8')}</style>",
         format_paragraph(_summarise(compared, report, len(shown)), "result"),
         format_html(("", ""), scores, "pairs"),
+        format_paragraph(PRIVATE if is_private else "", "note"),
         format_section("Kinds of mistakes", _format_kinds(report)),
         format_section("By label", _format_labels(report)),
         format_section("Confusion", _format_confusion(report)),

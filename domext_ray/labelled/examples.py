@@ -35,10 +35,12 @@ class Example:
     Args:
         id: unique in its split.
         source: where it was read, as FILE:LINE.
+        group: a hash of whose it is, where the set has a `group_field`.
     """
 
     id: str
     source: str
+    group: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class SetDescription:
         catalogue: name patterns of the file of standard terms (normalization).
         fractions: shares by which splits without a file of their own are cut from the one that has one.
         config: configuration of the dataset on the hub, such as "mrpc".
+        group_field: column that says whose a row is, such as patient_id: splits that are cut keep all of a group on one
+            side, and no page of mistakes quotes a row.
     """
 
     name: str
@@ -76,6 +78,7 @@ class SetDescription:
     catalogue: tuple[str, ...] = ("catalogue.*", "catalog.*")
     fractions: Mapping[str, float] = field(default_factory=dict)
     config: str = ""
+    group_field: Column = ""
 
     @property
     def where(self) -> str:
@@ -98,6 +101,9 @@ class SetDescription:
         ):
             if value not in allowed:
                 raise self._error(key, value, f"one of {', '.join(allowed)}")
+        if self.group_field != "" and self.reader not in ("records", "label_columns"):
+            rule = f"left out with reader: {self.reader}, whose files have no columns"
+            raise self._error("group_field", self.group_field, rule)
         if self.reader == "label_columns" and self.columns["labels"] != family.columns["labels"]:
             raise self._error("columns.labels", self.columns["labels"], "left out: labels name their columns")
         for key, names, known in (("columns", self.columns, family.columns), ("fractions", self.fractions, SPLITS)):
@@ -332,4 +338,5 @@ _KEYS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
         f"shares above 0 for some of {', '.join(SPLITS)}",
     ),
     "config": (_to_text, _A_TEXT),
+    "group_field": (_to_column, "a column's name or number"),
 }

@@ -89,8 +89,11 @@ def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
         manifest: its prepared corpus.
 
     Returns:
-        The examples; none of a model that was not trained on masked words, or without a sentence that fits.
+        The examples; none of a model that was not trained on masked words, of text that is somebody's (`group_field`),
+        or without a sentence that fits.
     """
+    if manifest.settings.get("group_field"):
+        return []
     run = rebuild_run(run_dir)
     if run.config.objective.kind != "masked":
         return []

@@ -76,7 +76,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
             format_paragraph(describe_sizes(summary), "note"),
             format_section("The parts of the text", format_html(_PART_HEADER, list_parts(summary))),
             format_section("Curves", format_pictures(list_curves(records))),
-            format_section("Masked words, before and after", format_examples(examples)),
+            format_section("Masked words, before and after", format_examples(examples), _excuse_examples(config)),
             format_section("New words", _format_words(run_dir)),
             format_section(
                 "How it was made",
@@ -92,6 +92,13 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
         temporary.touch(mode=0o600 if examples else 0o666)  # in a bucket, its own rules say who may read
         temporary.write_text(page, encoding="utf-8")
     return run_dir / "report.html"
+
+
+def _excuse_examples(config: PretrainConfig) -> str:
+    """Why a page of somebody's text shows none of it; nothing for other text."""
+    field = config.prepare.group_field
+    reason = f"No text is shown: its rows say whose they are (--prepare.group_field {field}), and pages are passed on."
+    return format_paragraph(reason if field else "", "note")
 
 
 def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[dict[str, Any]], state: State) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,13 @@ def test_a_page_without_mistakes_says_so(tmp_path: Path) -> None:
     values = [LabelledText(str(i), "f", "t", None, "", float(i)) for i in range(4)]
     page = write(tmp_path / "values.html", values, [0.0, 3.0, 2.5, 3.0])
     assert "Farthest off" in page and re.findall(r">(\d) · f<", page) == ["1", "2"]
+
+
+def test_a_page_of_a_set_of_people_quotes_nothing(tmp_path: Path) -> None:
+    examples = [LabelledText("1", "f:1", "the words of one", None, "yes", group="aa")]
+    report = write_errors_page(tmp_path / "private.html", examples, ["no"], title="made")
+    page = (tmp_path / "private.html").read_text()
+    assert report["wrong"] == 1 and "the words" not in page and "No example is shown" in page
+    write_errors_page(tmp_path / "open.html", [replace(examples[0], group="")], ["no"], title="made")
+    page = (tmp_path / "open.html").read_text()
+    assert "the words" in page and "No example is shown" not in page

@@ -12,12 +12,12 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.dropped import BLANK, Dropped
+from domext_ray.corpus.texts.dropped import BLANK, Dropped, Place
 from domext_ray.corpus.texts.sources import ReadTask
 from domext_ray.data.files import (
     CSV,
@@ -29,22 +29,30 @@ from domext_ray.data.files import (
     open_stream,
     require_utf8_text,
 )
+from domext_ray.data.groups import hash_group
 from domext_ray.data.readers import TEXT_FIELD, Row, is_text, read_lines, read_rows
 from domext_ray.errors import CorpusError
 
-Numbered = tuple[int, tuple[str | bytes, ...]]
-"""The number of a line, row or paragraph, from 1, and its text, or both texts of a pair; 0: the whole file."""
+Numbered = tuple[int, tuple[str | bytes, ...], Any]
+"""The number of a line, row or paragraph, from 1, and its text, or both texts of a pair; 0: the whole file. Last what
+`--prepare.group_field` has."""
 
 PAIR_SEPARATOR = "\n"
 """Between the two texts of a pair; clean text has none."""
 
 _SPACES = re.compile(r"\s+")
+_GROUP_OPTION = "--prepare.group_field"
 _MAX_CELL_CHARS = 64 * 2**20
 _LISTED_NAMES = 12
 
 
 def read_documents(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[str]:
-    """Yield the clean documents of a task, in order.
+    """Yield the clean documents of a task, in order; see `read_grouped`."""
+    return (document for document, _ in read_grouped(task, prepare, dropped))
+
+
+def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[tuple[str, bytes]]:
+    """Yield the clean documents of a task, in order, each with a hash of its group.
 
     Args:
         task: what to read.
@@ -52,27 +60,32 @@ def read_documents(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> 
         dropped: counts what is left out.
 
     Yields:
-        Documents without a line break; with `prepare.pair` two texts, `PAIR_SEPARATOR` between them, neither empty.
+        Documents without a line break; with `prepare.pair` two texts, `PAIR_SEPARATOR` between them, neither empty. The
+        hash, 8 bytes, is of the group's name, whatever file it is in; without `prepare.group_field` there is none.
 
     Raises:
-        CorpusError: a file that is damaged, has vanished, lacks the column, or is not what its name says.
+        CorpusError: a file that is damaged, has vanished, lacks the column, or is not what its name says; or a row
+            without a group.
     """
     for file in task.files:
         nothing = BLANK if file.kind in (TEXT, PACKAGE_DOCS) else "empty"
-        for number, raw in _read_raw(file, task, prepare, dropped):
+        for number, raw, name in _read_raw(file, task, prepare, dropped):
             try:
                 texts = [clean_text(each if isinstance(each, str) else each.decode("utf-8")) for each in raw]
             except UnicodeDecodeError:
-                dropped.add("bad_utf8", file, number)
+                dropped.add("bad_utf8", file, number, start=task.start)
                 continue
             if not all(texts):
-                dropped.add(nothing, file, number)
+                dropped.add(nothing, file, number, start=task.start)
                 continue
+            group = b""
+            if prepare.group_field:
+                group = hash_group(name, Place.of(file, number, start=task.start), prepare.group_field, _GROUP_OPTION)
             for document in _cut(texts, prepare):
                 if len(document) < prepare.min_document_chars:
-                    dropped.add("too_short", file, number)
+                    dropped.add("too_short", file, number, start=task.start)
                 else:
-                    yield document
+                    yield document, group
 
 
 def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
@@ -84,16 +97,17 @@ def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
 
 
 def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
-    """Refuse plain text where two fields are asked for.
+    """Refuse plain text where fields beside the text are asked for.
 
     Raises:
         CorpusError: it is.
     """
-    if prepare.pair and file.kind in (TEXT, PACKAGE_DOCS):
-        pair = ",".join(prepare.pair)
-        raise CorpusError(
-            f"{file.path} is plain text, without fields for --prepare.pair {pair!r}; give JSONL, CSV or Parquet files."
-        )
+    for option, fields in (("pair", ",".join(prepare.pair)), ("group_field", prepare.group_field)):
+        if fields and file.kind in (TEXT, PACKAGE_DOCS):
+            raise CorpusError(
+                f"{file.path} is plain text, without fields for --prepare.{option} {fields!r}; give JSONL, CSV or "
+                "Parquet files."
+            )
 
 
 def clean_text(text: str) -> str:
@@ -118,20 +132,12 @@ def _read_raw(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped:
         if not task.start:
             require_utf8_text(file, stream)
         if prepare.document == "file":
-            yield 0, (stream.read(),)
+            yield 0, (stream.read(),), None
         elif prepare.document == "line":
-            number = 0
             for number, _, line in read_lines(stream, task.start, task.end, _longest_line(prepare)):
-                yield number, (line,)
-            _count_lines(dropped, file, task, number)
+                yield number, (line,), None
         else:
-            yield from _read_paragraphs(file, stream, task, prepare, dropped)
-
-
-def _count_lines(dropped: Dropped, file: SourceFile, task: ReadTask, number: int) -> None:
-    """Note how many lines begin in a range: the lines of the next one are counted on from there."""
-    if task.end >= 0:
-        dropped.num_lines[file.path] += number
+            yield from _read_paragraphs(stream, task, prepare)
 
 
 def _longest_line(prepare: PrepareConfig) -> int:
@@ -139,20 +145,17 @@ def _longest_line(prepare: PrepareConfig) -> int:
     return 4 * prepare.max_document_chars
 
 
-def _read_paragraphs(
-    file: SourceFile, stream: IO[bytes], task: ReadTask, prepare: PrepareConfig, dropped: Dropped
-) -> Iterator[Numbered]:
+def _read_paragraphs(stream: IO[bytes], task: ReadTask, prepare: PrepareConfig) -> Iterator[Numbered]:
     """Yield documents between blank lines; a document belongs to the range that its preceding blank line begins in.
 
     A document longer than any may be comes in pieces, so that memory stays bounded.
     """
-    owned, size, first, num_begun = task.start == 0, 0, 0, 0
+    owned, size, first = task.start == 0, 0, 0
     lines: list[bytes] = []
     for number, position, line in read_lines(stream, task.start, task.end, _longest_line(prepare), goes_on=True):
         is_blank, is_past = not line.strip(), 0 <= task.end <= position
-        num_begun = num_begun if is_past else number
         if lines and (is_blank or size + len(line) > _longest_line(prepare)):
-            yield first, (b"\n".join(lines),)
+            yield first, (b"\n".join(lines),), None
             lines, size = [], 0
         if is_past and (is_blank or not owned):
             break
@@ -163,17 +166,17 @@ def _read_paragraphs(
             lines.append(line)
             size += len(line)
     if lines:
-        yield first, (b"\n".join(lines),)
-    _count_lines(dropped, file, task, num_begun)
+        yield first, (b"\n".join(lines),), None
 
 
 def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> Iterator[Numbered]:
     """Yield the texts of rows with fields; the others are counted."""
     names = (TEXT_FIELD,) if file.kind == PACKAGE_DOCS else prepare.text_fields
-    number, is_first = 0, task.start == 0
+    is_first = task.start == 0
+    add = partial(dropped.add, file=file, start=task.start)
     for row in read_rows(
         file,
-        names,
+        (*names, prepare.group_field),
         partial(_require_columns, file, prepare),
         start=task.start,
         end=task.end,
@@ -185,22 +188,21 @@ def _read_fields(file: SourceFile, task: ReadTask, prepare: PrepareConfig, dropp
             _refuse_json_document(file, row)
             is_first = row.reason == "bad_utf8"
         if row.reason == "no_object":
-            dropped.add("no_field", file, number, f"it is no object but {type(row.value).__name__}")
+            add("no_field", number=number, note=f"it is no object but {type(row.value).__name__}")
         elif row.reason:
             note = "{} of {} columns".format(*row.value) if row.reason == "bad_csv" else ""
-            dropped.add(row.reason, file, number, note)
+            add(row.reason, number=number, note=note)
         elif row.value is not None:
             values = tuple(row.value[name] for name in names if name in row.value)
+            group = row.value.get(prepare.group_field)
             if len(values) < len(names):
-                dropped.add("no_field", file, number, _list_names(row.value))
+                add("no_field", number=number, note=_list_names(row.value))
             elif not all(isinstance(each, str) for each in values):
-                dropped.add("null" if None in values else "not_text", file, number)
+                add("null" if None in values else "not_text", number=number)
             elif file.kind == CSV:  # whose bytes that are no UTF-8 came as halves of surrogate pairs
-                yield number, tuple(e if e.isascii() else e.encode("utf-8", "surrogateescape") for e in values)
+                yield number, tuple(e if e.isascii() else e.encode("utf-8", "surrogateescape") for e in values), group
             else:
-                yield number, values
-    if file.kind == JSONL:
-        _count_lines(dropped, file, task, number)
+                yield number, values, group
 
 
 def _list_names(names: Iterable[str]) -> str:
@@ -238,17 +240,20 @@ def _require_columns(file: SourceFile, prepare: PrepareConfig, names: Sequence[s
     """Refuse a table without the columns, with several of one, or with other values than texts in them."""
     if not names:
         raise csv.Error("Empty CSV file")
-    for column in prepare.text_fields:
+    columns = [(each, prepare.fields_option) for each in prepare.text_fields]
+    for column, option in [*columns, *([(prepare.group_field, _GROUP_OPTION)] if prepare.group_field else [])]:
         if names.count(column) != 1:
             fault = f"{names.count(column)} columns" if column in names else "no column"
             hint = "" if schema is not None else _hint_at_separator(file, prepare, names)
-            raise CorpusError(
-                f"{file.path} has {fault} {column!r} ({_list_names(names)}); set {prepare.fields_option}{hint}."
-            )
-        if schema is not None and not is_text(kind := schema.field(column).type):
+            raise CorpusError(f"{file.path} has {fault} {column!r} ({_list_names(names)}); set {option}{hint}.")
+        kind = None if schema is None else schema.field(column).type
+        if kind is not None and not is_text(kind):
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            is_group = option == _GROUP_OPTION
+            if is_group and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+                continue
             raise CorpusError(
-                f"the column {column!r} of {file.path} holds {kind}, not text; set {prepare.fields_option}."
+                f"the column {column!r} of {file.path} holds {kind}, not text{' or numbers' * is_group}; set {option}."
             )
 
 

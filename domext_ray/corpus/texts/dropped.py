@@ -11,7 +11,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig
@@ -51,16 +51,28 @@ class Place:
         unit: "line", "row" or "paragraph"; "file": all of it.
         number: of the unit, from 1.
         note: what is there.
+        start: the byte from which on units are counted: lines before a range are not read for their number.
     """
 
     path: str
     unit: str
     number: int
     note: str = ""
+    start: int = 0
+
+    @classmethod
+    def of(cls, file: SourceFile, number: int, note: str = "", start: int = 0) -> Place:
+        """Return the place of a line, row or paragraph of a file; number 0: all of it."""
+        return cls(file.path, _UNITS.get(file.kind, "row") if number else "file", number, note, start)
 
     def __str__(self) -> str:
-        numbered = f"{self.path}:{self.number}" if self.unit == "line" else f"{self.path}, {self.unit} {self.number}"
-        return (self.path if self.unit == "file" else numbered) + (f" ({self.note})" if self.note else "")
+        if self.unit == "file":
+            place = self.path
+        elif self.start:
+            place = f"{self.path}, {self.unit} {self.number} from byte {self.start:,} on"
+        else:
+            place = f"{self.path}:{self.number}" if self.unit == "line" else f"{self.path}, {self.unit} {self.number}"
+        return place + (f" ({self.note})" if self.note else "")
 
 
 @dataclass
@@ -70,14 +82,12 @@ class Dropped:
     Args:
         counts: how often, by reason.
         places: the first place, by reason.
-        num_lines: lines that begin in the byte ranges read so far, by path: what line numbers are counted on from.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, Place] = field(default_factory=dict)
-    num_lines: Counter[str] = field(default_factory=Counter)
 
-    def add(self, reason: str, file: SourceFile, number: int, note: str = "") -> None:
+    def add(self, reason: str, file: SourceFile, number: int, note: str = "", start: int = 0) -> None:
         """Count one.
 
         Args:
@@ -85,33 +95,29 @@ class Dropped:
             file: where it stands.
             number: which line, row or paragraph of what is read of the file, from 1; 0: the whole file.
             note: what is there instead.
+            start: where reading began.
         """
         self.counts[reason] += 1
         if reason not in self.places:
-            self.places[reason] = Place(file.path, _UNITS.get(file.kind, "row") if number else "file", number, note)
+            self.places[reason] = Place.of(file, number, note, start)
 
     def merge(self, later: Dropped) -> None:
         """Add what was dropped from the next task in order."""
         self.counts.update(later.counts)
-        for reason, place in later.places.items():
-            if reason not in self.places:
-                before = self.num_lines[place.path] if place.unit == "line" else 0
-                self.places[reason] = replace(place, number=place.number + before)
-        self.num_lines.update(later.num_lines)
+        self.places = {**later.places, **self.places}
 
     def to_record(self) -> dict[str, Any]:
         """Return the same as plain values."""
         return {
             "counts": dict(self.counts),
             "places": {reason: asdict(place) for reason, place in self.places.items()},
-            "num_lines": dict(self.num_lines),
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Dropped:
         """Return what `to_record` made plain."""
         places = {reason: Place(**place) for reason, place in record["places"].items()}
-        return cls(Counter(record["counts"]), places, Counter(record["num_lines"]))
+        return cls(Counter(record["counts"]), places)
 
     def describe_places(self) -> dict[str, str]:
         """Return the first place by reason, in words."""

@@ -1,18 +1,20 @@
-"""Which documents are held out: single ones, blocks of neighbours, or whole files.
+"""Which documents are held out: single ones, blocks of neighbours, whole files, or all of a group.
 
 Where documents are the lines of a text, one of them tells much about the next: held out one by one, the text that a
 model is tested on would stand between sentences that it was trained on. So lines of text files are held out in blocks
-of neighbours, and documents of other kinds one by one, unless `--prepare.held_out_by` says otherwise.
+of neighbours, and documents of other kinds one by one, unless `--prepare.held_out_by` says otherwise. Where rows say
+whose they are (`--prepare.group_field`), a hash of the group alone decides, so that texts prepared apart agree.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.pretrain import MOST_HELD_OUT, PrepareConfig
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.data.files import TEXT
 from domext_ray.errors import CorpusError
@@ -22,8 +24,10 @@ MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
 
 
-def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> Literal["document", "block", "file"]:
+def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> Literal["document", "block", "file", "group"]:
     """Return what is held out, "auto" resolved."""
+    if prepare.group_field:
+        return "group"
     if prepare.held_out_by != "auto":
         return prepare.held_out_by
     is_lines = prepare.document == "line" and any(file.kind == TEXT for task in sources.tasks for file in task.files)
@@ -32,6 +36,8 @@ def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> Literal["do
 
 def describe_split(sources: Sources, prepare: PrepareConfig, held_out_by: str) -> str:
     """Return a sentence on what is held out where neighbouring documents may be of one text; else nothing."""
+    if prepare.group_field:
+        return f"held out: all rows of some {prepare.group_field!r}, each by a hash of it alone"
     is_text = any(file.kind == TEXT for task in sources.tasks for file in task.files)
     if not is_text or prepare.document == "file":
         return ""
@@ -71,6 +77,34 @@ def hold_out_blocks(keep: np.ndarray, held_out_frac: float) -> np.ndarray:
     for first, end, size, draw in zip(stretches[:-1], stretches[1:], np.diff(ends), draws, strict=True):
         start = first + int(draw * (end - first - size + 1))
         is_held_out[kept[start : start + size]] = True
+    return is_held_out
+
+
+def hold_out_groups(keep: np.ndarray, groups: np.ndarray, prepare: PrepareConfig) -> np.ndarray:
+    """Choose whole groups, each by its hash.
+
+    Args:
+        keep: bool [D], documents that stay.
+        groups: uint64 [D], hashes of the documents' groups.
+        prepare: what a group is, and the share of them that is held out.
+
+    Returns:
+        bool [D], which are held out.
+
+    Raises:
+        CorpusError: no group is held out.
+    """
+    draws = (groups >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    is_held_out = draws < prepare.held_out_frac
+    lowest = float(draws[keep].min(initial=1.0))
+    if lowest >= prepare.held_out_frac:
+        number = len(np.unique(groups[keep]))
+        needed = math.floor(100 * lowest + 1) / 100
+        advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
+        raise CorpusError(
+            f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the {number:,} different "
+            f"{prepare.group_field!r} falls into that share, so none is held out; {advice}."
+        )
     return is_held_out
 
 

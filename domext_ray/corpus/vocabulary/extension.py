@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_groups
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary, read_words
 from domext_ray.corpus.vocabulary.kind import CountPieces, Ranking, WordCounts
@@ -86,18 +86,19 @@ def learn_extension(
     known = read_base_vocabulary(base, tokenizer_folder, num_base_rows)
     given = _read_given(vocab, known)
     sources = resolve_sources(spec, prepare)
-    made_from = {
+    made_from: dict[str, Any] = {
         "content": sources.fingerprint,
         "prepare": identity_of(prepare),
         "size": vocab.size,
         "min_frequency": vocab.min_frequency,
+        "min_groups": resolve_min_groups(prepare, vocab),
         "whole_words": vocab.whole_words,
         "given": _hash_words(given),
     }
     kept = _find_kept(folder, made_from, known)
     if kept:
         return kept
-    with keep_counts(sources, prepare, known.tokenizer_json, cache_dir) as counts:
+    with keep_counts(sources, prepare, known.tokenizer_json, cache_dir, made_from["min_groups"]) as counts:
         words, statistics = _rank_words(spec, vocab, counts, known, given)
         return _save(folder, known, words, made_from, statistics)
 
@@ -212,12 +213,13 @@ def _read_brought(vocab: VocabConfig, known: BaseVocabulary) -> list[str]:
     return list(dict.fromkeys([*earlier, *(brought or read_words(vocab.words, "vocab.words", known))]))
 
 
-def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir: Where) -> None:
+def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, cache_dir: Where) -> None:
     """Count the words of a corpus and save the statistics of a vocabulary beside it; Ray is initialised.
 
     Args:
         spec: the `--corpus` option.
         prepare: how documents are read.
+        vocab: its `min_groups`, below which a word is not counted.
         folder: the vocabulary, for example of brought words.
         cache_dir: where finished counts are kept until the statistics are written.
     """
@@ -228,7 +230,7 @@ def measure_extension(spec: str, prepare: PrepareConfig, folder: Path, cache_dir
     base = {word: i for word, i in tokenizer.get_vocab().items() if i < extension.first_id}
     kind, tokenizer_json = find_kind(tokenizer), tokenizer.backend_tokenizer.to_str()
     sources = resolve_sources(spec, prepare)
-    with keep_counts(sources, prepare, tokenizer_json, cache_dir) as counts:
+    with keep_counts(sources, prepare, tokenizer_json, cache_dir, resolve_min_groups(prepare, vocab)) as counts:
         count_pieces = kind.make_counter(counts, tokenizer_json, base, str(tokenizer.unk_token))
         statistics = describe_vocabulary(counts, count_pieces, kind.spell, extension.words, [], [])
         for name, text in ((STATISTICS_FILE, _dump(statistics)), (TABLE_FILE, format_table(statistics))):

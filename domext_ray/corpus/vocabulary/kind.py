@@ -39,7 +39,8 @@ class WordCounts:
         num_documents: documents they are from.
         num_text_bytes: UTF-8 bytes of these documents.
         num_too_long: occurrences of words beyond `MAX_WORD_CHARS`, which are not among the words.
-        num_forgotten: occurrences of rare words that were dropped to bound memory, which are not among the words.
+        num_forgotten: occurrences of rare words that are not among the words: dropped to bound memory, or because too
+            few groups have them.
         task_seconds: CPU time that the tasks took, summed.
     """
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from domext_ray.config.pretrain import PrepareConfig, VocabConfig
-from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_groups
+from domext_ray.corpus.texts.documents import read_grouped
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import Sources, resolve_sources
+from domext_ray.corpus.vocabulary.word_groups import Groups, add_groups
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
@@ -39,6 +41,7 @@ PLAIN_TEXT = (
     "The people of the city read a book in the house. Les gens lisent. Die Leute lesen. La gente lee. "
     "Люди читают книги. 人们在城市里看书。人々は街で本を読む。사람들이 책을 읽는다. الناس يقرأون الكتب."
 )
+MAX_CACHED_CHUNKS = 2**18
 SAMPLE_BYTES = 200 * 2**20
 """Text that a vocabulary is learned from, at most; tasks are taken evenly over the corpus."""
 
@@ -215,15 +218,17 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
         "size": vocab.size,
         "lowercase": vocab.lowercase,
         "prepare": identity_of(prepare),
+        "min_groups": resolve_min_groups(prepare, vocab),
         "model_max_length": model_max_length,
     }
     path = folder / "learned_from.json"
     if _is_learned_from(path, record):
         return folder
-    alphabet = _choose_alphabet(sources, prepare, vocab)
     wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     wordpiece.normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
     wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    documents = _choose_documents(sources, prepare, vocab, wordpiece)
+    alphabet = _choose_alphabet(sources, documents(), vocab)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab.size,
         special_tokens=[*SPECIAL_TOKENS, *_list_continuations(wordpiece, alphabet)],
@@ -231,7 +236,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    wordpiece.train_from_iterator(_sample_documents(sources, prepare), trainer)
+    wordpiece.train_from_iterator(documents(), trainer)
     tokenizer = BertTokenizer(
         vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
     )
@@ -249,12 +254,38 @@ def _is_learned_from(path: Path, record: dict[str, Any]) -> bool:
         return False
 
 
-def _sample_documents(sources: Sources, prepare: PrepareConfig) -> Iterator[str]:
+def _choose_documents(
+    sources: Sources, prepare: PrepareConfig, vocab: VocabConfig, wordpiece: Tokenizer
+) -> Callable[[], Iterator[str]]:
+    """Return what reads the documents; where rows have groups, only their words that enough of these have."""
+    enough = resolve_min_groups(prepare, vocab)
+    if not enough:
+        return lambda: (document for document, _ in _sample_documents(sources, prepare))
+
+    @functools.lru_cache(MAX_CACHED_CHUNKS)
+    def split(chunk: str) -> tuple[str, ...]:
+        text = wordpiece.normalizer.normalize_str(chunk)
+        return tuple(word for word, _ in wordpiece.pre_tokenizer.pre_tokenize_str(text))
+
+    groups: Groups = {}
+    for document, group in _sample_documents(sources, prepare):
+        for word in {word for chunk in set(document.split(" ")) for word in split(chunk)}:
+            add_groups(groups, word, (int.from_bytes(group, "big"),), enough)
+    common = {word for word, found in groups.items() if len(found) >= enough}
+
+    def read() -> Iterator[str]:
+        for document, _ in _sample_documents(sources, prepare):
+            yield " ".join(word for chunk in document.split(" ") for word in split(chunk) if word in common)
+
+    return read
+
+
+def _sample_documents(sources: Sources, prepare: PrepareConfig) -> Iterator[tuple[str, bytes]]:
     stride = max(1, -(-sources.num_bytes // SAMPLE_BYTES))
     read = 0
     for task in sources.tasks[::stride]:
-        for document in read_documents(task, prepare, Dropped()):
-            yield document
+        for document, group in read_grouped(task, prepare, Dropped()):
+            yield document, group
             read += len(document.encode())
             if read > SAMPLE_BYTES:
                 return
@@ -273,7 +304,7 @@ def _list_continuations(wordpiece: Tokenizer, alphabet: list[str]) -> list[str]:
     ]
 
 
-def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfig) -> list[str]:
+def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabConfig) -> list[str]:
     """The characters that get an entry: those that make up 99.98 % of the text, in at most half of the entries.
 
     Every character costs two entries (at the start and inside of a word), unless it is always a word of its own.
@@ -281,7 +312,7 @@ def _choose_alphabet(sources: Sources, prepare: PrepareConfig, vocab: VocabConfi
     normalizer = normalizers.BertNormalizer(lowercase=vocab.lowercase)
     counts: Counter[str] = Counter()
     seen = 0
-    for document in _sample_documents(sources, prepare):
+    for document in documents:
         counts.update(normalizer.normalize_str(document))
         seen += len(document)
         if seen > SAMPLE_BYTES // 20:

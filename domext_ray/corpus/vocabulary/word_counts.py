@@ -19,12 +19,20 @@ from typing import Any
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.documents import read_documents
+from domext_ray.corpus.texts.documents import read_grouped
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped
 from domext_ray.corpus.texts.ray_tasks import run_read_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources
 from domext_ray.corpus.vocabulary.kind import Splitter, WordCounts
 from domext_ray.corpus.vocabulary.kinds import find_kind
+from domext_ray.corpus.vocabulary.word_groups import (
+    Groups,
+    add_groups,
+    add_packed,
+    drop_rare_words,
+    forget_missing,
+    pack_groups,
+)
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import hold_work
@@ -41,7 +49,7 @@ MAX_WORDS = 2_000_000
 
 @contextlib.contextmanager
 def keep_counts(
-    sources: Sources, prepare: PrepareConfig, tokenizer_json: str, cache_dir: Where
+    sources: Sources, prepare: PrepareConfig, tokenizer_json: str, cache_dir: Where, min_groups: int = 0
 ) -> Iterator[WordCounts]:
     """Count the words of a corpus, and keep the finished counts for a second start until what they are for is done.
 
@@ -52,33 +60,40 @@ def keep_counts(
         prepare: what a document is.
         tokenizer_json: the base's fast tokenizer, serialised.
         cache_dir: where the counts of finished tasks are kept.
+        min_groups: words of fewer groups are left out as if they were not there; 0: groups are not counted.
 
     Raises:
         CorpusError: the corpus has no word, or too many rows without text.
         RunError: counts cannot be written.
     """
     splitter_json = json.dumps(find_kind(tokenizer_json).strip(json.loads(tokenizer_json)))
-    identity = [sources.fingerprint, identity_of(prepare), splitter_json]
+    identity = [sources.fingerprint, identity_of(prepare), splitter_json, min_groups]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = Place(cache_dir) / f"words-{key[:16]}"
     with hold_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
-        yield _count_words(sources, prepare, splitter_json, Records(work / "parts", key))
+        yield _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups)
         work.delete()
 
 
-def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: Records) -> WordCounts:
+def _count_words(
+    sources: Sources, prepare: PrepareConfig, splitter_json: str, kept: Records, min_groups: int
+) -> WordCounts:
     totals: Counter[str] = Counter()
+    groups: Groups = {}
     sums: Counter[str] = Counter()
     dropped = Dropped()
     seconds = 0.0
-    function = functools.partial(_count_task, prepare, splitter_json)
+    function = functools.partial(_count_task, prepare, splitter_json, min_groups)
     for result in run_read_tasks(function, sources, "counting words", kept):
         words = result["words"].decode().split(" ") if result["words"] else []
         counts = np.frombuffer(result["counts"], dtype=np.int64).tolist()
         totals.update(dict(zip(words, counts, strict=True)))
+        if min_groups:
+            add_packed(groups, words, result["groups"], min_groups)
         sums.update(result["sums"])
         dropped.merge(Dropped.from_record(result["dropped"]))
         sums["forgotten"] += forget_rarest(totals, MAX_WORDS)
+        forget_missing(groups, totals)
         seconds += result["seconds"]
     places = dropped.describe_places()
     check_dropped(sources.spec, dropped.counts, places, sums["documents"], prepare, is_new=False)
@@ -92,6 +107,8 @@ def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, k
             "distinct words are kept)",
             file=sys.stderr,
         )
+    if min_groups:
+        _leave_rare_out(totals, groups, sums, sources, prepare, min_groups)
     ordered = sorted(totals, key=lambda word: (-totals[word], word))
     return WordCounts(
         tuple(ordered),
@@ -104,25 +121,62 @@ def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, k
     )
 
 
-def _count_task(prepare: PrepareConfig, splitter_json: str, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
+def _leave_rare_out(
+    totals: Counter[str], groups: Groups, sums: Counter[str], sources: Sources, prepare: PrepareConfig, min_groups: int
+) -> None:
+    """Leave out the words of too few groups, and say so."""
+    num_distinct, rule = len(totals), f"that fewer than {min_groups} different {prepare.group_field!r} have"
+    dropped = drop_rare_words(totals, groups, min_groups)
+    sums["forgotten"] += dropped
+    if not totals:
+        raise CorpusError(
+            f"--corpus {sources.spec!r} has only words {rule}, which are not learned; give text of more of them, or a "
+            "lower --vocab.min_groups."
+        )
+    print(
+        f"words: {num_distinct - len(totals):,} of {num_distinct:,} distinct words, {dropped:,} occurrences, are left "
+        f"out: words {rule} (--vocab.min_groups)",
+        file=sys.stderr,
+    )
+
+
+def _count_task(
+    prepare: PrepareConfig, splitter_json: str, min_groups: int, number: int, task: ReadTask, plan: bytes
+) -> dict[str, Any]:
     started = time.process_time()
     splitter = find_kind(splitter_json).make_splitter(splitter_json)
     totals: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
+    chunk_groups: Groups = {}
+    groups: Groups = {}
     sums: Counter[str] = Counter()
     dropped = Dropped()
-    for document in read_documents(task, prepare, dropped):
+
+    def add_chunks() -> None:
+        for chunk, own in chunk_groups.items():
+            for word in splitter.split(chunk):
+                add_groups(groups, word, own, min_groups)
+        chunk_groups.clear()
+        _add_chunks(chunks, splitter, totals, sums)
+        forget_missing(groups, totals)
+
+    for document, group in read_grouped(task, prepare, dropped):
         sums["documents"] += 1
         sums["text_bytes"] += len(document) if document.isascii() else len(document.encode())
-        chunks.update(splitter.cut(document))
+        found = list(splitter.cut(document))
+        chunks.update(found)
+        if min_groups:
+            for chunk in set(found):
+                add_groups(chunk_groups, chunk, (int.from_bytes(group, "big"),), min_groups)
         if len(chunks) > MAX_CHUNKS:
-            _add_chunks(chunks, splitter, totals, sums)
-    _add_chunks(chunks, splitter, totals, sums)
+            add_chunks()
+    add_chunks()
     words = sorted(totals)
     counts = np.array([totals[each] for each in words], dtype=np.int64)
     return {
         "words": " ".join(words).encode(),  # no word has white space
         "counts": counts.tobytes(),
+        "groups": pack_groups(groups, words) if min_groups else {},
         "sums": sums,
         "dropped": dropped.to_record(),
         "seconds": time.process_time() - started,

@@ -53,5 +53,7 @@ def _hash_examples(data: LabelledSet) -> str:
         for example in getattr(data, split):
             values = asdict(example)
             del values["source"]  # where a file is does not make it another set
+            if not example.group:
+                del values["group"]
             digest.update(f"{split} {values}\n".encode())
     return digest.hexdigest()

@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from domext_ray.data.groups import hash_group
 from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import SPLITS, AnyExample, Choice
 from domext_ray.labelled.readers.files import Dirt, Ids, Record
 from domext_ray.labelled.readers.label_columns import LABEL_COLUMNS, gather_labels
 from domext_ray.labelled.readers.questions import make_question, read_squad
-from domext_ray.labelled.readers.records import read_records, select_columns
+from domext_ray.labelled.readers.records import GROUP, read_records, select_columns
 from domext_ray.labelled.readers.rows import (
     check_options,
     make_choice,
@@ -137,11 +138,15 @@ def _make(
     records: Iterable[Record], description: SetDescription, dirt: Dirt, schema: Schema | None
 ) -> tuple[AnyExample, ...]:
     """Make the examples of a split from records whose values go by role."""
+    if description.group_field:
+        groups: dict[str, str] = {}
+        grouped = _make(_note_groups(records, description, groups), replace(description, group_field=""), dirt, schema)
+        return tuple(replace(each, group=groups[each.source]) for each in grouped)
     if description.task == "ner":
         return tuple(make_tagged(records, description, dirt))
     maker: Maker = _MAKERS.get(description.task) or partial(make_extraction, schema=schema)
     ids = Ids()
-    made = []
+    made: list[AnyExample] = []
     for record in records:
         example = maker(record, description, dirt)
         if example is not None:
@@ -149,6 +154,14 @@ def _make(
     if description.task == "multiple_choice":
         check_options(cast(list[Choice], made))
     return tuple(made)
+
+
+def _note_groups(records: Iterable[Record], description: SetDescription, groups: dict[str, str]) -> Iterator[Record]:
+    """Note the group of every record, by its place."""
+    option = f"group_field in {description.yaml}"
+    for record in records:
+        groups[record.source] = hash_group(record.values[GROUP], record.source, description.group_field, option).hex()
+        yield record
 
 
 def _is_saved_dataset(folder: Path) -> bool:

@@ -25,6 +25,8 @@ from domext_ray.labelled.set_families import Column
 
 _NAMED_COLUMNS = 12
 _LINES = (".jsonl", ".ndjson")
+GROUP = "group"
+"""Beside the roles of columns: what says whose a row is."""
 LONGEST = 2**30
 """Bytes of a line, characters of a cell: labelled files are read whole, however long their rows are."""
 
@@ -217,6 +219,8 @@ def select_columns(records: Iterable[Record], description: SetDescription, dirt:
                 values[role] = [record.values[name] for name in names]
             else:
                 values[role] = get_value(record.values, names)
+        if description.group_field:
+            values[GROUP] = get_value(record.values, (description.group_field,))
         yield Record(values, record.path, record.line)
 
 

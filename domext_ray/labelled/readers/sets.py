@@ -2,7 +2,8 @@
 
 Enters: a description and where the data are. Leaves: train, dev and test, the labels in the head's order, the
 catalogue, and one sentence for everything that was counted instead of refused. Splits that a set has not are cut from
-the one that it has by a hash of the text, so that equal texts land on one side and other rows change nothing.
+the one that it has by a hash of the text, or of whose it is (`group_field`), so that equal texts, or all of a person's,
+land on one side and other rows change nothing.
 """
 
 from __future__ import annotations
@@ -149,14 +150,16 @@ def cut_splits(
     counts = ", ".join(f"{len(made[split])} {split}" for split in wanted)
     is_foreign = whole == "dev" or "test" in wanted
     ending = ", so that scores do not compare with those of published splits." if is_foreign else "."
-    return made, [f"{whole} of {data} was cut by a hash of each text: {counts}{ending}"]
+    by = repr(description.group_field) if description.group_field else "text"
+    return made, [f"{whole} of {data} was cut by a hash of each {by}: {counts}{ending}"]
 
 
 def _cut(examples: Sequence[AnyExample], shares: Mapping[str, float], seed: int) -> dict[str, tuple[AnyExample, ...]]:
     parts: dict[str, list[AnyExample]] = {split: [] for split in shares}
     total = sum(shares.values())
     for example in examples:
-        digest = hashlib.sha256(f"{seed}\n{_text_of(example)}".encode()).digest()
+        own = f"group {example.group}" if example.group else _text_of(example)
+        digest = hashlib.sha256(f"{seed}\n{own}".encode()).digest()
         place = int.from_bytes(digest[:8], "big") / 2**64 * total
         bounds = itertools.accumulate(shares.values())
         chosen = next((split for split, bound in zip(shares, bounds, strict=True) if place < bound), [*shares][-1])

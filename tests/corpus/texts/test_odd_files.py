@@ -6,6 +6,7 @@ import glob
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,8 +176,8 @@ def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", ["line", "blank_line"])
-def test_places_are_lines_of_the_file_in_every_range(tmp_path: Path, document: str) -> None:
-    """The first bad line is told by its number, whatever range it is read in."""
+def test_places_lead_to_the_line_in_every_range(tmp_path: Path, document: str) -> None:
+    """The first bad line is told by its number, beyond the first range from that range's first byte on."""
     path = tmp_path / "text.txt"
     lines = [b"a line of some length, number %d\n\n" % i for i in range(400)]
     lines[350:] = [b"bad \xff line\n\n"] * 50
@@ -184,7 +185,13 @@ def test_places_are_lines_of_the_file_in_every_range(tmp_path: Path, document: s
     resolved = resolve_sources(str(path), PrepareConfig(document=document, shard_bytes=1024))
     assert len(resolved.tasks) > 5
     dropped = read_all(resolved, PrepareConfig(document=document, min_document_chars=1))[1]
-    assert dropped.describe_places()["bad_utf8"] == f"{path}:701"
+    place = dropped.describe_places()["bad_utf8"]
+    found = re.fullmatch(re.escape(str(path)) + r", line (\d+) from byte ([\d,]+) on", place)
+    assert found is not None
+    number, start = int(found[1]), int(found[2].replace(",", ""))
+    whole = path.read_bytes()
+    first = start if whole[start - 1 : start] == b"\n" else whole.index(b"\n", start) + 1  # lines that begin there
+    assert whole[first:].split(b"\n")[number - 1] == b"bad \xff line" and whole.count(b"bad", 0, first) == 0
 
 
 def make_dataset(folder: Path) -> None:

@@ -352,3 +352,22 @@ def test_a_set_that_ships_takes_no_other_files(tmp_path: Path) -> None:
         find_set("code_entities", str(tmp_path))
     with pytest.raises(ConfigError, match=r"--data is empty; --task bc5cdr needs a folder, or a name on the hub\.$"):
         find_set("bc5cdr", "")
+
+
+def test_a_cut_keeps_groups_together(tmp_path: Path) -> None:
+    """All rows of a group are on one side, whatever their texts; a row without one is a mistake."""
+    rows = [{"text": f"{each['text']} {i}", "label": each["label"], "who": i % 40} for i, each in enumerate(texts(400))]
+    write(tmp_path / "train.jsonl", dump_lines(rows))
+    description = make_description("classification", "made", fractions=THREE, group_field="who")
+    found = load_set(description, str(tmp_path))
+    sides = [{int(each.text.split()[-1]) % 40 for each in split} for split in (found.train, found.dev, found.test)]
+    assert sum(map(len, sides)) == 40 == len(set.union(*sides))
+    assert all(each.group for each in found.train) and "by a hash of each 'who'" in found.notes[0]
+    write(tmp_path / "train.jsonl", dump_lines([*rows, {"text": "nobody's", "label": rows[0]["label"]}]))
+    with pytest.raises(CorpusError, match=r"train.jsonl:401 has no 'who', and group_field in .* needs it"):
+        load_set(description, str(tmp_path))
+
+
+def test_files_without_columns_have_no_groups() -> None:
+    with pytest.raises(ConfigError, match="group_field is 'who'; it must be left out with reader: squad"):
+        make_description("qa", "made", group_field="who")

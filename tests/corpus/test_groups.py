@@ -1,0 +1,231 @@
+"""Text of people: nobody is on both sides of the split, and no word that few people have becomes an entry."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_patients import NAME, NUM_PATIENTS, TERM, list_entries_of, number_of, write_notes
+from transformers import BertTokenizer
+
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConfig, VocabConfig
+from domext_ray.corpus.manifest import SPLITS, Manifest
+from domext_ray.corpus.shards import prepare_corpus
+from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.corpus.texts.documents import read_grouped
+from domext_ray.corpus.texts.dropped import Dropped
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.vocabulary.vocab import learn_wordpiece, load_tokenizer
+from domext_ray.corpus.vocabulary.word_counts import keep_counts
+from domext_ray.corpus.vocabulary.word_groups import Groups, add_groups, add_packed, pack_groups
+from domext_ray.errors import ConfigError, CorpusError
+
+PREPARE = PrepareConfig(group_field="patient_id", held_out_frac=0.2, shard_bytes=8192, cross_documents=False)
+ROWS = [{"patient_id": each, "text": f"a note of some length, number {each}"} for each in ("a", "b")]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_notes(tmp_path_factory.mktemp("notes") / "notes.jsonl")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Path:
+    """A tokenizer that has every word of the notes whole, so that rows can be read back."""
+    words = sorted({each.strip(".") for each in notes.read_text().replace('"', " ").split()})
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
+    folder = tmp_path_factory.mktemp("tokenizer")
+    BertTokenizer(vocab={token: i for i, token in enumerate(entries)}).save_pretrained(folder)
+    return folder
+
+
+def list_patients(manifest: Manifest, tokenizer_dir: Path) -> list[set[int]]:
+    """The patients of the training rows, and those of the held-out rows."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    found = []
+    for split in SPLITS:
+        rows = [pa.ipc.open_file(each).read_all().column("input_ids").to_pylist() for each in manifest.paths(split)]
+        texts = [tokenizer.decode(ids, skip_special_tokens=True) for own in rows for ids in own]
+        found.append({number_of(text[text.index("patient ") :]) for text in texts})
+    return found
+
+
+def test_nobody_is_on_both_sides(local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path) -> None:
+    """Whatever the tasks, the file and the kind of number are."""
+    sides = []
+    for prepare in (PREPARE, replace(PREPARE, shard_bytes=2**20)):
+        manifest = prepare_corpus(str(notes), prepare, tokenizer_dir, 512, tmp_path)
+        train, held_out = list_patients(manifest, tokenizer_dir)
+        assert not train & held_out and train | held_out == {*range(NUM_PATIENTS)}
+        assert 0.1 < len(held_out) / NUM_PATIENTS < 0.3
+        assert manifest.settings["held_out_by"] == "group" and manifest.dropped["duplicate"] >= NUM_PATIENTS
+        sides.append(held_out)
+    assert sides[0] == sides[1]
+    half = notes.with_name("half.jsonl")  # other patients' rows decide nothing
+    half.write_text("".join(line + "\n" for line in notes.read_text().splitlines()[::2]))
+    assert list_patients(prepare_corpus(str(half), PREPARE, tokenizer_dir, 512, tmp_path), tokenizer_dir)[1] <= sides[0]
+
+
+def test_without_groups_these_notes_are_on_both_sides(
+    local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    manifest = prepare_corpus(str(notes), replace(PREPARE, group_field=""), tokenizer_dir, 512, tmp_path)
+    train, held_out = list_patients(manifest, tokenizer_dir)
+    assert len(train & held_out) > 10
+
+
+@pytest.mark.parametrize("frac", [0.001, 0.0101])
+def test_too_small_a_share_says_which_is_enough(
+    local_ray: None, tmp_path: Path, tokenizer_dir: Path, frac: float
+) -> None:
+    few = tmp_path / "few.jsonl"
+    rows = [{"patient_id": i % 6, "text": f"patient {i % 6}. a note with the number {i}"} for i in range(60)]
+    few.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    prepare = replace(PREPARE, held_out_frac=frac)
+    with pytest.raises(CorpusError, match="none of the 6 different 'patient_id' falls .* give 0") as raised:
+        prepare_corpus(str(few), prepare, tokenizer_dir, 64, tmp_path / "cache")
+    needed = float(str(raised.value).split("give ")[1].split()[0])
+    manifest = prepare_corpus(str(few), replace(prepare, held_out_frac=needed), tokenizer_dir, 64, tmp_path / "cache")
+    assert manifest.num_rows("held_out") == 10
+
+
+def write_jsonl(path: Path) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in ROWS))
+    return path
+
+
+def write_csv(path: Path) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["patient_id", "text"], delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return path
+
+
+def write_parquet(path: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    return path
+
+
+def write_dataset(path: Path) -> Path:
+    datasets.Dataset.from_list(ROWS).save_to_disk(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("x.jsonl", write_jsonl),
+        ("x.csv", write_csv),
+        ("x.tsv", write_csv),
+        ("x.parquet", write_parquet),
+        ("x", write_dataset),
+    ],
+)
+def test_a_group_is_one_in_every_kind_of_file(tmp_path: Path, name: str, write: Callable[[Path], Path]) -> None:
+    sources = resolve_sources(str(write(tmp_path / name)), PREPARE)
+    found = [each for task in sources.tasks for each in read_grouped(task, PREPARE, Dropped())]
+    expected = resolve_sources(str(write_jsonl(tmp_path / "expected.jsonl")), PREPARE)
+    assert found == [each for task in expected.tasks for each in read_grouped(task, PREPARE, Dropped())]
+    assert [text for text, _ in found] == [each["text"] for each in ROWS] and len({group for _, group in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({}, "has no 'patient_id'"),
+        ({"patient_id": None}, "has no 'patient_id'"),
+        ({"patient_id": "  "}, "has no 'patient_id'"),
+        ({"patient_id": True}, "has neither text nor a whole number as 'patient_id'"),
+        ({"patient_id": 1.5}, "has neither text nor a whole number"),
+        ({"patient_id": ["Smith"]}, "has neither text nor a whole number"),
+    ],
+)
+def test_a_row_without_a_group_is_a_mistake(tmp_path: Path, row: dict[str, object], fault: str) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [*ROWS, {**row, "text": "a note of some length"}]
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    with pytest.raises(CorpusError) as raised:
+        check_corpus(str(path), PREPARE)
+    assert str(raised.value).startswith(f"{path}:3 {fault}") and "--prepare.group_field" in str(raised.value)
+    assert "Smith" not in str(raised.value)
+
+
+def test_numbers_are_what_they_say(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    names = ["7", "7.0", '"7"', '" 7 "', "9" * 5000]
+    path.write_text("".join(f'{{"patient_id": {each}, "text": "a note of some length"}}\n' for each in names))
+    groups = [
+        group
+        for task in resolve_sources(str(path), PREPARE).tasks
+        for _, group in read_grouped(task, PREPARE, Dropped())
+    ]
+    assert len({*groups[:4]}) == 1 and len({*groups}) == 2
+
+
+def test_text_without_fields_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("a line of text\nanother line of text\n")
+    with pytest.raises(CorpusError, match="is plain text, without fields for --prepare.group_field 'patient_id'"):
+        check_corpus(str(path), PREPARE)
+    table = write_csv(tmp_path / "x.csv")
+    with pytest.raises(CorpusError, match="has no column 'person' .*; set --prepare.group_field"):
+        check_corpus(str(table), replace(PREPARE, group_field="person"))
+
+
+def test_options_that_contradict_groups_are_refused() -> None:
+    for options in ({"held_out_by": "block"}, {"field": "patient_id"}):
+        with pytest.raises(ConfigError, match="group_field|held_out_by"):
+            replace(PREPARE, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="held_out_by"):
+        PrepareConfig(held_out_by="group")
+    with pytest.raises(ConfigError, match="min_groups"):
+        PretrainConfig(corpus="x.txt", vocab=VocabConfig(min_groups=3))
+
+
+def test_general_text_is_nobodys() -> None:
+    config = PretrainConfig(corpus="x.jsonl", prepare=PREPARE, replay=ReplayConfig(corpus="wiki.txt"))
+    assert [config.prepare_for(part).group_field for part in config.parts] == [""]
+
+
+@pytest.mark.parametrize("min_groups", [1, 20, 24, 25])
+@pytest.mark.parametrize("shard_bytes", [8192, 2**20])
+def test_words_of_few_people_are_not_there(
+    local_ray: None, notes: Path, tokenizer_dir: Path, tmp_path: Path, min_groups: int, shard_bytes: int
+) -> None:
+    """Twenty-four patients have the term, one has the name, more often than anyone has the term."""
+    prepare = replace(PREPARE, shard_bytes=shard_bytes)
+    tokenizer_json = load_tokenizer(tokenizer_dir).backend_tokenizer.to_str()
+    with keep_counts(resolve_sources(str(notes), prepare), prepare, tokenizer_json, tmp_path, min_groups) as counts:
+        words = dict(zip(counts.words, counts.counts.tolist(), strict=True))
+    assert (NAME in words) == (min_groups == 1) and (TERM in words) == (min_groups <= 24)
+    assert counts.num_words == sum(words.values()) + counts.num_forgotten
+    assert (counts.num_forgotten > 0) == (min_groups > 1)
+
+
+def test_groups_of_words_are_counted_up_to_what_is_enough() -> None:
+    first: Groups = {}
+    for group in (5, 2**64 - 1, 5, 7, 8):
+        add_groups(first, "word", (group,), 3)
+    add_groups(first, "rare", (5,), 3)
+    assert first == {"word": (5, 2**64 - 1, 7), "rare": (5,)}
+    joined: Groups = {"rare": (9,)}
+    add_packed(joined, ["rare", "word"], pack_groups(first, ["rare", "word"]), 3)
+    assert joined == {"word": (5, 2**64 - 1, 7), "rare": (9, 5)}
+
+
+def test_a_vocabulary_without_a_base_has_no_name(notes: Path, tmp_path: Path) -> None:
+    made = {
+        enough: [*load_tokenizer(learn_wordpiece(str(notes), PREPARE, vocab, tmp_path / str(enough), 64)).get_vocab()]
+        for enough in (0, 1)
+        for vocab in [VocabConfig(size=300, min_groups=enough)]
+    }
+    assert not list_entries_of(NAME, made[0]) and TERM in made[0]
+    assert NAME in made[1]
