@@ -197,7 +197,7 @@ def test_a_number_out_of_range_is_refused_or_harmless(name: str) -> None:
         ("--seed -1", "--seed is -1; it must be 0 or more."),
         (
             "--scale.num_workers 1e9",
-            "--scale.num_workers is 1000000000; it must be at most 32, for each worker",
+            "--scale.num_workers is 1000000000; it must be at most 16, for each worker",
         ),
         ("--train.max_steps 1.5", "--train.max_steps is '1.5'; it must be a whole number."),
         ("--optim.lr nan", "--optim.lr is 'nan'; it must be a finite number."),
