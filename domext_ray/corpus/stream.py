@@ -17,7 +17,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
@@ -31,6 +30,7 @@ from domext_ray.corpus.manifest import Manifest, take_rows
 from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
 from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 
 BLOCK_ROWS = 4096
 """Rows that are shuffled among each other; a task touches a shard only near its lanes' places."""
@@ -248,7 +248,7 @@ def stream_stretches(stretches: Iterator[Stretch]) -> Iterator[RankBatch]:
                 yield RankBatch(stretch.epoch, batch, rows)
                 batch += 1
             if batch != stretch.last_batch:
-                raise CorpusError(f"the shards of {Path(stretch.paths[0]).parent} ended early; prepare them again.")
+                raise CorpusError(f"the shards of {Place(stretch.paths[0]).parent} ended early; prepare them again.")
             stretch, reader = following, next_reader
     finally:
         reader.close()
@@ -298,7 +298,7 @@ def _read(stretch: Stretch) -> Iterator[pa.Table]:
             for first in range(0, table.num_rows, stretch.share):
                 yield table.slice(first, stretch.share)
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [each for each in stretch.paths if not Path(each).exists()]
+        gone = [each for each in stretch.paths if not Place(each).is_file()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error
