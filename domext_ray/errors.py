@@ -103,7 +103,7 @@ def find_user_error(error: BaseException) -> DomextError | None:
         storage = storage or find_storage_error(current)
         failures = getattr(current, "worker_failures", None) or {}
         linked = [cause, getattr(current, "controller_failure", None), *failures.values()]
-        linked += [current.__cause__, current.__context__]
+        linked.append(current.__cause__)  # no `__context__`: a defect met while a mistake is told is still a defect
         queue.extend(each for each in linked if isinstance(each, BaseException))
     return storage
 

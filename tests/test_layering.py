@@ -75,6 +75,7 @@ EXPORTED = (
 RESTRICTED = {
     "ray": (
         "runtime.ray_cluster",
+        "runtime.ray_private",
         "runtime.tasks",
         "corpus.",
         "training.entry",

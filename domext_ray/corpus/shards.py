@@ -202,7 +202,7 @@ def _build(
     """Run both passes; return the manifest's record of what was found."""
     read = Records(folder / "parts" / "hashes", fingerprint)
     hashes, files, lost, han_frac = _hash_pass(sources, prepare, read)
-    keep, is_held_out = _split_documents(hashes, files, prepare)
+    keep, is_held_out = split_documents(hashes, files, prepare)
     counts = [sum(number for _, number in task) for task in files]
     num_documents = int(keep.sum())
     dropped, places = lost.counts, lost.describe_places()
@@ -255,10 +255,19 @@ def _shorten(hashes: bytearray) -> np.ndarray:
     return np.frombuffer(hashes, dtype=">u8")[::2]
 
 
-def _split_documents(
+def split_documents(
     hashes: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents stay, and which are held out if they stay; bool [documents] each."""
+    """Return which documents stay, and which are held out if they stay; bool [D] each.
+
+    Args:
+        hashes: `hash_document` of each, in order.
+        files: path and number of documents of each file of each task, in order.
+        prepare: how documents are divided, `held_out_by` resolved.
+
+    Raises:
+        CorpusError: files are held out, and fewer than two have documents.
+    """
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
     if prepare.held_out_by == "file":
         parts = [each for task in files for each in task]

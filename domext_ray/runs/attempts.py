@@ -41,9 +41,11 @@ def _describe_loss(run: Place) -> RunError:
     return RunError(f"another job has taken over the run in {run}; this one stops without writing.")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Attempt:
     """One start of a run, known by its number: RUN/attempts/000003.json, which its job makes anew while it lives.
+
+    A job's workers have copies of it, so that what they publish is refused once the job's own number goes up.
 
     Args:
         run: the run's directory.
@@ -66,11 +68,34 @@ class Attempt:
         names = (self.run / ATTEMPTS).list_names()
         if any(name.endswith(".json") and name > self.place.name for name in names):
             raise _describe_loss(self.run)
-        return f"{self.number:06d}.end" in names
+        return self._request.name in names
+
+    @property
+    def _request(self) -> Place:
+        return self.run / ATTEMPTS / f"{self.number:06d}.end"
 
     def ask_to_end(self) -> None:
         """Ask the attempt's workers to save and end."""
-        (self.run / ATTEMPTS / f"{self.number:06d}.end").put(b"")
+        self._request.put(b"")
+
+    def confirm_end(self) -> None:
+        """Tell who asked the workers to end that they have saved and publish nothing more."""
+        self._request.delete()
+
+    def is_end_confirmed(self) -> bool:
+        """Whether the workers have done what `ask_to_end` asks for."""
+        return not self._request.is_file()
+
+    def shut_out_workers(self) -> None:
+        """Take the run over from the attempt's own workers: what they publish from now on is refused.
+
+        Raises:
+            RunError: another job has the run.
+            StorageError: the storage refuses or fails.
+        """
+        self.check()
+        owner = json.loads(self.place.read_bytes())
+        self.number = _begin(self.run, _list_attempts(self.run), owner).number
 
 
 def supersede(where: Where) -> Place:

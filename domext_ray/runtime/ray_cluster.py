@@ -15,22 +15,19 @@ import socket
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 import ray
-from ray._private import ray_constants
-from ray._private.authentication import authentication_token_setup
-from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
-from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runtime.machine import find_address, has_gpu_devices, is_cluster
+from domext_ray.runtime.ray_private import ask_cluster_id, make_token_header, read_resource_state, stay_on_localhost
 from domext_ray.runtime.stopping import keep_signals
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -53,7 +50,6 @@ LOCAL_WORKER_SETTINGS = {
 }
 """Of Ray's workers on this machine alone, in the environment."""
 LOOPBACK = Path("/sys/class/net/lo")
-CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 ConfigT = TypeVar("ConfigT", bound=Any)
 
@@ -134,31 +130,17 @@ def _check_cluster(address: str) -> None:
         "this machine needs the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
         "~/.ray/auth_token"
     )
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
-        try:
-            ask(b"", timeout=CONNECT_SECONDS, metadata=list(make_token_header().items()))
-        except AuthenticationError as error:
-            raise ConfigError(f"{named} and RAY_AUTH_MODE is token, but there is none; {token}.") from error
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise ConfigError(
-                    f"{named}, and the cluster there refuses the token, or misses it; {token}."
-                ) from error
-            raise ConfigError(
-                f"{named}, and what answers there is no Ray cluster ({error.code().name}); give the head's HOST:PORT, "
-                "usually with port 6379, or unset RAY_ADDRESS for a Ray of the job's own."
-            ) from error
-
-
-def make_token_header() -> dict[str, str]:
-    """Return the header that shows this machine's token to a cluster; empty where tokens are off.
-
-    Raises:
-        AuthenticationError: RAY_AUTH_MODE is token and there is none.
-    """
-    header = AuthenticationTokenLoader.instance().get_token_for_http_header()
-    return {name.lower(): value for name, value in header.items()}
+    try:
+        status = ask_cluster_id(address, make_token_header(), CONNECT_SECONDS)
+    except AuthenticationError as error:
+        raise ConfigError(f"{named} and RAY_AUTH_MODE is token, but there is none; {token}.") from error
+    if status is grpc.StatusCode.UNAUTHENTICATED:
+        raise ConfigError(f"{named}, and the cluster there refuses the token, or misses it; {token}.")
+    if status is not None:
+        raise ConfigError(
+            f"{named}, and what answers there is no Ray cluster ({status.name}); give the head's HOST:PORT, usually "
+            "with port 6379, or unset RAY_ADDRESS for a Ray of the job's own."
+        )
 
 
 def _keep_to_this_machine() -> None:
@@ -166,16 +148,11 @@ def _keep_to_this_machine() -> None:
     if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
         # In the environment, which nobody else may read: Ray would write it to ~/.ray/auth_token, for everybody.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    # Ray turns the token on for a local cluster, and warns of it in every run.
-    logging.getLogger(authentication_token_setup.__name__).setLevel(logging.ERROR)
     for name, value in LOCAL_TRAIN_SETTINGS.items():
         os.environ.setdefault(name, value)
     for name, value in LOCAL_WORKER_SETTINGS.items():
         os.environ.setdefault(name, value)
-    # Ray's switch between a node's own address and localhost, which it throws where it makes no clusters. A node
-    # address of 127.0.0.1 alone would be replaced, and every port would be open to the network.
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
-    ray_constants.ENABLE_RAY_CLUSTER = False
+    stay_on_localhost()
     if LOOPBACK.exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK.name)  # workers talk to each other there, too
 
@@ -198,28 +175,9 @@ def _make_private_folder() -> Path:
 
 def count_cpus() -> int:
     """Return the CPUs that this process may use: those of its container and its affinity, not the machine's."""
-    cpus = float(len(os.sched_getaffinity(0)))
-    for quota, period in _read_quotas():
-        cpus = min(cpus, quota / period)
-    return max(1, int(cpus))
+    import joblib  # type: ignore[import-untyped]  # here, because reading tasks import this file and do not count
 
-
-def _read_quotas() -> Iterator[tuple[int, int]]:
-    """Yield the CPU quotas of this process's control groups, of either version: microseconds in every so many."""
-    for line in OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
-        _, controllers, place = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = CGROUPS / "cpu" if controllers else CGROUPS
-        own = top / place.strip("/")  # in a container it may be missing, and the top is the container's
-        for folder in {own, *(each for each in own.parents if each.is_relative_to(top))}:
-            with contextlib.suppress(OSError):
-                if controllers:
-                    quota, period = ((folder / f"cpu.cfs_{each}_us").read_text() for each in ("quota", "period"))
-                else:
-                    quota, period = (folder / "cpu.max").read_text().split()
-                if quota.strip() not in ("max", "-1"):
-                    yield int(quota), int(period)
+    return int(joblib.cpu_count())
 
 
 def count_gpus() -> int | None:
@@ -398,7 +356,7 @@ def describe_nodes(nodes: Sequence[Node]) -> str:
 def describe_waiting() -> str:
     """Say what Ray cannot place now and what is free, in one clause; empty: nothing waits. Ray is initialised."""
     try:
-        state = get_cluster_resource_state(GcsClient(address=ray.get_runtime_context().gcs_address))
+        state = read_resource_state()
     except RayError:  # Ray is ending, or too busy to say
         return ""
     asked: Counter[str] = Counter()

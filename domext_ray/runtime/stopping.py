@@ -10,6 +10,7 @@ A program that calls this library (a notebook, say) is not ended: it gets `Stopp
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
@@ -53,14 +54,13 @@ class _Signals:
     def __init__(self) -> None:
         self.before: dict[signal.Signals, Any] = {}
         self.ends_process = True
-        self.alarm_before: Any = None
-        self.timer_before = (0.0, 0.0)
         self.reset()
 
     def reset(self) -> None:
         self.first: signal.Signals | None = None
         self.save: Save | None = None
         self.deadline = 0.0  # of a save that is waited for, as time.monotonic() has it
+        self.has_waited = False  # the save is there, or is not waited for any longer
 
     @property
     def is_saving(self) -> bool:
@@ -75,12 +75,11 @@ class _Signals:
             self.first = signal.Signals(number)
             if self._can_save():
                 return
-        elif number in (signal.SIGTERM, signal.SIGHUP):
+        elif number in (signal.SIGTERM, signal.SIGHUP) and not self.has_waited:
             return
-        elif number == signal.SIGALRM:
-            if not self.is_saving or not self._is_over():
-                return
-        elif not self.is_saving and self.ends_process:  # the job is ending, and its user will not wait for it
+        elif (
+            number == signal.SIGINT and not self.is_saving and self.ends_process
+        ):  # the job is ending, and its user will not wait for it
             _say(f"\n{describe_end()}\n")
             os._exit(exit_code())
         self.end_saving()
@@ -95,27 +94,22 @@ class _Signals:
         except OSError:  # the request cannot be written, so nothing could be saved either
             return False
         self.deadline = time.monotonic() + SAVE_SECONDS[self.first]
-        self.alarm_before = signal.signal(signal.SIGALRM, self._handle) or signal.SIG_DFL  # None: not from Python
-        self.timer_before = signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+        _thread.start_new_thread(self._wait_for_save, ())  # not `threading`, a lock of which may be held right now
         _say(f"\n{NAMES[self.first]}: the next step is saved, then the job ends (Ctrl-C ends it at once)\n")
         return True
 
-    def _is_over(self) -> bool:
-        """Whether the save is there, or is not waited for any longer."""
+    def _wait_for_save(self) -> None:
+        """Send the main thread a signal, wherever it waits, when the save is there or is not waited for any longer."""
         assert self.save is not None
-        return self.save.is_done() or time.monotonic() > self.deadline
+        is_done, waking = self.save.is_done, signal.SIGTERM if signal.SIGTERM in self.before else self.first
+        while self.is_saving and time.monotonic() <= self.deadline and not is_done():
+            time.sleep(LOOK_SECONDS)
+        if self.is_saving and waking is not None:
+            self.has_waited = True
+            signal.pthread_kill(threading.main_thread().ident or 0, waking)
 
     def end_saving(self) -> None:
-        if self.is_saving:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            self.deadline = 0.0
-
-    def give_alarm_back(self) -> None:
-        """Restore the alarm's handler and timer; outside of handlers, where no alarm is on its way any more."""
-        if self.alarm_before is not None:
-            signal.signal(signal.SIGALRM, self.alarm_before)
-            signal.setitimer(signal.ITIMER_REAL, *self.timer_before)
-            self.alarm_before = None
+        self.deadline, self.has_waited = 0.0, False
 
 
 _SIGNALS = _Signals()
@@ -140,7 +134,6 @@ def catch_signals(*, ends_process: bool = True) -> Iterator[None]:
         for each, handler in _SIGNALS.before.items():
             signal.signal(each, signal.SIG_DFL if is_stopped() and ends_process else handler)
         _SIGNALS.before = {}
-        _SIGNALS.give_alarm_back()
 
 
 @contextlib.contextmanager

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -28,6 +26,7 @@ from domext_ray.errors import DomextError, find_user_error
 from domext_ray.options.build import from_dict
 from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
 from domext_ray.runtime.quiet import quiet_libraries
+from domext_ray.runtime.ray_private import close_replica_port, recall, remember
 from domext_ray.serving.app import make_app
 from domext_ray.serving.engine import Engine, Outcome, ServedRow
 from domext_ray.serving.gate import Gate
@@ -48,7 +47,7 @@ def _name_key(config: ServeConfig) -> bytes:
 
 def read_served(config: ServeConfig) -> list[str]:
     """Return the adapters that are served: those to begin with, or what requests have made of them since."""
-    kept = _internal_kv_get(_name_key(config))
+    kept = recall(_name_key(config))
     if kept is not None:
         return list(json.loads(kept))
     return list(config.adapters) or open_bank(config).names()
@@ -56,21 +55,12 @@ def read_served(config: ServeConfig) -> list[str]:
 
 def write_served(config: ServeConfig, names: Sequence[str]) -> None:
     """Keep which adapters are served."""
-    _internal_kv_put(_name_key(config), json.dumps(list(names)).encode(), overwrite=True)
+    remember(_name_key(config), json.dumps(list(names)).encode())
 
 
 def forget_served(config: ServeConfig) -> None:
     """Begin with the options' adapters again."""
-    _internal_kv_del(_name_key(config))
-
-
-def _close_side_door() -> None:
-    """Let a replica open no port of Serve's own.
-
-    Serve 2.60 has every replica listen on all addresses of its machine for calls by gRPC, which this application does
-    not use: whoever connects may send pickles, and needs no token.
-    """
-    replica.add_port_to_grpc_server = lambda server, address: 0
+    remember(_name_key(config), None)
 
 
 class Encoder:
@@ -82,7 +72,7 @@ class Encoder:
     """
 
     def __init__(self, config: ServeConfig, on_gpu: bool) -> None:
-        _close_side_door()
+        close_replica_port()
         settle_kernels(PREDICTION)
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.scale.threads,))
         with quiet_libraries():
@@ -155,7 +145,7 @@ class Door:
     """
 
     def __init__(self, config: ServeConfig, token_sha256: str, encoder: DeploymentHandle, on_gpu: bool) -> None:
-        _close_side_door()
+        close_replica_port()
         torch.set_num_threads(1)  # routers are all that it computes
         with quiet_libraries():
             catalogue = read_catalogue(open_bank(config), config.max_length)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import StorageError, name_file
 from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.storage import Log, Place, Where
@@ -102,6 +103,11 @@ class MetricsLog:
         if self.writer is not None:
             with name_file(self.writer.log_dir):
                 _add_scalars(self.writer, record)
+
+    def confirm_end(self) -> None:
+        """Tell the driver, which has asked for it, that all is saved and nothing more is going to be published."""
+        if isinstance(self.run.fence, Attempt):
+            self.run.fence.confirm_end()
 
     def publish(self) -> None:
         """Let all readers see what was written so far."""

@@ -7,6 +7,7 @@ by its user; both go on from the newest checkpoint that verifies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import uuid
@@ -20,7 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
-from domext_ray.errors import ConfigError, RunError, TrainingError, find_user_error
+from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runtime.ray_cluster import (
     ask_nodes,
@@ -78,7 +79,8 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
     run = task.run_dir if task.run_dir.fence is not None else supersede(task.run_dir)
-    attempt = Attempt(Place(str(run)), run.fence.number if run.fence is not None else 0)
+    attempt = run.fence
+    assert isinstance(attempt, Attempt)
     config = settle_precision(settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers"))
     task = replace(task, config=config, run_dir=run)
     resources = reserve(config)
@@ -112,6 +114,8 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
             with save_first(_plan_save(attempt)):
                 trainer.fit()
         except KeyboardInterrupt:
+            with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
+                attempt.shut_out_workers()  # a step under way shall not be saved behind the sentence
             raise Stopped(_describe_stop(task.run_dir)) from None
         except Exception as error:
             raise find_user_error(error) or describe_deaths(error, config) or error from None
@@ -133,22 +137,17 @@ def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingErr
 def _plan_save(attempt: Attempt) -> Save:
     """Ask the workers to save at the next step and end, unless the newest checkpoint has all steps.
 
-    In a bucket metrics.jsonl is some seconds behind, so there the next checkpoint tells that it is done.
+    In a bucket metrics.jsonl is some seconds behind, so there they are asked once a step was made.
     """
-    run, asked_at = attempt.run, [0]
+    run = attempt.run
 
     def ask() -> bool:
-        asked_at[0] = _find_saved(run)
-        if find_last_step(run / "metrics.jsonl") <= (asked_at[0] if run.is_local else 0):
+        if find_last_step(run / "metrics.jsonl") <= (_find_saved(run) if run.is_local else 0):
             return False
         attempt.ask_to_end()
         return True
 
-    def is_done() -> bool:
-        saved = _find_saved(run)
-        return find_last_step(run / "metrics.jsonl") <= saved if run.is_local else saved > asked_at[0]
-
-    return Save(ask, is_done)
+    return Save(ask, attempt.is_end_confirmed)
 
 
 def _find_saved(run: Place) -> int:

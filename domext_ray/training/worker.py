@@ -304,6 +304,8 @@ class PretrainWorker:
                 self.report(record)
             if saves or evaluates or self.step == first:
                 self._enter_phase("training", TRAINING)
+        if self.log is not None and self.is_stopping:
+            self.log.confirm_end()
         self._enter_phase("ending the workers", WORKERS)
 
     def time_steps(self, num_steps: int) -> float:

@@ -7,11 +7,11 @@ import os
 import sys
 
 import torch
-from ray._private.services import JEMALLOC_SO
 
 from domext_ray.errors import ConfigError
 from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
 from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
+from domext_ray.runtime.ray_private import find_allocator
 
 
 def settle_allocator() -> None:
@@ -20,16 +20,18 @@ def settle_allocator() -> None:
     Raises:
         ConfigError: this Ray ships none.
     """
-    if JEMALLOC_SO is None:
+    allocator = find_allocator()
+    if allocator is None:
         raise ConfigError("--as_worker is set; this Ray ships no jemalloc, as it does for Linux, so leave it out.")
-    if os.environ.get("LD_PRELOAD") != JEMALLOC_SO:
-        settings = {"LD_PRELOAD": JEMALLOC_SO, "MALLOC_CONF": LOCAL_WORKER_SETTINGS["MALLOC_CONF"]}
+    if os.environ.get("LD_PRELOAD") != allocator:
+        settings = {"LD_PRELOAD": allocator, "MALLOC_CONF": LOCAL_WORKER_SETTINGS["MALLOC_CONF"]}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **settings})
 
 
 def strip_allocator() -> dict[str, str]:
     """Return this process's environment for a child that has the allocator which it would have by itself."""
-    return {name: value for name, value in os.environ.items() if value != JEMALLOC_SO}
+    allocator = find_allocator()
+    return {name: value for name, value in os.environ.items() if value != allocator}
 
 
 def settle_process(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_a_later_attempt_shuts_the_earlier_one_out(run: Place) -> None:
     Attempt(run, new.fence.number).ask_to_end()
     assert new.check()
     assert (run / "file").read_text() == "old"
+
+
+def test_a_job_shuts_its_own_workers_out(run: Place) -> None:
+    """What they publish after its last sentence is refused; what the job does itself is not."""
+    with hold(run) as held:
+        workers = pickle.loads(pickle.dumps(held))
+        write_text(workers / "checkpoint", "5")
+        assert isinstance(held.fence, Attempt)
+        held.fence.shut_out_workers()
+        with pytest.raises(RunError, match="another job has taken over the run in"):
+            write_text(workers / "checkpoint", "6")
+        write_text(held / "report", "of step 5")
+        assert (run / "attempts").list_names() == ["000002.json"]
+    assert (run / "checkpoint").read_text() == "5" and (run / "report").exists()
+    with hold(run) as held:  # it has let go under its new number
+        assert held.fence == Attempt(run, 3)
 
 
 @pytest.mark.parametrize("shift", [7200.0, -7200.0])

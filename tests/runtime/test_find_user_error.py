@@ -31,3 +31,20 @@ def test_an_error_of_a_task_is_the_sentence_that_it_raised(
     with pytest.raises(SystemExit) as ended, exit_on_user_error():
         raise caught.value
     assert ended.value.code == 2 and capsys.readouterr().err.endswith(f"error: {SENTENCE}\n")
+
+
+def test_a_defect_met_while_a_mistake_is_told_keeps_its_traceback() -> None:
+    try:
+        try:
+            raise CorpusError(SENTENCE)
+        except CorpusError:
+            {}["a defect"]
+    except KeyError as error:
+        assert find_user_error(error) is None
+    try:
+        try:
+            raise CorpusError(SENTENCE)
+        except CorpusError as mistake:
+            raise RuntimeError("what a library makes of it") from mistake
+    except RuntimeError as error:
+        assert str(find_user_error(error)) == SENTENCE

@@ -15,7 +15,8 @@ import pytest
 import ray
 from ray._private import services
 
-from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS, make_token_header
+from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
+from domext_ray.runtime.ray_private import make_token_header
 
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 CALLS = (  # one of each kind of process

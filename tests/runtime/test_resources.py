@@ -215,30 +215,6 @@ def test_cpus_are_those_that_this_process_may_use() -> None:
     assert 1 <= count_cpus() <= len(allowed)
 
 
-@pytest.mark.parametrize(
-    ("group", "files", "cpus"),
-    [
-        ("0::/", {"cpu.max": "150000 100000"}, 1),
-        ("0::/jobs/one", {"jobs/cpu.max": "100000 100000", "jobs/one/cpu.max": "max 100000"}, 1),
-        ("0::/", {"cpu.max": "50000 100000"}, 1),
-        ("4:cpu,cpuacct:/host/path", {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
-        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-        ("4:memory:/\n0::/", {}, 3),
-    ],
-)
-def test_a_container_s_quota_counts(
-    group: str, files: dict[str, str], cpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / "cgroups" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cgroups" / name).write_text(text)
-    (tmp_path / "own").write_text(group + "\n")
-    monkeypatch.setattr(cluster, "CGROUPS", tmp_path / "cgroups")
-    monkeypatch.setattr(cluster, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert count_cpus() == cpus
-
-
 @pytest.fixture
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a job that has not connected yet: the session's own Ray is not looked at."""

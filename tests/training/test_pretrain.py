@@ -17,11 +17,14 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
 from domext_ray.errors import RunError
 from domext_ray.pipeline import run_pretraining
+from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
-from domext_ray.storage import Place
+from domext_ray.storage import Place, write_text
 from domext_ray.training import pretrain as pretrain_module
+from domext_ray.training.checkpoint import MANIFEST, list_steps
 from domext_ray.training.entry import RunFailures
-from domext_ray.training.pretrain import _Trainer, check_shared_storage, describe_deaths
+from domext_ray.training.metrics import MetricsLog
+from domext_ray.training.pretrain import _plan_save, _Trainer, check_shared_storage, describe_deaths
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,25 @@ def test_processes_that_a_job_does_not_need_are_spared(
     )
     assert set(theirs) - set(own) == spared
     assert own == [each for each in theirs if each not in spared]
+
+
+def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    """The workers, asked while they save it, make one more step and save that."""
+    run = supersede(tmp_path)
+    assert isinstance(run.fence, Attempt)
+    save = _plan_save(run.fence)
+    log = MetricsLog(run, 0, tensorboard=False)
+    assert not save.ask(), "nothing to save"
+    log.write({"step": 5})
+    assert save.ask()
+    write_text(tmp_path / "checkpoints" / "step-00000005" / MANIFEST, "{}")
+    assert list_steps(tmp_path / "checkpoints") == [5]
+    assert not save.is_done()
+    log.write({"step": 6})
+    assert log.is_stopping
+    log.confirm_end()
+    assert save.is_done()
+    log.close()
 
 
 @pytest.mark.jobs  # jobs/test_pipeline.py has one of a single worker

@@ -8,6 +8,7 @@ of neighbours, and documents of other kinds one by one, unless `--prepare.held_o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
 
 
-def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> str:
+def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> Literal["document", "block", "file"]:
     """Return what is held out, "auto" resolved."""
     if prepare.held_out_by != "auto":
         return prepare.held_out_by

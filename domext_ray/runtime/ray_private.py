@@ -1,0 +1,135 @@
+"""Every reach into what Ray keeps to itself, in one place, with what each is for.
+
+None of it is promised by Ray, so each is looked for when it is used: a version of Ray in which it is gone, or is called
+otherwise, ends a job in one sentence, and changes nothing in silence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import ray
+
+from domext_ray.errors import RunError
+
+TESTED = "2.60"
+"""The version of Ray that all of this was tested with."""
+
+REACHES = {
+    "ray._private.ray_constants:ENABLE_RAY_CLUSTER": "a Ray that listens on localhost alone",
+    "ray._private.ray_constants:ENABLE_RAY_CLUSTERS_ENV_VAR": "the variable that says so to its processes",
+    "ray._private.authentication.authentication_token_setup:logger": "a token without a warning in every run",
+    "ray._raylet:AuthenticationTokenLoader.instance": "the token of this machine",
+    "ray.autoscaler.v2.sdk:get_cluster_resource_state": "what a cluster cannot place",
+    "ray._raylet:GcsClient": "the client that asks for it",
+    "ray._private.services:JEMALLOC_SO": "the allocator that Ray ships",
+    "ray.serve._private.replica:add_port_to_grpc_server": "a replica that opens no port",
+    "ray.experimental.internal_kv:_internal_kv_put": "writing what a cluster remembers",
+    "ray.experimental.internal_kv:_internal_kv_get": "reading what a cluster remembers",
+    "ray.experimental.internal_kv:_internal_kv_del": "forgetting what a cluster remembers",
+}
+"""A module and a name in it -> what it is used for."""
+
+_CLUSTER_ID = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+
+
+def reach(place: str) -> Any:
+    """Return what is at one of `REACHES`.
+
+    Raises:
+        RunError: this Ray has no such thing.
+    """
+    module, _, name = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for each in name.split("."):
+            found = getattr(found, each)
+    except (ImportError, AttributeError):
+        raise RunError(
+            f"Ray {ray.__version__} has no {module}.{name}, which is used for {REACHES[place]}; install Ray {TESTED}, "
+            "which this was tested with."
+        ) from None
+    return found
+
+
+def _replace(place: str, value: object) -> None:
+    """Put something else in the place of what is at one of `REACHES`."""
+    reach(place)
+    module, _, name = place.partition(":")
+    setattr(importlib.import_module(module), name, value)
+
+
+def stay_on_localhost() -> None:
+    """Let the local Ray that is going to start listen on localhost, and say nothing of its token.
+
+    Ray has a switch between a node's own address and localhost, which it throws where it makes no clusters. A node
+    address of 127.0.0.1 alone would be replaced, and every port would be open to the network.
+    """
+    os.environ[reach("ray._private.ray_constants:ENABLE_RAY_CLUSTERS_ENV_VAR")] = "0"
+    _replace("ray._private.ray_constants:ENABLE_RAY_CLUSTER", False)
+    reach("ray._private.authentication.authentication_token_setup:logger").setLevel(logging.ERROR)
+
+
+def make_token_header() -> dict[str, str]:
+    """Return the header that shows this machine's token to a cluster; empty where tokens are off.
+
+    Raises:
+        ray.exceptions.AuthenticationError: RAY_AUTH_MODE is token and there is none.
+    """
+    header = reach("ray._raylet:AuthenticationTokenLoader.instance")().get_token_for_http_header()
+    return {name.lower(): value for name, value in header.items()}
+
+
+def ask_cluster_id(address: str, header: dict[str, str], seconds: float) -> grpc.StatusCode | None:
+    """Ask what answers at HOST:PORT for its cluster's id: `ray.init` would try for half a minute, in raw lines.
+
+    Returns:
+        None: a cluster that takes the token; else the status that the call ended with.
+    """
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(_CLUSTER_ID)(b"", timeout=seconds, metadata=list(header.items()))
+        except grpc.RpcError as error:
+            return error.code()
+    return None
+
+
+def read_resource_state() -> Any:
+    """Return what the autoscaler is told of tasks, actors and gangs that wait; Ray is initialised."""
+    client = reach("ray._raylet:GcsClient")(address=ray.get_runtime_context().gcs_address)
+    return reach("ray.autoscaler.v2.sdk:get_cluster_resource_state")(client)
+
+
+def find_allocator() -> str | None:
+    """Return the path of the jemalloc that Ray ships; None: it ships none for this system."""
+    path: str | None = reach("ray._private.services:JEMALLOC_SO")
+    return path
+
+
+def close_replica_port() -> None:
+    """Let a replica of Serve open no port of Serve's own.
+
+    Serve 2.60 has every replica listen on all addresses of its machine for calls by gRPC, which the application does
+    not use: whoever connects may send pickles, and needs no token.
+    """
+    nothing: Callable[[Any, str], int] = lambda server, address: 0  # noqa: E731
+    _replace("ray.serve._private.replica:add_port_to_grpc_server", nothing)
+
+
+def remember(key: bytes, value: bytes | None) -> None:
+    """Keep a value under a key as long as the cluster is there; None: forget it."""
+    if value is None:
+        reach("ray.experimental.internal_kv:_internal_kv_del")(key)
+    else:
+        reach("ray.experimental.internal_kv:_internal_kv_put")(key, value, overwrite=True)
+
+
+def recall(key: bytes) -> bytes | None:
+    """Return what is kept under a key; None: nothing is."""
+    value: bytes | None = reach("ray.experimental.internal_kv:_internal_kv_get")(key)
+    return value

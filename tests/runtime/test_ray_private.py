@@ -1,0 +1,54 @@
+"""What is used of Ray and is not promised by it: all is there, and a Ray without it ends a job in one sentence."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import ray
+
+from domext_ray.errors import RunError
+from domext_ray.runtime import ray_private
+from domext_ray.runtime.ray_private import REACHES, reach, recall, remember
+
+PRIVATE = ("ray._private", "ray._raylet", "ray._common", "ray.serve._private", "ray.train._internal", "internal_kv")
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("place", REACHES)
+def test_a_ray_without_it_is_one_sentence(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach(place)
+    module, _, name = place.partition(":")
+    owner = importlib.import_module(module)
+    first, _, _ = name.partition(".")
+    monkeypatch.delattr(owner, first)
+    with pytest.raises(RunError, match=rf"^Ray {ray.__version__} has no {module}\.{name}, .* install Ray 2\.60, .*\.$"):
+        reach(place)
+
+
+def test_a_ray_without_the_module_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ray_private.REACHES, "ray.gone:thing", "a test")
+    with pytest.raises(RunError, match=r"has no ray\.gone\.thing, which is used for a test"):
+        reach("ray.gone:thing")
+
+
+def test_the_version_is_the_one_that_is_installed_by_default() -> None:
+    assert ray.__version__.startswith(f"{ray_private.TESTED}.")
+    assert f">={ray_private.TESTED}," in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_nothing_else_reaches_into_ray() -> None:
+    for path in [*REPOSITORY.glob("domext_ray/**/*.py"), *REPOSITORY.glob("jobs/**/*.py")]:
+        if path.name != "ray_private.py":
+            source = path.read_text(encoding="utf-8")
+            assert not [each for each in PRIVATE if each in source], path
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_cluster_remembers_until_it_is_told_to_forget() -> None:
+    remember(b"a key of a test", b"one")
+    remember(b"a key of a test", b"two")
+    assert recall(b"a key of a test") == b"two"
+    remember(b"a key of a test", None)
+    assert recall(b"a key of a test") is None
