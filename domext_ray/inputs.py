@@ -36,11 +36,11 @@ from domext_ray.corpus.vocabulary.vocab import (
 )
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
-from domext_ray.options.declare import require_disk
 from domext_ray.plan import count_planned_words, describe_base_words, load_run_base
 from domext_ray.report.summary import describe_manifest, describe_sources
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.storage import Place
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.writing import prepare_written, provide_written_text
 
@@ -58,7 +58,7 @@ class Corpora:
 
     domain: tuple[Manifest, ...]
     beside: tuple[tuple[Manifest, ...], ...]
-    general_tokenizer_dir: Path | None
+    general_tokenizer_dir: Place | None
     overlaps: tuple[str, ...] = ()
 
 
@@ -91,7 +91,7 @@ def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Pa
     general_dir = _provide_general_tokenizer(config, base, paths)
     texts = [_place_text(part, config, base, paths) for part in config.parts]
     beside = tuple(
-        _prepare_text(config, *text, (general_dir or tokenizer_dir) if part.keep else tokenizer_dir, paths)
+        _prepare_text(config, *text, general_dir.local() if general_dir and part.keep else tokenizer_dir, paths)
         for part, text in zip(config.parts, texts, strict=True)
     )
     options = ["--corpus", *(part.option for part in config.parts)]
@@ -131,11 +131,11 @@ def _prepare_text(
     )
 
 
-def _provide_general_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path | None:
+def _provide_general_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Place | None:
     """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
     if base is None or not (needs_teacher(config) and config.vocab.extends_base):
         return None
-    return _copy_tokenizer(base, paths.scratch / "replay_tokenizer")
+    return _copy_tokenizer(base, paths.run / "replay_tokenizer")
 
 
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
@@ -150,7 +150,6 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     Raises:
         DomextError: any mistake of the user's.
     """
-    require_disk("run.dir", config.run.dir)
     paths = resolve_paths(config)
     base = load_run_base(config)
     if base is None or not config.vocab.extends_base:
@@ -167,11 +166,12 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     if config.vocab.words:
         start_ray()
         measure_extension(config.corpus, config.prepare, config.vocab, vocabulary.folder, paths.corpora)
-    print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {vocabulary.folder}")
+    _keep(vocabulary.folder, paths.run)
+    print(f"{format_statistics(vocabulary.folder)}\nvocabulary: {paths.run}")
     return vocabulary
 
 
-def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_dir: Path) -> ExtensionVocabulary:
+def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_dir: Place) -> ExtensionVocabulary:
     """The tokenizer over base and new words, in `folder`."""
     known = describe_base_words(config, base)
     if config.vocab.words:
@@ -239,18 +239,24 @@ def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths
     elif config.vocab.extends_base:
         _provide_extension(config, base, folder, paths.corpora)
     else:
-        _copy_tokenizer(base, folder)
-    if not (kept.is_local or is_kept):
-        with kept.new_files(LAST_FILE) as temporary:
-            shutil.copytree(folder, temporary, dirs_exist_ok=True)
+        _copy_tokenizer(base, Place(folder))
+    if not is_kept:
+        _keep(folder, kept)
     return folder
 
 
-def _copy_tokenizer(base: Base, folder: Path) -> Path:
+def _keep(folder: Path, place: Place) -> None:
+    """Keep a vocabulary that was made at a local path in the bucket that it is for, if it is for one."""
+    if not place.is_local:
+        with make_folder_anew(place) as temporary:
+            shutil.copytree(folder, temporary, dirs_exist_ok=True)
+
+
+def _copy_tokenizer(base: Base, folder: Place) -> Place:
     """The base's tokenizer in a folder of the run's, which all nodes see."""
     tokenizer = load_tokenizer(base.tokenizer_folder)
-    with contextlib.suppress(CorpusError):  # one that cannot be loaded is replaced
-        if fingerprint_tokenizer(load_tokenizer(folder)) == fingerprint_tokenizer(tokenizer):
+    with contextlib.suppress(CorpusError, FileNotFoundError):  # one that cannot be loaded is replaced
+        if fingerprint_tokenizer(load_tokenizer(folder.local())) == fingerprint_tokenizer(tokenizer):
             return folder
     with make_folder_anew(folder) as temporary:
         tokenizer.save_pretrained(temporary)

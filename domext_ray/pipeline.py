@@ -185,7 +185,7 @@ def train_run(prepared: PreparedRun) -> None:
         plan.config,
         run_dir,
         tuple(manifest.folder for manifest in prepared.corpora.domain),
-        prepared.tokenizer_dir,
+        prepared.tokenizer_dir if run_dir.is_local else run_dir / "tokenizer",
         plan.identity["base_sha256"],
         beside_dirs=tuple(tuple(each.folder for each in own) for own in prepared.corpora.beside),
         general_tokenizer_dir=prepared.corpora.general_tokenizer_dir,

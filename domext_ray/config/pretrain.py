@@ -18,7 +18,6 @@ from domext_ray.options.declare import (
     FilePlace,
     FolderName,
     Length,
-    Place,
     Ratio,
     RunFolder,
     Share,
@@ -68,7 +67,8 @@ class PrepareConfig:
     shard_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20  # source bytes of one reading task, which makes one shard
     # share of rows without text (null, no such field, not UTF-8) that is refused
     max_dropped_frac: Ratio = free(0.5)
-    cache_dir: Place = free("")  # where prepared corpora are kept; empty: RUN.DIR/.corpora
+    # where prepared corpora are kept: a folder, or s3://bucket/folder; empty: RUN.DIR/.corpora
+    cache_dir: Annotated[str, place(buckets=True)] = free("")
 
     def __post_init__(self) -> None:
         require(

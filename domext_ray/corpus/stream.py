@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -34,6 +33,7 @@ from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
 from domext_ray.corpus.sampler import Sampler
 from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
+from domext_ray.storage import Place
 
 ROWS_PER_TASK = 1024
 FIRST_TASKS = 2
@@ -217,7 +217,7 @@ def _run(batches: BatchRange, paths: Sequence[str]) -> Iterator[RankBatch]:
             for each in ray.get(references.pop(0)).column("batch"):
                 yield pickle.loads(each.as_buffer())
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [each for each in paths if not Path(each).exists()]
+        gone = [each for each in paths if not Place(each).is_file()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error

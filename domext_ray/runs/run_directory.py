@@ -46,12 +46,12 @@ class RunPaths:
     Args:
         run: the run's directory.
         corpora: folder of prepared corpora, shared by the runs beside it.
-        scratch: local folder of what workers read at paths and libraries write by themselves; of a run on a disk its
-            directory.
+        scratch: local folder of what libraries read and write by themselves; of a run on a disk its directory, of one
+            in a bucket each machine's own.
     """
 
     run: Place
-    corpora: Path
+    corpora: Place
     scratch: Path
 
 
@@ -60,9 +60,8 @@ def resolve_paths(config: PretrainConfig) -> RunPaths:
     is_local = Place(config.run.dir).is_local
     root = Place(resolve_root(config.run.dir) if is_local else config.run.dir)
     run = root / (config.run.name or config.method.name)
-    own = Path(root / ".corpora") if is_local else find_cache() / "corpora"
-    corpora = Path(config.prepare.cache_dir).expanduser().resolve() if config.prepare.cache_dir else own
-    return RunPaths(run, corpora, Path(run) if is_local else corpora / ".runs" / hash_text(str(run))[:16])
+    corpora = Place(config.prepare.cache_dir or root / ".corpora")
+    return RunPaths(run, corpora, Path(run) if is_local else find_cache() / "runs" / hash_text(str(run))[:16])
 
 
 def resolve_root(directory: str) -> Path:

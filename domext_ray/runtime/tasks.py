@@ -21,16 +21,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 
 from domext_ray.errors import RunError, find_storage_error, find_user_error
 from domext_ray.progress import StatusLine, Watch, format_seconds
@@ -40,12 +31,11 @@ from domext_ray.storage import Place
 MOST_DEATHS = 3
 """Workers that a task may lose: a node that goes away is no reason to stop, a text that kills its worker is."""
 _DEATHS = (
-    ActorDiedError,
-    ActorUnavailableError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    WorkerCrashedError,
+    exceptions.NodeDiedError,
+    exceptions.ObjectLostError,
+    exceptions.OutOfMemoryError,
+    exceptions.RayActorError,
+    exceptions.WorkerCrashedError,
 )
 SPARE_TASKS = 32
 """Tasks that wait beyond twice the CPUs that there are."""
@@ -205,7 +195,8 @@ class _Runner:
 
     def __init__(self, work: Function | Pool, records: Records) -> None:
         self.pool = work if isinstance(work, Pool) else None
-        self.work, self.records = ray.put(work), ray.put(records)
+        self.work: Any = ray.put(work)
+        self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
         self.waiting = deque[Task]()
         self.idle = [self._start_worker() for _ in range(self.pool.workers)] if self.pool else []
@@ -218,12 +209,13 @@ class _Runner:
         while self.waiting and (self.pool is None or self.idle):
             worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            perform: Any = worker.perform if worker else _perform
-            self.running[perform.remote(self.work, self.records, task)] = task, worker
+            answer = worker.perform.remote(task) if worker else _perform.remote(self.work, self.records, task)
+            self.running[answer] = task, worker
 
     def _start_worker(self) -> Any:
         assert self.pool is not None
-        return _Worker.options(num_cpus=self.pool.cpus, num_gpus=self.pool.gpus).remote()  # type: ignore[attr-defined]
+        options = {"num_cpus": self.pool.cpus, "num_gpus": self.pool.gpus}
+        return _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
 
     def wait(self) -> tuple[Task, Any]:
         """Return a task that has ended, and what it returned, or how its worker died.
@@ -235,9 +227,11 @@ class _Runner:
         task, worker = self.running.pop(answer)
         try:
             found = ray.get(answer)
-        except RayTaskError as error:
+        except exceptions.RayTaskError as error:
             raise find_user_error(error) or error from None
         except _DEATHS as error:
+            if worker is not None:
+                ray.kill(worker)  # it may be there, and not be heard
             found, worker = error, self.pool and self._start_worker()
         if worker is not None:
             self.idle.append(worker)
@@ -247,7 +241,7 @@ class _Runner:
     def end(self) -> None:
         """End what is still running."""
         for answer, (_, worker) in self.running.items():
-            with contextlib.suppress(RayError, ValueError):
+            with contextlib.suppress(exceptions.RayError, ValueError):
                 ray.kill(worker) if worker is not None else ray.cancel(answer, force=True)
         for worker in self.idle:
             ray.kill(worker)
@@ -277,12 +271,13 @@ def _perform(work: Function, records: Records, task: Task) -> tuple[Result, bool
 class _Worker:
     """A process of a pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool, records: Records) -> None:
+        self.pool, self.records = pool, records
         self.function: Function | None = None
 
-    def perform(self, pool: Pool, records: Records, task: Task) -> tuple[Result, bool, str]:
-        self.function = self.function or pool.make()
-        return _do_task(self.function, records, task)
+    def perform(self, task: Task) -> tuple[Result, bool, str]:
+        self.function = self.function or self.pool.make()  # here, where an error comes back as what it is
+        return _do_task(self.function, self.records, task)
 
 
 class _Progress:

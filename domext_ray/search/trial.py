@@ -73,7 +73,7 @@ class Prepared:
     base_sha256: str
     num_new_words: int
     beside: tuple[Where, ...] = ()
-    general_tokenizer: Path | None = None
+    general_tokenizer: Where | None = None
 
 
 @dataclass(frozen=True)

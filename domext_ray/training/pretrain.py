@@ -13,7 +13,6 @@ import pickle
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from ray.exceptions import RayError
@@ -91,7 +90,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
             f"{describe_nodes(list_nodes())}, and start and train slowly; lower --scale.num_workers.",
             flush=True,
         )
-    check_shared_storage(run, task.scratch)
+    check_shared_storage(run, *(Place(each).parent for each in task.corpus_dirs[:1]))
     trainer = _Trainer(
         train_worker,
         train_loop_config={"task": pickle.dumps(task)},  # unpickled by those who train
@@ -185,27 +184,26 @@ def reserve(config: PretrainConfig) -> dict[str, float]:
     return {"CPU": cpus, **({"GPU": 1.0} if with_gpu else {})}
 
 
-def check_shared_storage(where: Where, scratch: Path | None = None) -> None:
+def check_shared_storage(where: Where, corpora: Where | None = None) -> None:
     """Refuse folders that a node of the cluster does not see; Ray is initialised.
 
     Args:
         where: the run's directory.
-        scratch: the local folder that workers read from, where that is another one: beside the prepared corpora.
+        corpora: the folder of its prepared corpora.
 
     Raises:
         RunError: naming the node, or one that does not answer.
     """
-    run = Place(where)
-    with Place(scratch or run).scratch() as marker:
-        for name, sees in ask_nodes(os.path.exists, str(marker), own=False):
-            if sees:
-                continue
-            if scratch is None or run.is_local:
-                raise RunError(
-                    f"the run directory {run} is not visible on node {name}; "
-                    "give --run.dir a folder on storage that all nodes share."
-                )
-            raise RunError(
-                f"the run is in {run}, and the prepared corpus in {scratch.parent.parent}, which is not visible on "
-                f"node {name}: corpora are not in buckets yet; give --prepare.cache_dir a folder that all nodes share."
-            )
+    options = {Place(where): ("the run directory", "--run.dir")}
+    if corpora is not None:
+        options.setdefault(Place(corpora), ("the folder of prepared corpora", "--prepare.cache_dir"))
+    for place, (what, option) in options.items():
+        if not place.is_local:
+            continue
+        with place.scratch() as marker:
+            for name, sees in ask_nodes(os.path.exists, str(marker), own=False):
+                if not sees:
+                    raise RunError(
+                        f"{what} {place} is not visible on node {name}; give {option} a folder on storage that all "
+                        "nodes share."
+                    )

@@ -96,16 +96,16 @@ class PretrainTask:
         earlier: extensions that the model has beside the method's own, from that run.
         goes_on_from: the run's own checkpoint that the driver chose; None: there was none.
         starts_from: the checkpoint of `init_from` that the driver checked.
-        scratch_dir: local folder of what libraries write by themselves; None: the run's directory.
+        scratch_dir: each machine's folder of what libraries write by themselves; None: the run's directory.
     """
 
     config: PretrainConfig
     run_dir: Place
     corpus_dirs: tuple[Where, ...]
-    tokenizer_dir: Path
+    tokenizer_dir: Where
     base_sha256: str
     beside_dirs: tuple[tuple[Where, ...], ...] = ()
-    general_tokenizer_dir: Path | None = None
+    general_tokenizer_dir: Where | None = None
     init_from: Path | None = None
     earlier: Extensions | None = None
     goes_on_from: CheckpointId | None = None
@@ -142,7 +142,8 @@ class PretrainWorker:
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
         self._enter_phase("loading the model", LOADING)
         self.manifest = read_manifest(task.corpus_dirs[0])
-        self.tokenizer = load_tokenizer(task.tokenizer_dir)
+        self.tokenizer_dir = Place(task.tokenizer_dir).local()
+        self.tokenizer = load_tokenizer(self.tokenizer_dir)
         self.checkpoint = self._find_checkpoint()
         self.step = self.start_step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
@@ -152,7 +153,7 @@ class PretrainWorker:
         self.phases = make_phases(self.config, manifests, beside)
         self.parts = PartFigures(self.config, self.phases, self.checkpoint.cursor if self.checkpoint else None)
         general_dir = task.general_tokenizer_dir
-        general_tokenizer = load_tokenizer(general_dir) if general_dir else self.tokenizer
+        general_tokenizer = load_tokenizer(Place(general_dir).local()) if general_dir else self.tokenizer
         maker = BatchMaker(self.config, self.phases, self.tokenizer, general_tokenizer)
         # Reading starts now: its first batches are there when the model is.
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
@@ -181,7 +182,7 @@ class PretrainWorker:
 
     def _build_engine(self) -> Engine:
         config = self.config
-        model = build_run_model(config, self.base, self.task.tokenizer_dir, config.train.dropout, self.task.earlier)
+        model = build_run_model(config, self.base, self.tokenizer_dir, config.train.dropout, self.task.earlier)
         self.extensions = describe_extensions(cast(DomextConfig, model.config))
         self.fixed: dict[str, torch.Tensor] = {}
         if self.checkpoint is not None:

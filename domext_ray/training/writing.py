@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -29,7 +28,7 @@ from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_token
 from domext_ray.model.base import Base
 from domext_ray.model.graft import build_base
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
-from domext_ray.storage import hash_values, new_file
+from domext_ray.storage import Place, Where, hash_values
 
 NUM_ROWS, LENGTH = 1_600, 96
 """Rows that are written, and their tokens, [CLS] and [SEP] included; fewer where the base has positions for fewer."""
@@ -41,7 +40,7 @@ FORMAT = 1
 _WORD, _MASK, _ANEW = 71, 72, 73  # purposes of hashes: no two draws share their counters
 
 
-def provide_written_text(base: Base, cache_dir: Path) -> Path:
+def provide_written_text(base: Base, cache_dir: Where) -> Place:
     """Return the file of text that a base writes, written now where it is not there yet.
 
     Args:
@@ -51,14 +50,11 @@ def provide_written_text(base: Base, cache_dir: Path) -> Path:
     tokenizer = load_tokenizer(base.tokenizer_folder)
     settings = {"rows": NUM_ROWS, "length": LENGTH, "format": FORMAT}
     name = hash_values({"base": base.sha256, "tokenizer": fingerprint_tokenizer(tokenizer), **settings})[:16]
-    path = cache_dir / f"written-{name}.jsonl"
-    if not path.exists():
+    path = Place(cache_dir) / f"written-{name}.jsonl"
+    if not path.is_file():
         ids = Writer(base).write_rows(NUM_ROWS)
         texts = [" ".join(each.split()) for each in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as temporary:
-            lines = [json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts]
-            temporary.write_text("".join(lines), encoding="utf-8")
+        path.put("".join(json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in texts).encode())
         print(f"general text: {NUM_ROWS:,} rows of {ids.shape[1]} tokens, written by the base", flush=True)
     return path
 

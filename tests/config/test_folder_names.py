@@ -18,7 +18,7 @@ from domext_ray.runs.run_directory import hold_run
 
 NAMES = (".", "..", ".corpora", "-x", "a/b", " a", "a ", "two\nlines", "tab\there", "nul\0", "a" * 201, "é" * 101)
 PLACES: list[tuple[type[Any], str, list[str]]] = [
-    *((PretrainConfig, f"--{name}", []) for name in ("prepare.cache_dir", "init_from", "base")),
+    *((PretrainConfig, f"--{name}", []) for name in ("init_from", "base")),
     *((PretrainConfig, f"--{name}", []) for name in ("vocab.words", "vocab.protected", "train.general_probe")),
     *((FinetuneConfig, f"--{name}", []) for name in ("run.dir", "data", "model")),
     (AblateConfig, "--output", ["--study", "size"]),
@@ -63,9 +63,11 @@ def test_an_address_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="as a plain path, such as /data/runs"):
         parse_config(PretrainConfig, "", ["--run.dir", "file:///data/runs"])
     assert parse_config(PretrainConfig, "", ["--run.dir", "s3://bucket/runs"]).run.dir == "s3://bucket/runs"
+    parse_config(PretrainConfig, "", ["--prepare.cache_dir", "s3://bucket/corpora"])
     for wrong in ("s3://bucket", "s3:/bucket/runs", "hdfs://name/runs", "gs:///runs"):
-        with pytest.raises(ConfigError, match=r"--run.dir is .*; .* all nodes have \(mount the storage"):
-            parse_config(PretrainConfig, "", ["--run.dir", wrong])
+        for option in ("--run.dir", "--prepare.cache_dir"):
+            with pytest.raises(ConfigError, match=rf"{option} is .*; .* all nodes have \(mount the storage"):
+                parse_config(PretrainConfig, "", [option, wrong])
     assert parse_config(PretrainConfig, "", ["--run.dir", "C:runs/x:/y z"]).run.dir == "C:runs/x:/y z"
 
 

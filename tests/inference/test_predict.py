@@ -113,7 +113,7 @@ def test_only_missing_blocks_are_worked_on(config: PredictConfig) -> None:
     plan.blocks.make()
     assert [plan.blocks.is_done(each) for each in range(3)] == [True, False, False]
     assert sorted(each.name for each in half.parent.iterdir()) == ["part-000000.jsonl", "part-000002.jsonl"]
-    plan.blocks.find_record(0).write_text("{")
+    plan.blocks.records.find(0).put(b"{")
     assert not plan.blocks.is_done(0), "a damaged record is no record"
     with pytest.raises(RunError, match=r"\.blocks/000000\.json is damaged; run the same command again"):
         plan.blocks.read(0)

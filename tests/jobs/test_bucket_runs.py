@@ -54,7 +54,7 @@ class Job:
     """A pre-training job as a process of its own, whose home and caches are below a folder of the test's."""
 
     def __init__(
-        self, base: Path, corpus: Path, runs: str, name: str, home: Path, address: str, code: str = ""
+        self, base: Path, corpus: Path, runs: str, name: str, home: Path, address: str, code: str = "", *more: str
     ) -> None:
         home.mkdir(exist_ok=True)
         code += "; from domext_ray.commands.main import main; main()"
@@ -64,7 +64,7 @@ class Job:
             *("--train.global_batch_size", "8", "--train.seq_length", "32", "--train.checkpoint_every", "6"),
             *("--train.eval_every", "12", "--train.eval_rows", "16", "--train.general_probe", str(FEW_SENTENCES)),
             *("--engine.precision", "fp32", "--method.ffn_units", "8", "--optim.lr", "1e-3"),
-            *("--scale.use_gpu", "false", "--replay.corpus", "none"),
+            *("--scale.use_gpu", "false", "--replay.corpus", "none", *more),
         ]
         env = {**os.environ, **KEYS, "AWS_ENDPOINT_URL": address, "HOME": str(home)}
         env.pop("XDG_CACHE_HOME", None)
@@ -124,6 +124,36 @@ def test_a_run_in_a_bucket_survives_its_driver(
     again.wait()
     assert "nothing is left to do" in again.said
     check_export(run / "export")
+
+
+def test_a_corpus_in_a_bucket_is_prepared_through_deaths_and_read_by_three_workers(
+    tiny_base_folder: Path, corpus: Path, tmp_path: Path, server: str, proxy: Proxy
+) -> None:
+    """A task's process is killed while the text is prepared, then the job; the next one ends as one on the disk."""
+    more = ("--prepare.shard_bytes", "1024", "--train.global_batch_size", "12", "--scale.num_workers", "3")
+    runs, run = f"{BUCKET}/{tmp_path.name}", Place(f"{BUCKET}/{tmp_path.name}/three")
+    first = Job(tiny_base_folder, corpus, runs, "three", tmp_path / "home", server, "", *more)
+
+    def count_parts() -> int:
+        return sum("/parts/" in each for each in (run.parent / ".corpora").list_files())
+
+    first.wait_until(lambda: count_parts() >= 3)
+    first.wait_until(lambda: any(each.kill() is None for each in find_workers(first.process, "ray::_perform")))
+    first.wait_until(lambda: "a worker died (WorkerCrashedError); its task is done again" in first.said)
+    kill_job(first.process)
+    (folder,) = (run.parent / ".corpora" / name for name in (run.parent / ".corpora").list_names())
+    assert not (folder / "manifest.json").is_file() and run.list_names() != []
+    second = Job(tiny_base_folder, corpus, runs, "three", tmp_path / "home", server, "", *more)
+    second.wait()
+    assert "parts were finished before" in second.said
+    undisturbed = Job(tiny_base_folder, corpus, str(tmp_path / "runs"), "plain", tmp_path / "home", server, "", *more)
+    undisturbed.wait()
+    on_disk = Place(tmp_path / "runs" / ".corpora" / folder.name)
+    names = [each for each in on_disk.list_files() if not each.startswith("attempts/")]
+    assert names == [each for each in folder.list_files() if not each.startswith("attempts/")] and len(names) > 200
+    assert [each for each in names if (folder / each).read_bytes() != (on_disk / each).read_bytes()] == []
+    assert read_losses(run) == pytest.approx(read_losses(Place(tmp_path / "runs" / "plain")), abs=1e-6)
+    assert list((tmp_path / "home").rglob("objects/*/train-*.arrow")), "it was read from this machine's copies"
 
 
 def test_a_run_in_a_bucket_is_stopped_and_saved(

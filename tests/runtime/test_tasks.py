@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from object_store import BUCKET
 
 from domext_ray.errors import CorpusError, RunError, StorageError
 from domext_ray.runtime import tasks
+from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.runtime.tasks import Pool, Records, Result, Task, run_tasks
 from domext_ray.storage import Place, new_file
 
@@ -86,6 +89,26 @@ def test_a_bounded_number_is_under_way(local_ray: None, tmp_path: Path, monkeypa
         seen.append(result["i"])
         assert len(taken) - len(seen) <= 5
     assert seen == taken == list(range(30))
+
+
+def test_tasks_that_wait_ask_for_cpus(local_ray: None, tmp_path: Path) -> None:
+    """By this a cluster that can grow knows that it should."""
+
+    def wait(item: int) -> Result:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "seen").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return {}
+
+    thread = threading.Thread(target=run, args=(wait, Place(tmp_path / "records"), 20))
+    thread.start()
+    said, deadline = "", time.monotonic() + 50
+    while "times 1 CPU" not in said and time.monotonic() < deadline:
+        time.sleep(0.2)
+        said = describe_waiting()
+    (tmp_path / "seen").touch()
+    thread.join(60)
+    assert re.search(r"Ray has no room yet for \d+ times 1 CPU", said) and not thread.is_alive()
 
 
 def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path: Path) -> None:

@@ -110,10 +110,10 @@ def test_it_is_written_once_and_whole(
     monkeypatch.setattr(writing, "NUM_ROWS", 64)
     base = load_base(str(tiny_base_folder))
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
-        stopped.setattr(Path, "write_text", raise_interrupt)
+        stopped.setattr(Path, "write_bytes", raise_interrupt)
         provide_written_text(base, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("written-*")), "it appears whole or not at all"
-    path = provide_written_text(base, tmp_path / "cache")
+    path = Path(provide_written_text(base, tmp_path / "cache"))
     texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert len(texts) == writing.NUM_ROWS and all(texts) and list(path.parent.iterdir()) == [path]
     assert "general text: 64 rows of 96 tokens, written by the base" in capsys.readouterr().out

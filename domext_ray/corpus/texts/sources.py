@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.files import JSONL, TEXT, SourceFile, find_files, fingerprint_file
 
+MOST_TASKS = 8192
+"""Read tasks of a corpus, by and large: beyond 64 GiB, with the usual --prepare.shard_bytes, they grow with it."""
+
 
 @dataclass(frozen=True)
 class ReadTask:
@@ -76,17 +79,18 @@ def resolve_sources(spec: str, prepare: PrepareConfig) -> Sources:
 
 def _cut_tasks(files: list[SourceFile], prepare: PrepareConfig) -> Iterator[ReadTask]:
     """Cut large plain files into ranges and join small files, in order."""
+    task_bytes = max(prepare.shard_bytes, -(-sum(each.size for each in files) // MOST_TASKS))
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
         is_cut = file.kind in (TEXT, JSONL) and not file.is_gzip
-        is_cut = is_cut and file.size > prepare.shard_bytes and (file.kind == JSONL or prepare.document != "file")
-        if group and (is_cut or group_bytes + file.size > prepare.shard_bytes):
+        is_cut = is_cut and file.size > task_bytes and (file.kind == JSONL or prepare.document != "file")
+        if group and (is_cut or group_bytes + file.size > task_bytes):
             yield ReadTask(tuple(group))
             group, group_bytes = [], 0
         if is_cut:
-            for start in range(0, file.size, prepare.shard_bytes):
-                yield ReadTask((file,), start, min(start + prepare.shard_bytes, file.size))
+            for start in range(0, file.size, task_bytes):
+                yield ReadTask((file,), start, min(start + task_bytes, file.size))
         else:
             group.append(file)
             group_bytes += file.size

@@ -22,7 +22,7 @@ from domext_ray.corpus.vocabulary.word_groups import Groups, add_groups
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.storage import Place, write_json
+from domext_ray.storage import Place, Where, write_json
 
 _FILES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
@@ -336,7 +336,7 @@ def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabCon
 
 
 @contextlib.contextmanager
-def make_folder_anew(folder: Path) -> Iterator[Path]:
+def make_folder_anew(folder: Where) -> Iterator[Path]:
     """Give a temporary folder, and a vocabulary's place to what is written there; failing changes nothing.
 
     Raises:

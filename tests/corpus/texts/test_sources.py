@@ -20,6 +20,7 @@ import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.texts import documents as reading
+from domext_ray.corpus.texts import sources
 from domext_ray.corpus.texts.documents import clean_text, read_documents
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
@@ -93,6 +94,22 @@ def test_a_large_file_becomes_ranges_and_small_files_join(tmp_path: Path) -> Non
         "the second file has this line",
         "the third file has this line",
     ]
+
+
+def test_tasks_grow_with_a_corpus_and_small_ones_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"line number {i} of a file" for i in range(4000)]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
+    prepare = PrepareConfig(shard_bytes=1024)
+    many = resolve_sources(str(tmp_path), prepare)
+    monkeypatch.setattr(sources, "MOST_TASKS", 20)
+    few = resolve_sources(str(tmp_path), prepare)
+    assert len(many.tasks) > 90 and len(few.tasks) == 20 and few.fingerprint == many.fingerprint
+    assert read_all(few, prepare)[0] == read_all(many, prepare)[0] == lines
+    large = PrepareConfig(shard_bytes=16_384)
+    assert resolve_sources(str(tmp_path), large) == resolve_sources(str(tmp_path), large)
+    assert max(each.num_bytes for each in resolve_sources(str(tmp_path), large).tasks) == 16_384
 
 
 @pytest.mark.parametrize("document", ["line", "blank_line"])

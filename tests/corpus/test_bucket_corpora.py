@@ -1,0 +1,127 @@
+"""A corpus that is prepared in a bucket: the disk's, byte for byte, and whole or told."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import write_corpus
+from object_store import BUCKET
+
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, VocabConfig
+from domext_ray.corpus import manifest as manifests
+from domext_ray.corpus.manifest import Manifest, read_manifest, take_numbered
+from domext_ray.corpus.overlap import read_hashes
+from domext_ray.corpus.shards import prepare_corpus
+from domext_ray.errors import CorpusError
+from domext_ray.inputs import run_vocabulary
+from domext_ray.storage import Place, find_cache
+
+PREPARE = PrepareConfig(shard_bytes=4096, held_out_frac=0.1, min_document_chars=5)
+
+
+@pytest.fixture
+def prepared(
+    local_ray: None, objects: str, tiny_base_folder: Path, tmp_path: Path
+) -> Iterator[tuple[str, Manifest, Manifest]]:
+    """A text, and its corpora on the disk and in the bucket."""
+    text = str(write_corpus(tmp_path / "text.txt", 200))
+    places = (tmp_path / "corpora", f"{BUCKET}/{tmp_path.name}/corpora")
+    on_disk, in_bucket = (prepare_corpus(text, PREPARE, tiny_base_folder, 32, each) for each in places)
+    forget()
+    yield text, on_disk, in_bucket
+    forget()
+
+
+def forget() -> None:
+    """What this process has opened."""
+    manifests._open_shard.cache_clear()
+    manifests._read_hashes.cache_clear()
+
+
+def prepare_again(text: str, corpus: Manifest, base: Path) -> Manifest:
+    return prepare_corpus(text, PREPARE, base, 32, corpus.folder.parent)
+
+
+def take_all(corpus: Manifest) -> list[list[int]]:
+    rows = [each.num_rows for each in corpus.train]
+    numbers = np.arange(sum(rows))
+    return list(take_numbered(corpus.paths("train"), rows, numbers).column("input_ids").to_pylist())
+
+
+def test_it_is_the_disks(prepared: tuple[str, Manifest, Manifest], tiny_base_folder: Path) -> None:
+    text, on_disk, in_bucket = prepared
+    assert len(on_disk.train) > 2 and in_bucket.train == on_disk.train and in_bucket.held_out == on_disk.held_out
+    names = [name for name in on_disk.folder.list_files() if not name.startswith("attempts/")]
+    assert names == [name for name in in_bucket.folder.list_files() if not name.startswith("attempts/")]
+    assert all((on_disk.folder / name).read_bytes() == (in_bucket.folder / name).read_bytes() for name in names)
+    assert take_all(in_bucket) == take_all(on_disk)
+    for own, other in zip(*(vars(read_hashes(each.folder)).values() for each in (on_disk, in_bucket)), strict=True):
+        np.testing.assert_array_equal(own, other)
+    before = {name: (in_bucket.folder / name).info() for name in names}
+    assert prepare_again(text, in_bucket, tiny_base_folder) == in_bucket
+    assert before == {name: (in_bucket.folder / name).info() for name in names}
+
+
+def test_finding_it_reads_no_shard(
+    prepared: tuple[str, Manifest, Manifest], tiny_base_folder: Path, tmp_path: Path
+) -> None:
+    text, _, in_bucket = prepared
+    shutil.rmtree(find_cache(), ignore_errors=True)
+    prepare_again(text, in_bucket, tiny_base_folder)
+    assert not list(find_cache().rglob("*.arrow"))
+    take_all(in_bucket)
+    assert len(list(find_cache().rglob("*.arrow"))) == len(in_bucket.train)
+
+
+def test_what_is_missing_there_is_made_anew(
+    prepared: tuple[str, Manifest, Manifest], tiny_base_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, on_disk, in_bucket = prepared
+    gone = in_bucket.folder / in_bucket.train[1].path
+    gone.delete()
+    assert prepare_again(text, in_bucket, tiny_base_folder) == in_bucket
+    assert f"the shard {gone} is missing; the corpus is prepared anew" in capsys.readouterr().err
+    assert take_all(in_bucket) == take_all(on_disk)
+
+
+def test_a_shard_that_is_not_what_was_written_is_found_when_it_is_read(
+    prepared: tuple[str, Manifest, Manifest],
+) -> None:
+    _, on_disk, in_bucket = prepared
+    damaged = Place(in_bucket.paths("train")[1])
+    content = damaged.read_bytes()
+    damaged.put(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+    with pytest.raises(CorpusError, match=f"the shard {damaged} is not what its manifest says"):
+        take_all(read_manifest(in_bucket.folder))
+    damaged.put(content)
+    assert take_all(in_bucket) == take_all(on_disk)
+
+
+def test_a_learned_vocabulary_lies_in_the_bucket(
+    local_ray: None, objects: str, tiny_base_folder: Path, tmp_path: Path
+) -> None:
+    """Its words are counted in parts that lie there, too, until it is learned."""
+    text = tmp_path / "text.txt"
+    text.write_text("the amygdala and the thalamus of a zebra.\n" * 50)
+    run = f"{BUCKET}/{tmp_path.name}/runs"
+
+    def learn(folder: str) -> Place:
+        config = PretrainConfig(
+            base=str(tiny_base_folder),
+            corpus=str(text),
+            vocab=VocabConfig(size=3, whole_words=True),
+            run=RunConfig(dir=folder, name="words"),
+        )
+        vocabulary = run_vocabulary(config)
+        assert vocabulary is not None and {*vocabulary.words} == {"amygdala", "thalamus", "zebra"}
+        return Place(folder) / "words"
+
+    on_disk, in_bucket = learn(str(tmp_path / "runs")), learn(run)
+    assert on_disk.list_files() == in_bucket.list_files() and "extension.json" in in_bucket.list_names()
+    for name in on_disk.list_files():
+        assert (on_disk / name).read_bytes() == (in_bucket / name).read_bytes()
+    assert (Place(run) / ".corpora").list_files() == []
