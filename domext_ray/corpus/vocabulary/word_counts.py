@@ -1,7 +1,7 @@
 """Read tasks -> how often every word occurs, on Ray Data, in memory that does not grow with the text.
 
-A word is what the base's tokenizer leaves whole before its model cuts it (`kind.Splitter`). Texts repeat themselves, so
-a task counts raw chunks between spaces, and normalises each distinct chunk once.
+A word is what the base's tokenizer leaves whole before its model cuts it. Texts repeat themselves, so a task counts raw
+chunks between spaces, and normalises each distinct chunk once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from domext_ray.corpus.texts.dropped import Dropped, check_dropped
 from domext_ray.corpus.texts.ray_tasks import run_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources
 from domext_ray.corpus.texts.work_folder import KeptParts, hold_work_folder
-from domext_ray.corpus.vocabulary.kind import Splitter, WordCounts
-from domext_ray.corpus.vocabulary.kinds import find_kind
+from domext_ray.corpus.vocabulary.families import tokenizer_family
+from domext_ray.corpus.vocabulary.family import TokenizerFamily, WordCounts
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 
@@ -54,7 +54,7 @@ def keep_counts(sources: Sources, prepare: PrepareConfig, tokenizer_json: str, c
         CorpusError: the corpus has no word, or too many rows without text.
         RunError: counts cannot be written.
     """
-    splitter_json = json.dumps(find_kind(tokenizer_json).strip(json.loads(tokenizer_json)))
+    splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identity_of(prepare), splitter_json]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     with hold_work_folder(cache_dir, f"words-{key[:16]}", f"counting the words of --corpus {sources.spec!r}") as work:
@@ -95,13 +95,12 @@ def _count_words(sources: Sources, prepare: PrepareConfig, splitter_json: str, k
         sums["text_bytes"],
         sums["too_long"],
         sums["forgotten"],
-        seconds,
     )
 
 
 def _count_task(prepare: PrepareConfig, splitter_json: str, number: int, task: ReadTask, plan: bytes) -> dict[str, Any]:
     started = time.process_time()
-    splitter = find_kind(splitter_json).make_splitter(splitter_json)
+    family = tokenizer_family(splitter_json)
     totals: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -109,10 +108,10 @@ def _count_task(prepare: PrepareConfig, splitter_json: str, number: int, task: R
     for document in read_documents(task, prepare, dropped):
         sums["documents"] += 1
         sums["text_bytes"] += len(document) if document.isascii() else len(document.encode())
-        chunks.update(splitter.cut(document))
+        chunks.update(family.chunks(document))
         if len(chunks) > MAX_CHUNKS:
-            _add_chunks(chunks, splitter, totals, sums)
-    _add_chunks(chunks, splitter, totals, sums)
+            _add_chunks(chunks, family, totals, sums)
+    _add_chunks(chunks, family, totals, sums)
     words = sorted(totals)
     counts = np.array([totals[each] for each in words], dtype=np.int64)
     return {
@@ -124,11 +123,11 @@ def _count_task(prepare: PrepareConfig, splitter_json: str, number: int, task: R
     }
 
 
-def _add_chunks(chunks: Counter[str], splitter: Splitter, totals: Counter[str], sums: Counter[str]) -> None:
+def _add_chunks(chunks: Counter[str], family: TokenizerFamily, totals: Counter[str], sums: Counter[str]) -> None:
     """Move the counts of raw chunks to their words."""
     for chunk, count in chunks.items():
-        for word in splitter.split(chunk):
-            if len(word) > splitter.max_chars:
+        for word in family.words(chunk):
+            if len(word) > family.max_chars:
                 sums["too_long"] += count
             else:
                 totals[word] += count
