@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domext_ray.corpus.vocabulary.families import require_family
+from domext_ray.corpus.vocabulary.families import tokenizer_family
 from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
@@ -50,7 +50,7 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
         CorpusError: the tokenizer takes no new words, or has more ids than there are rows.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
-    family = require_family(tokenizer, base)
+    family = tokenizer_family(tokenizer, base)
     entries = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
     highest = max(entries.values())
     if highest >= num_base_rows or len(set(entries.values())) < len(entries):

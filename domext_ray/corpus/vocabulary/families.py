@@ -16,18 +16,12 @@ if TYPE_CHECKING:
 FAMILIES: dict[str, type[TokenizerFamily]] = {"WordPiece": WordPieceFamily, "BPE": ByteLevelFamily}
 
 
-def tokenizer_family(tokenizer: PreTrainedTokenizerBase | str) -> TokenizerFamily:
-    """Return a fast tokenizer, or its JSON, as its family sees it; one that takes new words."""
-    record = json.loads(tokenizer if isinstance(tokenizer, str) else tokenizer.backend_tokenizer.to_str())
-    return FAMILIES[record["model"]["type"]](record)
-
-
-def require_family(tokenizer: PreTrainedTokenizerBase | str, base: str) -> TokenizerFamily:
-    """Return the family of a base's tokenizer.
+def tokenizer_family(tokenizer: PreTrainedTokenizerBase | str, base: str = "") -> TokenizerFamily:
+    """Return a fast tokenizer, or its JSON, as its family sees it.
 
     Args:
-        tokenizer: the tokenizer, or its JSON.
-        base: what the user calls the base.
+        tokenizer: of a base, or with new words.
+        base: what the user calls a base, for the sentence that refuses it; then it is checked.
 
     Raises:
         CorpusError: it takes no new words.
@@ -37,7 +31,7 @@ def require_family(tokenizer: PreTrainedTokenizerBase | str, base: str) -> Token
     if model not in FAMILIES:
         raise make_refusal(base, f"is a {model} model")
     family = FAMILIES[model](record)
-    fault = family.find_fault()
+    fault = family.find_fault() if base else ""
     if fault:
         raise make_refusal(base, fault)
     return family

@@ -18,7 +18,7 @@ from domext_ray.corpus.rows import RowSettings, tokenize_sentences
 from domext_ray.corpus.texts.sentences import split_sentences
 from domext_ray.corpus.vocabulary.base_vocabulary import read_base_vocabulary
 from domext_ray.corpus.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension
-from domext_ray.corpus.vocabulary.families import require_family, tokenizer_family
+from domext_ray.corpus.vocabulary.families import tokenizer_family
 from domext_ray.corpus.vocabulary.family import PREFIX
 from domext_ray.corpus.vocabulary.learn import import_words, learn_extension, measure_extension
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer, make_backend
@@ -280,8 +280,8 @@ def test_byte_level_tokenizers_that_take_no_new_words() -> None:
     unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     lost = make_bytes()
     lost.add_tokens(["thalamus"])
-    require_family(make_bytes().to_str(), "base")
-    require_family(make_bytes(ignore_merges=True).to_str(), "base")
+    tokenizer_family(make_bytes().to_str(), "base")
+    tokenizer_family(make_bytes(ignore_merges=True).to_str(), "base")
     for tokenizer, message in [
         (gemma, "is a BPE model that is not byte-level, and new words beside it would change other texts"),
         (make_bytes(byte_fallback=True), "is a BPE model that is not byte-level"),
@@ -291,7 +291,7 @@ def test_byte_level_tokenizers_that_take_no_new_words() -> None:
         (Tokenizer(models.WordLevel({"a": 0}, "a")), "is a WordLevel model, and new words"),
     ]:
         with pytest.raises(CorpusError, match=message):
-            require_family(tokenizer.to_str(), "base")
+            tokenizer_family(tokenizer.to_str(), "base")
 
 
 def test_a_unigram_base_takes_no_new_words(tmp_path: Path) -> None:
