@@ -19,14 +19,8 @@ from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary.extension import (
-    ExtensionVocabulary,
-    format_statistics,
-    import_words,
-    learn_extension,
-    load_extension,
-    measure_extension,
-)
+from domext_ray.corpus.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension
+from domext_ray.corpus.vocabulary.learn import import_words, learn_extension, measure_extension
 from domext_ray.corpus.vocabulary.vocab import (
     LAST_FILE,
     fingerprint_tokenizer,
@@ -36,7 +30,7 @@ from domext_ray.corpus.vocabulary.vocab import (
 )
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
-from domext_ray.plan import count_planned_words, describe_base_words, load_run_base
+from domext_ray.plan import count_planned_words, load_run_base, read_run_vocabulary
 from domext_ray.report.summary import describe_manifest, describe_sources
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
@@ -173,11 +167,11 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
 
 def _provide_extension(config: PretrainConfig, base: Base, folder: Path, cache_dir: Place) -> ExtensionVocabulary:
     """The tokenizer over base and new words, in `folder`."""
-    known = describe_base_words(config, base)
+    known = read_run_vocabulary(config, base)
     if config.vocab.words:
-        return import_words(config.vocab, folder=folder, **known)
+        return import_words(config.vocab, known, folder)
     start_ray()
-    return learn_extension(config.corpus, config.prepare, config.vocab, folder=folder, cache_dir=cache_dir, **known)
+    return learn_extension(config.corpus, config.prepare, config.vocab, known, folder, cache_dir)
 
 
 def run_preparation(config: PretrainConfig) -> Manifest | None:

@@ -14,7 +14,8 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary.extension import check_given_words, count_brought_words
+from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary
+from domext_ray.corpus.vocabulary.learn import count_new_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
@@ -205,20 +206,14 @@ def describe_run(
 
 def count_planned_words(config: PretrainConfig, base: Base | None) -> int:
     """New words that a run will have, as far as options tell: a learned vocabulary may find fewer."""
-    if base is None or not config.vocab.words:
-        if base is not None and (config.vocab.extend or config.vocab.protected):
-            check_given_words(config.vocab, **describe_base_words(config, base))
-        return 0 if base is None else config.vocab.size
-    return count_brought_words(config.vocab, **describe_base_words(config, base))
+    if base is None or not config.vocab.extends_base:
+        return 0
+    return count_new_words(config.vocab, read_run_vocabulary(config, base))
 
 
-def describe_base_words(config: PretrainConfig, base: Base) -> dict[str, Any]:
-    """What an extension vocabulary must know of its base."""
-    return {
-        "base": config.base,
-        "tokenizer_folder": base.tokenizer_folder,
-        "num_base_rows": base.config.vocab_size,
-    }
+def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
+    """The vocabulary that a run's new words stand beside."""
+    return read_base_vocabulary(config.base, base.tokenizer_folder, base.config.vocab_size)
 
 
 def _find_start(

@@ -26,8 +26,9 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.snippets import find_snippets
-from domext_ray.corpus.vocabulary.kind import VocabularyKind
-from domext_ray.corpus.vocabulary.kinds import find_kind
+from domext_ray.corpus.vocabulary.extension import base_token_ids
+from domext_ray.corpus.vocabulary.families import tokenizer_family
+from domext_ray.corpus.vocabulary.family import TokenizerFamily
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import bypass_extensions
@@ -96,11 +97,11 @@ def distill_new_words(
     started = time.monotonic()
     first_id = cast(DomextConfig, model.config).base_vocab_size
     entries = _list_entries(tokenizer)
-    kind = find_kind(tokenizer)
-    is_inside = kind.list_insides(entries)
+    family = tokenizer_family(tokenizer)
+    is_continuation = np.array([family.is_continuation(each) for each in entries])
     least, most = SNIPPETS_PER_WORD
     per_word = min(most, max(least, NUM_SNIPPETS // (len(entries) - first_id)))
-    snippets = find_snippets(manifest, is_inside, first_id, per_word=per_word, length=SNIPPET_TOKENS, seed=seed)
+    snippets = find_snippets(manifest, is_continuation, first_id, per_word=per_word, length=SNIPPET_TOKENS, seed=seed)
     num_missing = int((snippets.counts == 0).sum())
     tell(f"new words: fitting {len(snippets.counts) - num_missing:,} to the base on {len(snippets.ids):,} snippets")
     module = cast(nn.Module, model)
@@ -108,7 +109,7 @@ def distill_new_words(
     module.to(device).eval()
     with bypass_extensions(module):
         longest = cast(DomextConfig, model.config).max_row_length - 2
-        words = _split_words(snippets.ids, kind, entries, base_tokenizer, first_id)
+        words = _split_words(snippets.ids, family, is_continuation, entries, base_tokenizer, first_id)
         words = [_shorten(each, longest) for each in words]
         order = np.argsort(hash_counters(seed, _ORDER, np.arange(len(words))), kind="stable")
         _fit_embeddings(model, [words[i] for i in order], tokenizer, tell)
@@ -133,20 +134,20 @@ def _list_entries(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def _split_words(
     snippets: Sequence[np.ndarray],
-    kind: VocabularyKind,
+    family: TokenizerFamily,
+    is_continuation: np.ndarray,
     entries: Sequence[str],
     base_tokenizer: PreTrainedTokenizerBase,
     first_id: int,
 ) -> list[list[Word]]:
     """Cut snippets into words, each with its tokens of both vocabularies."""
-    is_inside = kind.list_insides(entries)
     split = [
-        [tuple(each.tolist()) for each in np.split(ids, np.flatnonzero(~is_inside[ids])) if len(each)]
+        [tuple(each.tolist()) for each in np.split(ids, np.flatnonzero(~is_continuation[ids])) if len(each)]
         for ids in snippets
     ]
     changed = sorted({word for words in split for word in words if max(word) >= first_id})
-    names = [kind.join_entries([entries[each] for each in word]) for word in changed]
-    pieces = dict(zip(changed, map(tuple, kind.decompose(base_tokenizer, names)), strict=True))
+    names = [family.to_name(*[entries[each] for each in word]) for word in changed]
+    pieces = dict(zip(changed, map(tuple, base_token_ids(base_tokenizer, names)), strict=True))
     return [[(word, pieces.get(word, word)) for word in words] for words in split]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, find_frequent_words
-from domext_ray.corpus.vocabulary.extension import check_appended, decompose, load_extension
+from domext_ray.corpus.vocabulary.extension import base_token_ids, check_appended, load_extension
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
@@ -76,7 +76,7 @@ def build_run_model(
     new_words: list[list[int]] = []
     if extension is not None:
         assert base is not None, "extension words stand beside a base"
-        new_words = decompose(load_tokenizer(base.tokenizer_folder), extension.words)
+        new_words = base_token_ids(load_tokenizer(base.tokenizer_folder), extension.words)
     return build_model(
         base,
         config.shape,

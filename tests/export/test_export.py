@@ -34,7 +34,9 @@ from transformers import (
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, VocabConfig
-from domext_ray.corpus.vocabulary.extension import decompose, import_words
+from domext_ray.corpus.vocabulary.base_vocabulary import read_base_vocabulary
+from domext_ray.corpus.vocabulary.extension import base_token_ids
+from domext_ray.corpus.vocabulary.learn import import_words
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
@@ -212,14 +214,9 @@ def test_an_export_carries_new_words_beside_byte_level_bpe(tiny_roberta_folder: 
     base = load_base(str(tiny_roberta_folder))
     (tmp_path / "words.txt").write_text("gardenhouse\n##house\n")
     number = base.config.vocab_size
-    made = import_words(
-        VocabConfig(words=str(tmp_path / "words.txt")),
-        base="tiny",
-        tokenizer_folder=base.tokenizer_folder,
-        num_base_rows=number,
-        folder=tmp_path / "vocab",
-    )
-    tokenizer, pieces = load_tokenizer(made.folder), decompose(load_tokenizer(base.tokenizer_folder), made.words)
+    known = read_base_vocabulary("tiny", base.tokenizer_folder, number)
+    made = import_words(VocabConfig(words=str(tmp_path / "words.txt")), known, tmp_path / "vocab")
+    tokenizer, pieces = load_tokenizer(made.folder), base_token_ids(load_tokenizer(base.tokenizer_folder), made.words)
     model = build_model(
         base, CONFIG.shape, CONFIG.method, vocab_size=number, new_words=pieces, dropout=0.1, seed=0
     ).eval()

@@ -63,9 +63,10 @@ NEW_WORDS = {
 def list_rows() -> dict[str, str]:
     """Return the commands that prepare corpora, by name."""
     found = {name: f"--base bases/bert --corpus texts/{each}" for name, each in READERS.items()}
-    for base, kind in VOCABULARIES.items():
+    for base, family in VOCABULARIES.items():
         for words, options in NEW_WORDS.items():
-            found[f"{kind}{words}"] = f"--base bases/{base} --corpus texts/lines.txt{options}"
+            if family != "unigram" or not options:
+                found[f"{family}{words}"] = f"--base bases/{base} --corpus texts/lines.txt{options}"
     found["Han text, words of jieba"] = "--base bases/cased --corpus texts/han.txt"
     found["Han text, words of a character"] = f"{found['Han text, words of jieba']} --prepare.chinese_words false"
     found["no base, WordPiece learned"] = "--preset bert --base none --vocab.size 160 --corpus texts/lines.txt"

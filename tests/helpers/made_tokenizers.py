@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, learned on the prose that ships: as the bases have them that people adapt."""
+"""Small tokenizers of each family, learned on the prose that ships: as the bases have them that people adapt."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from conftest import REPOSITORY
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import CamembertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer, XLMRobertaTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, RobertaTokenizer, XLMRobertaTokenizer
 
 PROSE = (REPOSITORY / "domext_ray" / "assets" / "general_probe.txt").read_text(encoding="utf-8").splitlines()
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -54,51 +54,14 @@ def save_modernbert(folder: Path) -> Path:
     return folder
 
 
-def learn_unigram(splits_at_spaces: bool = True, prepend: str = "always") -> dict[str, Any]:
-    """Learn a unigram model with XLM-R's rules; return the tokenizer's record, <mask> its last piece."""
+def save_xlm_roberta(folder: Path) -> Path:
+    """XLM-R's: a unigram model, which takes no new words."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
-    metaspace = pre_tokenizers.Metaspace(prepend_scheme=prepend)
-    rules = [pre_tokenizers.WhitespaceSplit(), metaspace] if splits_at_spaces else [metaspace]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
-    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=500, special_tokens=SPECIALS, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator(PROSE, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A </s> </s> $B </s>", [("<s>", 0), ("</s>", 2)]
-    )
-    record: dict[str, Any] = json.loads(tokenizer.to_str())
-    record["model"]["vocab"].append(["<mask>", 0.0])
-    mask = {**record["added_tokens"][0], "id": len(record["model"]["vocab"]) - 1, "content": "<mask>", "lstrip": True}
-    record["added_tokens"].append(mask)
-    return record
-
-
-def save_unigram(folder: Path, record: dict[str, Any]) -> Path:
-    """Save a tokenizer of XLM-R's special tokens."""
-    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(record)),
-        model_max_length=128,
-        model_input_names=["input_ids", "attention_mask"],
-        **{f"{each}_token": token for each, token in names.items()},
-    ).save_pretrained(folder)
-    return folder
-
-
-def save_camembert(folder: Path) -> Path:
-    """CamemBERT's: a class of its own, whose vocabulary begins with tokens that nothing uses."""
-    pieces = [(piece, score) for piece, score in learn_unigram()["model"]["vocab"]]
-    unused = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
-    vocab = [*unused, ("<s>", 0.0), ("</s>", 0.0), *pieces[len(SPECIALS) :]]
-    CamembertTokenizer(vocab=vocab, model_max_length=128).save_pretrained(folder)
-    return folder
-
-
-def save_xlm_roberta(folder: Path) -> Path:
-    """XLM-R's: a class of its own, which makes its rules itself when it is loaded."""
-    vocab = [(piece, score) for piece, score in learn_unigram()["model"]["vocab"]]
-    XLMRobertaTokenizer(vocab=vocab, model_max_length=128).save_pretrained(folder)
+    vocab = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    XLMRobertaTokenizer(vocab=[*vocab, ("<mask>", 0.0)], model_max_length=128).save_pretrained(folder)
     return folder
 
 
@@ -106,8 +69,5 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "roberta": save_roberta,
     "roberta with a space first": lambda folder: save_roberta(folder, add_prefix_space=True),
     "modernbert": save_modernbert,
-    "xlm-roberta": save_xlm_roberta,
-    "camembert": save_camembert,
-    "unigram with NFKC": lambda folder: save_unigram(folder, learn_unigram()),
-    "unigram of one space": lambda folder: save_unigram(folder, learn_unigram(splits_at_spaces=False)),
 }
+"""Those that take new words."""

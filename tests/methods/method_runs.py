@@ -35,7 +35,8 @@ from domext_ray.config.pretrain import (
     VocabConfig,
 )
 from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
-from domext_ray.corpus.vocabulary.extension import import_words
+from domext_ray.corpus.vocabulary.base_vocabulary import read_base_vocabulary
+from domext_ray.corpus.vocabulary.learn import import_words
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
@@ -102,8 +103,7 @@ def make_places(root: Path, bert: Path, roberta: Path) -> Places:
     places = Places(root, bert, roberta)
     places.words_file.write_text("\n".join(NEW_WORDS) + "\n", encoding="utf-8")
     base, vocab = load_base(str(bert)), VocabConfig(words=str(places.words_file))
-    known = {"base": str(bert), "tokenizer_folder": bert, "num_base_rows": base.config.vocab_size}
-    united = import_words(vocab, folder=root / "words", **known)
+    united = import_words(vocab, read_base_vocabulary(str(bert), bert, base.config.vocab_size), root / "words")
     for row in ROWS:
         places.run_of(row).mkdir(parents=True)
         source = united.folder if row.new_words else places.base_of(row)

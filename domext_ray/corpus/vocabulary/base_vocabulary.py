@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domext_ray.corpus.vocabulary.kind import MAX_WORD_CHARS, PREFIX, Splitter, VocabularyKind
-from domext_ray.corpus.vocabulary.kinds import require_kind
+from domext_ray.corpus.vocabulary.families import tokenizer_family
+from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 
@@ -21,24 +21,21 @@ class BaseVocabulary:
 
     Args:
         name: what the user calls the base.
-        kind: what kind of vocabulary it is.
+        family: of its tokenizer.
         tokenizer: the base's.
         entries: id by entry; the ids from 0 to the last row have no gap, `[unusedN]` fills those without a name.
         fingerprint: `vocab.fingerprint_tokenizer` of the tokenizer.
-        splitter: cuts text into words as the base does.
     """
 
     name: str
-    kind: VocabularyKind
+    family: TokenizerFamily
     tokenizer: PreTrainedTokenizerBase
     entries: dict[str, int]
     fingerprint: str
-    splitter: Splitter
 
-    @property
-    def tokenizer_json(self) -> str:
-        """The fast tokenizer, serialised."""
-        return self.tokenizer.backend_tokenizer.to_str()
+    def has(self, name: str) -> bool:
+        """Whether the base has a word already."""
+        return self.family.to_entry(name) in self.entries
 
 
 def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) -> BaseVocabulary:
@@ -53,8 +50,7 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
         CorpusError: the tokenizer takes no new words, or has more ids than there are rows.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
-    tokenizer_json = tokenizer.backend_tokenizer.to_str()
-    kind = require_kind(tokenizer, base)
+    family = tokenizer_family(tokenizer, base)
     entries = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
     highest = max(entries.values())
     if highest >= num_base_rows or len(set(entries.values())) < len(entries):
@@ -65,8 +61,7 @@ def read_base_vocabulary(base: str, tokenizer_folder: Path, num_base_rows: int) 
     names = (name for i in range(2 * num_base_rows) if (name := f"[unused{i}]") not in entries)
     taken = set(entries.values())
     filled = entries | {next(names): i for i in range(num_base_rows) if i not in taken}
-    splitter = kind.make_splitter(tokenizer_json)
-    return BaseVocabulary(base, kind, tokenizer, filled, fingerprint_tokenizer(tokenizer), splitter)
+    return BaseVocabulary(base, family, tokenizer, filled, fingerprint_tokenizer(tokenizer))
 
 
 def read_words(path: str, option: str, known: BaseVocabulary, may_be_known: bool = False) -> list[str]:
@@ -99,7 +94,6 @@ def read_words(path: str, option: str, known: BaseVocabulary, may_be_known: bool
 
 def _find_fault(word: str, known: BaseVocabulary, may_be_known: bool) -> str:
     """Say why a word cannot be a new entry; empty when it can."""
-    is_inside = word.startswith(PREFIX)
     text = word.removeprefix(PREFIX)
     if not text.strip():
         return "is empty, and ids must have no gap"
@@ -107,12 +101,12 @@ def _find_fault(word: str, known: BaseVocabulary, may_be_known: bool) -> str:
         return "is a special token"
     if len(text) > MAX_WORD_CHARS:
         return f"has more than {MAX_WORD_CHARS} characters, so no text can produce it"
-    if known.kind.has_entry(word, known.entries):
+    if known.has(word):
         return "" if may_be_known else "is in the base's vocabulary already"
-    seen = known.kind.split_word(word, known.splitter)
+    seen = known.family.cut_name(word)
     if len(seen) != 1:
         return f"can never be one token: the base's tokenizer cuts it into {len(seen)} words"
     if seen[0] != word:
-        found = seen[0].removeprefix(PREFIX) if is_inside else seen[0]
+        found = seen[0].removeprefix(PREFIX) if word.startswith(PREFIX) else seen[0]
         return f"can never be a token: the base's normaliser makes it {found!r}"
-    return known.kind.find_fault(word)
+    return ""

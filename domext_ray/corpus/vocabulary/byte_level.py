@@ -1,20 +1,29 @@
-"""Byte-level BPE vocabularies, as those of RoBERTa and ModernBERT: new words are pre-tokens taken as a whole.
+"""Byte-level BPE tokenizers, as those of RoBERTa and ModernBERT: new words are taken whole, before the model merges.
 
-The model's `ignore_merges` takes a pre-token that is in the vocabulary without merging. New words make it so; any other
-pre-token is either none of the vocabulary's entries, and merged as before, or one of the base's that its own merges
-lead to, which `check` verifies for every entry that can be a pre-token. So a text without new words keeps its ids.
+The model's `ignore_merges` takes a word that is in the vocabulary without merging. New words make it so; any other
+word is either none of the vocabulary's entries, and merged as before, or one of the base's that its own merges lead to,
+which `find_fault` verifies for every entry that can be a word. So a text without new words keeps its ids. Added tokens
+(`tokenizers.AddedToken`) do not: they have another notion of where a word ends than the base's rules, which begin anew
+behind each.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+import sys
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, models
 
 from domext_ray.corpus.texts.sentences import split_sentences
-from domext_ray.corpus.vocabulary.kind import PREFIX, Splitter
-from domext_ray.corpus.vocabulary.whole_words import LooseSplitter, WholeWords, drop_tokens
-from domext_ray.errors import CorpusError
+from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def _list_characters() -> dict[int, str]:
@@ -29,117 +38,107 @@ _LINE_END = _CHARACTERS[ord("\n")]
 _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
-class PreTokenSplitter(LooseSplitter):
-    """Cuts raw chunks of text into pre-tokens; a space belongs to the word behind it."""
+def _to_text(entry: str) -> str | None:
+    """Return what an entry stands for; None where it is no whole characters, or none of bytes."""
+    try:
+        return bytes(_BYTES[each] for each in entry).decode()
+    except (KeyError, UnicodeDecodeError):
+        return None
 
-    def cut(self, document: str) -> Iterator[str]:
+
+class ByteLevelFamily(TokenizerFamily):
+    """The family of RoBERTa and ModernBERT. A new word is a whole word, in the case of the text."""
+
+    max_chars = sys.maxsize  # of scripts without spaces a word is a whole clause
+    learns_pieces = False
+
+    def find_fault(self) -> str:
+        """Refuse BPE without bytes or words, and entries that merges do not lead to."""
+        model, rule = self.record["model"], self.record.get("pre_tokenizer") or {}
+        rules = [each.get("type") for each in (rule, *rule.get("pretokenizers", ()))]
+        marks = [each for each in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(each)]
+        if "ByteLevel" not in rules or model.get("byte_fallback") or marks:
+            return "is a BPE model that is not byte-level"
+        if model.get("dropout"):
+            return "drops merges at random"
+        if self.words("a b") != [*self.words("a"), "Ġb"]:
+            return "does not cut text into words before its BPE model"
+        entries = [*model["vocab"], *(each["content"] for each in self.record.get("added_tokens") or [])]
+        for entry in [] if model.get("ignore_merges") else entries:
+            if self._merge(entry) != [entry]:
+                text = _to_text(entry)
+                if text is not None and self.words(text) == [entry]:
+                    return f"has the entry {entry!r}, which its merges do not lead to"
+        return ""
+
+    def chunks(self, document: str) -> Iterator[str]:
         """Yield the chunks of sentences, each with the space before it: rows are made of sentences."""
         for sentence in split_sentences(document):
             first, *others = sentence.split(" ")
             yield first
             yield from (f" {each}" for each in others)
 
-
-class ByteLevelWords(WholeWords):
-    """The kind of RoBERTa and ModernBERT."""
-
-    def check(self, record: dict[str, Any], name: str) -> None:
-        """Refuse BPE without bytes or words, and entries that merges do not lead to; see `VocabularyKind.check`."""
-        model, rule = record["model"], record.get("pre_tokenizer") or {}
-        parts = [each.get("type") for each in (rule, *rule.get("pretokenizers", ()))]
-        marks = [each for each in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(each)]
-        if "ByteLevel" not in parts or model.get("byte_fallback") or marks:
-            raise CorpusError(
-                f"the tokenizer of --base {name} is a BPE model that is not byte-level, and new words beside it would "
-                "change other words; give a base with WordPiece (as BERT's), byte-level BPE (as RoBERTa's) or a "
-                "unigram model (as XLM-R's), or leave --vocab.size 0 and --vocab.words empty."
-            )
-        if model.get("dropout"):
-            raise CorpusError(f"the tokenizer of --base {name} drops merges at random; save it without dropout.")
-        splitter = self.make_splitter(json.dumps(self.strip(record)))
-        if splitter.split_text("a b") != [*splitter.split_text("a"), "Ġb"]:
-            raise CorpusError(
-                f"the tokenizer of --base {name} does not cut text into words before its BPE model; new words need "
-                "that; leave --vocab.size 0 and --vocab.words empty."
-            )
-        entries = [*model["vocab"], *(each["content"] for each in record.get("added_tokens") or [])]
-        lost = "" if model.get("ignore_merges") else self._find_lost(record, entries, splitter)
-        if lost:
-            raise CorpusError(
-                f"the tokenizer of --base {name} has the entry {lost!r}, which its merges do not lead to, so that "
-                "texts would change; take it out, or leave --vocab.size 0 and --vocab.words empty."
-            )
-
-    def _find_lost(self, record: dict[str, Any], entries: Sequence[str], splitter: Splitter) -> str:
-        """Return an entry that a text can have as a pre-token and that the model cuts; empty when there is none."""
-        merged = self._make_model(record, set(entries)).encode_batch(list(entries), add_special_tokens=False)
-        for entry, encoding in zip(entries, merged, strict=True):
-            if encoding.tokens != [entry]:
-                text = _to_text(entry)
-                if text is not None and splitter.split_text(text) == [entry]:
-                    return entry
-        return ""
-
-    def make_splitter(self, tokenizer_json: str) -> PreTokenSplitter:
-        """Return what cuts text into pre-tokens."""
-        return PreTokenSplitter(tokenizer_json)
-
-    def strip(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Leave no entry and no merge."""
-        return {**drop_tokens(record), "model": {**record["model"], "vocab": {}, "merges": []}}
-
-    def read_entries(self, record: dict[str, Any]) -> dict[str, int]:
-        """Return the model's vocabulary."""
-        return dict(record["model"]["vocab"])
-
-    def find_unk(self, record: dict[str, Any]) -> int | None:
-        """None: bytes spell everything."""
-        return None
-
-    def to_unit(self, word: str) -> str:
-        """A name after a space, or joined."""
-        text = word.removeprefix(PREFIX) if word.startswith(PREFIX) else f" {word}"
+    def to_entry(self, name: str) -> str:
+        """The bytes of a name after a space, or joined."""
+        text = name.removeprefix(PREFIX) if name.startswith(PREFIX) else f" {name}"
         return "".join(_CHARACTERS[byte] for byte in text.encode())
 
-    def to_entry(self, word: str) -> str:
-        """A unit is an entry."""
-        return self.to_unit(word)
-
-    def to_name(self, unit: str) -> str:
-        """The text behind the space, or `##` and the text."""
-        text = _to_text(unit) or ""
+    def to_name(self, *entries: str) -> str:
+        """The text behind the space, or `##` and the text; a new word is one entry."""
+        text = "".join(_to_text(entry) or "" for entry in entries)
         return text[1:] if text.startswith(" ") else PREFIX + text
 
-    def join_entries(self, entries: Sequence[str]) -> str:
-        """A new word is one entry."""
-        (entry,) = entries
-        return self.to_name(entry)
-
-    def spell(self, unit: str) -> str:
-        """Decode the bytes."""
-        return (_to_text(unit) or "").removeprefix(" ")
-
-    def split_word(self, word: str, splitter: Splitter) -> list[str]:
+    def cut_name(self, name: str) -> list[str]:
         """Cut a word after a space, or at the start of a line."""
-        is_joined = word.startswith(PREFIX)
-        units = splitter.split_text(f"\n{word.removeprefix(PREFIX)}" if is_joined else f" {word}")
-        ends = [place for place, unit in enumerate(units, 1) if is_joined and unit.endswith(_LINE_END)]
-        return [self.to_name(unit) for unit in units[max(ends, default=0) :]]
+        is_joined = name.startswith(PREFIX)
+        words = self.words(f"\n{name.removeprefix(PREFIX)}" if is_joined else f" {name}")
+        ends = [place for place, word in enumerate(words, 1) if is_joined and word.endswith(_LINE_END)]
+        return [self.to_name(word) for word in words[max(ends, default=0) :]]
 
-    def pick_base(self, record: dict[str, Any], base: Collection[str]) -> dict[str, Any]:
-        """Leave the base's entries."""
-        model = record["model"]
-        return {**model, "vocab": {entry: i for entry, i in model["vocab"].items() if entry in base}}
+    def is_continuation(self, entry: str) -> bool:
+        """Nothing: a new word is one entry, and the base's tokens need no words."""
+        return False
 
-    def extend(self, record: dict[str, Any], entries: dict[str, int], words: Sequence[str]) -> dict[str, Any]:
-        """Add the words to the vocabulary, and take pre-tokens that are in it as a whole."""
-        new = {self.to_entry(word): len(entries) + i for i, word in enumerate(words)}
-        return {**record, "model": {**record["model"], "vocab": {**entries, **new}, "ignore_merges": True}}
+    def is_learnable(self, word: str, known: Collection[str]) -> bool:
+        """Whether a word has a letter or a digit, and the base does not have it after a space."""
+        name = self.to_name(word)
+        text = name.removeprefix(PREFIX)
+        return (
+            len(text) <= MAX_WORD_CHARS
+            and any(map(str.isalnum, text))
+            and self.to_entry(text) not in known
+            and self.to_entry(name) == word
+        )
 
+    def split(self, entry: str, known: Collection[str], without: str = "") -> list[str]:
+        """A word of the vocabulary is whole; another is merged as the base merges it."""
+        return [entry] if entry in known and entry != without else self._merge(entry)
 
-def _to_text(unit: str) -> str | None:
-    """Return what a unit or an entry stands for; None where it is no whole characters, or none of bytes."""
-    try:
-        return bytes(_BYTES[each] for each in unit).decode()
-    except (KeyError, UnicodeDecodeError):
-        return None
+    def _merge(self, word: str) -> list[str]:
+        return [token.value for token in self._base_model.tokenize(word)]
+
+    @functools.cached_property
+    def _base_model(self) -> models.Model:
+        return Tokenizer.from_str(json.dumps({"version": "1.0", "model": self.record["model"]})).model
+
+    def make_model(self, entries: dict[str, int]) -> dict[str, Any]:
+        """The base's merges, and words that are taken whole."""
+        return {**self.record["model"], "vocab": entries, "ignore_merges": True}
+
+    def make_tokenizer(self, base: PreTrainedTokenizerBase, entries: dict[str, int]) -> PreTrainedTokenizerBase:
+        """Make a tokenizer that transformers loads as its file says, whatever the base's class would make of it."""
+        from transformers import PreTrainedTokenizerFast
+
+        record = {**self.record, "model": self.make_model(entries), "truncation": None, "padding": None}
+        named = {f"{each}_token": getattr(base, f"{each}_token", None) for each in _NAMED_TOKENS}
+        known = [each for each in named.values() if each is not None]
+        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(json.dumps(record)),
+            model_max_length=base.model_max_length,
+            model_input_names=base.model_input_names,
+            padding_side=base.padding_side,
+            truncation_side=base.truncation_side,
+            extra_special_tokens=[each for each in base.all_special_tokens if each not in known],
+            **{key: token for key, token in named.items() if token is not None},
+        )
+        return tokenizer

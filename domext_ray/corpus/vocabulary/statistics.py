@@ -2,95 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from domext_ray.corpus.vocabulary.kind import MAX_WORD_CHARS, CountPieces, PieceCounts, WordCounts
+from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, TokenizerFamily, WordCounts
 
 TABLE_SIZES = (0, 1_000, 2_000, 5_000, 10_000, 20_000)
 NUM_TOP_WORDS = 50
 NUM_EXAMPLES = 20
 _WORDS_PER_LINE = 5
+_BLOCK_WORDS = 20_000
 
 
 @dataclass(frozen=True)
-class SizeStatistics:
-    """How a corpus is tokenised with so many new words.
+class PieceCounts:
+    """What the words of a corpus become.
 
     Args:
-        num_new: new words.
-        split_frac: share of the occurrences of words (with a letter or a digit) that take more than one piece.
-        pieces_per_word: mean pieces of such words, those that cannot be spelled left out.
-        tokens_per_document: mean tokens of a document, special ones not included.
-        unknown_frac: share of tokens that are [UNK].
+        num_pieces: tokens of each word, int64 [W].
+        is_unknown: the word is [UNK], bool [W].
+        usage: occurrences of each entry in the corpus, by id, int64 [V].
     """
 
-    num_new: int
-    split_frac: float
-    pieces_per_word: float
-    tokens_per_document: float
-    unknown_frac: float
+    num_pieces: np.ndarray
+    is_unknown: np.ndarray
+    usage: np.ndarray
 
 
-def _measure_size(counts: WordCounts, has_letter: np.ndarray, pieces: PieceCounts, num_new: int) -> SizeStatistics:
-    """Sum up what the words of a corpus become with so many new words."""
-    num_ordinary = max(int(counts.counts[has_letter].sum()), 1)
+def count_pieces(counts: WordCounts, family: TokenizerFamily, entries: dict[str, int], unk_id: int) -> PieceCounts:
+    """Tokenise every counted word once.
+
+    Args:
+        counts: the words.
+        family: the base's.
+        entries: ids of the base's entries, and of new ones.
+        unk_id: the id of what cannot be spelled.
+    """
+    num_pieces = np.ones(len(counts.words), dtype=np.int64)
+    is_unknown = np.zeros(len(counts.words), dtype=bool)
+    usage = np.zeros(max(entries.values()) + 1, dtype=np.int64)
+    whole = np.fromiter((entries.get(each, -1) for each in counts.words), dtype=np.int64)
+    np.add.at(usage, whole[whole >= 0], counts.counts[whole >= 0])
+    tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", "model": family.make_model(entries)}))
+    rest = np.flatnonzero(whole < 0)
+    for first in range(0, len(rest), _BLOCK_WORDS):
+        places = rest[first : first + _BLOCK_WORDS]
+        found = tokenizer.encode_batch([counts.words[i] for i in places], add_special_tokens=False)
+        sizes = np.array([len(each.ids) for each in found], dtype=np.int64)
+        ids = np.array([i for each in found for i in each.ids], dtype=np.int64)
+        num_pieces[places] = sizes
+        is_unknown[places] = [each.ids == [unk_id] for each in found]
+        np.add.at(usage, ids, np.repeat(counts.counts[places], sizes))
+    return PieceCounts(num_pieces, is_unknown, usage)
+
+
+def _measure_size(counts: WordCounts, has_letter: np.ndarray, pieces: PieceCounts, num_new: int) -> dict[str, float]:
+    """Say how a corpus is tokenised with so many new words.
+
+    split_frac: share of the occurrences of words (with a letter or a digit) that take more than one piece.
+    pieces_per_word: mean pieces of such words, those that cannot be spelled left out.
+    tokens_per_document: mean tokens of a document, special ones not included.
+    unknown_frac: share of tokens that are [UNK].
+    """
+    occurrences, tokens = counts.counts, counts.counts * pieces.num_pieces
     is_spelled = has_letter & ~pieces.is_unknown
-    num_spelled = max(int(counts.counts[is_spelled].sum()), 1)
-    is_split = has_letter & (pieces.num_pieces > 1)
-    num_tokens = int((counts.counts * pieces.num_pieces).sum()) + counts.num_too_long
-    num_unknown = int(counts.counts[pieces.is_unknown].sum()) + counts.num_too_long
-    return SizeStatistics(
-        num_new,
-        int(counts.counts[is_split].sum()) / num_ordinary,
-        int((counts.counts * pieces.num_pieces)[is_spelled].sum()) / num_spelled,
-        num_tokens / max(counts.num_documents, 1),
-        num_unknown / max(num_tokens, 1),
-    )
+    num_tokens = int(tokens.sum()) + counts.num_too_long
+    num_unknown = int(occurrences[pieces.is_unknown].sum()) + counts.num_too_long
+    num_split = int(occurrences[has_letter & (pieces.num_pieces > 1)].sum())
+    return {
+        "num_new": num_new,
+        "split_frac": num_split / max(int(occurrences[has_letter].sum()), 1),
+        "pieces_per_word": int(tokens[is_spelled].sum()) / max(int(occurrences[is_spelled].sum()), 1),
+        "tokens_per_document": num_tokens / max(counts.num_documents, 1),
+        "unknown_frac": num_unknown / max(num_tokens, 1),
+    }
 
 
 def describe_vocabulary(
     counts: WordCounts,
-    count_pieces: CountPieces,
-    spell: Callable[[str], str],
-    words: Sequence[str],
-    further: Sequence[str],
-    unreachable: Sequence[str],
+    family: TokenizerFamily,
+    base: dict[str, int],
+    unk_id: int,
+    new: Sequence[str],
+    further: Sequence[str] = (),
+    unreachable: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the statistics of a vocabulary, and of smaller and larger ones.
 
     Args:
         counts: the words of the corpus.
-        count_pieces: tells what they become with some new words.
-        spell: tells the text of one.
-        words: the new words.
+        family: the base's.
+        base: ids of the base's entries.
+        unk_id: the id of what cannot be spelled.
+        new: the new entries.
         further: what would come next in a larger vocabulary.
         unreachable: candidates that can never be a token.
     """
-    ranked = [*words, *further]
-    sizes = sorted({*(each for each in TABLE_SIZES if each <= len(ranked)), len(words)})
-    has_letter = np.fromiter((any(map(str.isalnum, spell(each))) for each in counts.words), dtype=bool)
+    ranked, first_id = [*new, *further], len(base)
+    sizes = sorted({*(each for each in TABLE_SIZES if each <= len(ranked)), len(new)})
+    has_letter = np.fromiter((any(map(str.isalnum, family.to_name(each))) for each in counts.words), dtype=bool)
     rows = []
     for size in sizes:
-        pieces = count_pieces(ranked[:size])
-        rows.append(asdict(_measure_size(counts, has_letter, pieces, size)))
-        if size == len(words):
-            usage = pieces.usage.tolist()
-    top = sorted(zip(words, usage, strict=True), key=lambda item: (-item[1], item[0]))[:NUM_TOP_WORDS]
+        entries = {**base, **{each: first_id + i for i, each in enumerate(ranked[:size])}}
+        pieces = count_pieces(counts, family, entries, unk_id)
+        rows.append(_measure_size(counts, has_letter, pieces, size))
+        if size == len(new):
+            usage = zip(map(family.to_name, new), pieces.usage[first_id:].tolist(), strict=True)
     return {
-        "format": 1,
+        "format": 2,
         "num_documents": counts.num_documents,
         "num_text_bytes": counts.num_text_bytes,
         "num_words": counts.num_words,
         "num_distinct_words": len(counts.words),
         "num_too_long": counts.num_too_long,
         "num_forgotten": counts.num_forgotten,
-        "num_new": len(words),
+        "num_new": len(new),
         "sizes": rows,
-        "top_words": [list(each) for each in top],
+        "top_words": sorted(map(list, usage), key=lambda item: (-item[1], item[0]))[:NUM_TOP_WORDS],
         "num_unreachable": len(unreachable),
         "unreachable_examples": list(unreachable[:NUM_EXAMPLES]),
     }

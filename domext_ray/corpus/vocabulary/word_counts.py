@@ -1,7 +1,7 @@
 """Read tasks -> how often every word occurs, on Ray, in memory that does not grow with the text.
 
-A word is what the base's tokenizer leaves whole before its model cuts it (`kind.Splitter`). Texts repeat themselves, so
-a task counts raw chunks between spaces, and normalises each distinct chunk once.
+A word is what the base's tokenizer leaves whole before its model cuts it. Texts repeat themselves, so a task counts raw
+chunks between spaces, and normalises each distinct chunk once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from domext_ray.corpus.texts.documents import read_grouped
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped
 from domext_ray.corpus.texts.ray_tasks import run_read_tasks
 from domext_ray.corpus.texts.sources import ReadTask, Sources
-from domext_ray.corpus.vocabulary.kind import Splitter, WordCounts
-from domext_ray.corpus.vocabulary.kinds import find_kind
+from domext_ray.corpus.vocabulary.families import tokenizer_family
+from domext_ray.corpus.vocabulary.family import TokenizerFamily, WordCounts
 from domext_ray.corpus.vocabulary.word_groups import (
     Groups,
     add_groups,
@@ -66,7 +66,7 @@ def keep_counts(
         CorpusError: the corpus has no word, or too many rows without text.
         RunError: counts cannot be written.
     """
-    splitter_json = json.dumps(find_kind(tokenizer_json).strip(json.loads(tokenizer_json)))
+    splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identity_of(prepare), splitter_json, min_groups]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = Place(cache_dir) / f"words-{key[:16]}"
@@ -117,7 +117,6 @@ def _count_words(
         sums["text_bytes"],
         sums["too_long"],
         sums["forgotten"],
-        seconds,
     )
 
 
@@ -144,7 +143,7 @@ def _count_task(
     prepare: PrepareConfig, splitter_json: str, min_groups: int, number: int, task: ReadTask, plan: bytes
 ) -> dict[str, Any]:
     started = time.process_time()
-    splitter = find_kind(splitter_json).make_splitter(splitter_json)
+    family = tokenizer_family(splitter_json)
     totals: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     chunk_groups: Groups = {}
@@ -154,16 +153,16 @@ def _count_task(
 
     def add_chunks() -> None:
         for chunk, own in chunk_groups.items():
-            for word in splitter.split(chunk):
+            for word in family.words(chunk):
                 add_groups(groups, word, own, min_groups)
         chunk_groups.clear()
-        _add_chunks(chunks, splitter, totals, sums)
+        _add_chunks(chunks, family, totals, sums)
         forget_missing(groups, totals)
 
     for document, group in read_grouped(task, prepare, dropped):
         sums["documents"] += 1
         sums["text_bytes"] += len(document) if document.isascii() else len(document.encode())
-        found = list(splitter.cut(document))
+        found = list(family.chunks(document))
         chunks.update(found)
         if min_groups:
             for chunk in set(found):
@@ -183,11 +182,11 @@ def _count_task(
     }
 
 
-def _add_chunks(chunks: Counter[str], splitter: Splitter, totals: Counter[str], sums: Counter[str]) -> None:
+def _add_chunks(chunks: Counter[str], family: TokenizerFamily, totals: Counter[str], sums: Counter[str]) -> None:
     """Move the counts of raw chunks to their words."""
     for chunk, count in chunks.items():
-        for word in splitter.split(chunk):
-            if len(word) > splitter.max_chars:
+        for word in family.words(chunk):
+            if len(word) > family.max_chars:
                 sums["too_long"] += count
             else:
                 totals[word] += count

@@ -17,8 +17,8 @@ from domext_ray.corpus.texts.documents import read_documents
 from domext_ray.corpus.texts.dropped import Dropped
 from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.vocabulary import word_counts
-from domext_ray.corpus.vocabulary.kind import WordCounts
-from domext_ray.corpus.vocabulary.kinds import require_kind
+from domext_ray.corpus.vocabulary.families import tokenizer_family
+from domext_ray.corpus.vocabulary.family import WordCounts
 from domext_ray.corpus.vocabulary.word_counts import forget_rarest, keep_counts
 from domext_ray.errors import CorpusError
 from domext_ray.runtime import tasks
@@ -162,9 +162,11 @@ def test_corpora_that_cannot_be_counted(local_ray: None, tmp_path: Path) -> None
 
 
 def test_tokenizers_that_take_no_new_words() -> None:
-    with pytest.raises(CorpusError, match="has the pre-tokenizer Whitespace; new words need BertPreTokenizer"):
-        require_kind(serialise().replace("BertPreTokenizer", "Whitespace"), "base")
+    with pytest.raises(
+        CorpusError, match="has the pre-tokenizer Whitespace in place of BertPreTokenizer, and new words"
+    ):
+        tokenizer_family(serialise().replace("BertPreTokenizer", "Whitespace"), "base")
     added = Tokenizer.from_str(serialise())
     added.add_tokens(["thalamus"])
     with pytest.raises(CorpusError, match="has 1 added tokens .* the first is 'thalamus'"):
-        require_kind(added.to_str(), "base")
+        tokenizer_family(added.to_str(), "base")

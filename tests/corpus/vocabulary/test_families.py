@@ -1,34 +1,26 @@
-"""New words beside every kind of vocabulary: the base's texts stay as they are, and a new word is one token."""
+"""New words beside byte-level BPE: the base's texts stay as they are, and a new word is one token."""
 
 from __future__ import annotations
 
 import json
 import random
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from made_tokenizers import MAKERS, PROSE, learn_bytes, learn_unigram, save_unigram
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from made_tokenizers import MAKERS, PROSE, learn_bytes, save_xlm_roberta
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaConfig
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.rows import RowSettings, tokenize_sentences
 from domext_ray.corpus.texts.sentences import split_sentences
-from domext_ray.corpus.vocabulary.extension import (
-    ExtensionVocabulary,
-    decompose,
-    import_words,
-    learn_extension,
-    load_extension,
-    measure_extension,
-)
-from domext_ray.corpus.vocabulary.kind import PREFIX
-from domext_ray.corpus.vocabulary.kinds import KINDS, find_kind, require_kind
-from domext_ray.corpus.vocabulary.unigram import MARK, OTHER_MARK, write_pattern
+from domext_ray.corpus.vocabulary.base_vocabulary import read_base_vocabulary
+from domext_ray.corpus.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension
+from domext_ray.corpus.vocabulary.families import tokenizer_family
+from domext_ray.corpus.vocabulary.family import PREFIX
+from domext_ray.corpus.vocabulary.learn import import_words, learn_extension, measure_extension
 from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer, make_backend
 from domext_ray.errors import CorpusError
 
@@ -44,7 +36,6 @@ ODD_TEXTS = [
     "don't it's I'LL we've (parens) [brackets] {x1} a-b-c 3.14 1,000 $5.00 100% #tag @name e-mail@host.org",
     "<s> </s> <mask> [MASK] [CLS] <|endoftext|> |||IP_ADDRESS||| [unused0] [unused3] Ġword ▁word _▁_ ▁▁",
     "ﬁne ½ ² Ⅳ ① Å e\u0301 n\u0303 한국어 ไทย हिन्दी العربية עברית 日本語 中文。你好，世界！",
-    f"marks {MARK}{OTHER_MARK} {MARK}xenon {MARK}thalamuses t{MARK}halamuses x{MARK} th{MARK}",
     "😀👍🏽 emoji\U0001f600joined \ud7ff \ufffd",
 ]
 
@@ -67,13 +58,8 @@ def base_folder(request: pytest.FixtureRequest, bases: dict[str, Path]) -> Path:
 def bring(words: list[str], base: Path, folder: Path, more_rows: int = 0, **vocab: Any) -> ExtensionVocabulary:
     path = folder.parent / f"{folder.name}.txt"
     path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    return import_words(
-        VocabConfig(words=str(path), **vocab),
-        base="tiny",
-        tokenizer_folder=base,
-        num_base_rows=count_rows(base) + more_rows,
-        folder=folder,
-    )
+    known = read_base_vocabulary("tiny", base, count_rows(base) + more_rows)
+    return import_words(VocabConfig(words=str(path), **vocab), known, folder)
 
 
 def count_rows(base: Path) -> int:
@@ -100,27 +86,25 @@ def test_texts_without_new_words_are_cut_as_before(made: ExtensionVocabulary, ba
     base, union = load_tokenizer(base_folder), load_tokenizer(made.folder)
     for text in [*PROSE, *ODD_TEXTS, *(f"{first} {end}" for first, end in zip(PROSE, ODD_TEXTS, strict=False))]:
         assert read(union, text) == read(base, text), text
-        if MARK not in text:
-            ids = base(text).input_ids
-            assert union(text).input_ids == ids and union.decode(ids) == base.decode(ids)
+        ids = base(text).input_ids
+        assert union(text).input_ids == ids and union.decode(ids) == base.decode(ids)
 
 
 def test_words_of_the_prose_as_new_words_change_nothing_else(base_folder: Path, tmp_path: Path) -> None:
     """Where a new word's pieces are put back, the base's tokens are there."""
     base = load_tokenizer(base_folder)
-    kind, backend = find_kind(base), make_backend(base)
-    splitter = kind.make_splitter(backend.to_str())
-    units = sorted({unit for line in PROSE for unit in splitter.split_text(line)})
-    names = [name for unit in units if (name := unit.lstrip("Ġ▁")).isalpha() and kind.spell(unit) == name]
-    words = [word for word in names[::3] if not kind.has_entry(word, base.get_vocab())]
+    family, backend = tokenizer_family(base), make_backend(base)
+    entries = sorted({entry for line in PROSE for entry in family.words(line)})
+    names = [name for entry in entries if (name := entry.lstrip("Ġ")).isalpha() and name in family.to_name(entry)]
+    words = [word for word in dict.fromkeys(names[::3]) if family.to_entry(word) not in base.get_vocab()]
     extension = bring(words, base_folder, tmp_path / "vocab")
-    union, pieces = load_tokenizer(extension.folder), decompose(base, words)
+    union, pieces = load_tokenizer(extension.folder), base_token_ids(base, words)
     other = make_backend(union)
-    new = {kind.to_entry(word).replace(MARK, "") for word in words}
+    new = {family.to_entry(word) for word in words}
     num_with = num_without = 0
     for line in PROSE:
         before, after = backend.encode(line), other.encode(line)
-        has_new = not new.isdisjoint(splitter.split_text(line))
+        has_new = not new.isdisjoint(family.words(line))
         assert has_new == (max(after.ids) >= extension.first_id)
         num_with, num_without = num_with + has_new, num_without + (not has_new)
         put_back = [
@@ -182,9 +166,9 @@ def test_one_tokenizer_that_loads_everywhere(made: ExtensionVocabulary, base_fol
 
 def test_ids_follow_the_bases_rows(made: ExtensionVocabulary, base_folder: Path, tmp_path: Path) -> None:
     base, union = load_tokenizer(base_folder), load_tokenizer(made.folder)
-    kind, vocabulary = find_kind(base), union.get_vocab()
+    family, vocabulary = tokenizer_family(base), union.get_vocab()
     assert made.first_id == count_rows(base_folder) + 3 and len(union) == made.first_id + len(made.words)
-    assert [vocabulary[kind.to_entry(word)] for word in made.words] == list(range(made.first_id, len(union)))
+    assert [vocabulary[family.to_entry(word)] for word in made.words] == list(range(made.first_id, len(union)))
     assert {entry: i for entry, i in vocabulary.items() if entry in base.get_vocab()} == base.get_vocab()
     longer = bring(["amygdala"], base_folder, tmp_path / "longer", more_rows=3, extend=str(made.folder))
     assert longer.words == (*made.words, "amygdala")
@@ -194,7 +178,7 @@ def test_ids_follow_the_bases_rows(made: ExtensionVocabulary, base_folder: Path,
 
 def test_new_words_in_the_bases_pieces(made: ExtensionVocabulary, base_folder: Path) -> None:
     base = load_tokenizer(base_folder)
-    for word, pieces in zip(made.words, decompose(base, made.words), strict=True):
+    for word, pieces in zip(made.words, base_token_ids(base, made.words), strict=True):
         assert pieces and max(pieces) < count_rows(base_folder)
         if base.unk_token_id not in pieces:
             mark = "" if word.startswith(PREFIX) else " "
@@ -219,12 +203,10 @@ def test_lists_with_a_mistake(base_folder: Path, tmp_path: Path, word: str, mess
     assert not (tmp_path / "made").exists()
 
 
-def test_words_that_a_kind_cannot_have(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_words_that_some_tokenizers_cannot_have(bases: dict[str, Path], tmp_path: Path) -> None:
     for name, word, message in [
         ("roberta", "thalamus2", "cuts it into 2 words"),
         ("modernbert", "e\u0301te\u0301", "the base's normaliser makes it 'été'"),
-        ("unigram with NFKC", "ﬁbrosis", "the base's normaliser makes it 'fibrosis'"),
-        ("xlm-roberta", "->", "is no word of letters and digits alone"),
         ("roberta with a space first", "##co-opt", "cuts it into 3 words"),
     ]:
         with pytest.raises(CorpusError, match=message):
@@ -248,16 +230,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learn(text: Path, base: Path, folder: Path, **vocab: Any) -> ExtensionVocabulary:
-    return learn_extension(
-        str(text),
-        PREPARE,
-        VocabConfig(**vocab),
-        base="tiny",
-        tokenizer_folder=base,
-        num_base_rows=count_rows(base),
-        folder=folder,
-        cache_dir=text.parent / "cache",
-    )
+    known = read_base_vocabulary("tiny", base, count_rows(base))
+    return learn_extension(str(text), PREPARE, VocabConfig(**vocab), known, folder, text.parent / "cache")
 
 
 def test_words_are_learned_in_the_bases_notion_of_them(
@@ -268,7 +242,7 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     assert "##neurogenic" in learned.words
     assert learn(text, base_folder, tmp_path / "fewer", size=12).words == learned.words[:12]
     union, base = load_tokenizer(learned.folder), load_tokenizer(base_folder)
-    kind, backends = find_kind(union), (make_backend(base), make_backend(union))
+    family, backends = tokenizer_family(union), (make_backend(base), make_backend(union))
     sentences = [each for line in text.read_text(encoding="utf-8").split("\n") for each in split_sentences(line)]
     num_before, num_after = 0, 0
     usage = np.zeros(len(union), dtype=np.int64)
@@ -277,46 +251,18 @@ def test_words_are_learned_in_the_bases_notion_of_them(
         num_before, num_after = num_before + len(before), num_after + len(after)
         np.add.at(usage, after, 1)
     ids = union.get_vocab()
-    counts = {word: int(usage[ids[kind.to_entry(word)]]) for word in learned.words}
+    counts = {word: int(usage[ids[family.to_entry(word)]]) for word in learned.words}
     assert min(counts.values()) >= 5, "every new word is a token of the text"
     record = json.loads((learned.folder / "statistics.json").read_text())
     assert {word: count for word, count in record["top_words"]} == counts
     rows = {row["num_new"]: row["tokens_per_document"] * record["num_documents"] for row in record["sizes"]}
-    assert rows[30] == pytest.approx(num_after, rel=1e-9 if kind is KINDS["BPE"] else 0.02)
-    assert rows[0] == pytest.approx(num_before, rel=1e-9 if kind is KINDS["BPE"] else 0.02)
+    assert rows[30] == pytest.approx(num_after, rel=1e-9)
+    assert rows[0] == pytest.approx(num_before, rel=1e-9)
     learn(text, base_folder, tmp_path / "again", size=30)
     for path in learned.folder.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
     measure_extension(str(text), PREPARE, learned.folder, tmp_path / "cache")
     assert json.loads((learned.folder / "statistics.json").read_text())["sizes"][:2] == record["sizes"][:2]
-
-
-def test_the_pattern_finds_words_that_stand_alone() -> None:
-    """Against a plain search for each word."""
-    draw = random.Random(1)
-    words = sorted({"".join(draw.choices("abé", k=draw.randrange(1, 5))) for _ in range(40)})
-    spaced, joined = words[::2], words[1::3]
-    pattern = Regex(write_pattern([*spaced, *(PREFIX + word for word in joined)]))
-    normalizer = normalizers.Replace(pattern, "|")
-    num_found = 0
-    for _ in range(3000):
-        text = "".join(draw.choices("abé  (-_7", k=draw.randrange(1, 14)))
-
-        def mark(match: re.Match[str], text: str = text) -> str:
-            before = text[: match.start()][-1:]
-            is_new = match[0] in (spaced if before in ("", " ") else joined)
-            return f"{match[0][0]}|{match[0][1:]}" if is_new else match[0]
-
-        expected = re.sub(r"\w+", mark, text)
-        assert normalizer.normalize_str(text) == expected
-        num_found += expected.count("|")
-    assert num_found > 500
-
-
-def change_unigram(edit: Callable[[dict[str, Any]], Any]) -> str:
-    record = learn_unigram()
-    edit(record)
-    return json.dumps(record)
 
 
 def make_bytes(**options: Any) -> Tokenizer:
@@ -334,62 +280,30 @@ def test_byte_level_tokenizers_that_take_no_new_words() -> None:
     unsplit.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     lost = make_bytes()
     lost.add_tokens(["thalamus"])
-    require_kind(make_bytes().to_str(), "base")
-    require_kind(make_bytes(ignore_merges=True).to_str(), "base")
+    tokenizer_family(make_bytes().to_str(), "base")
+    tokenizer_family(make_bytes(ignore_merges=True).to_str(), "base")
     for tokenizer, message in [
-        (gemma, "is a BPE model that is not byte-level, and new words beside it would change other words"),
+        (gemma, "is a BPE model that is not byte-level, and new words beside it would change other texts"),
         (make_bytes(byte_fallback=True), "is a BPE model that is not byte-level"),
         (make_bytes(dropout=0.1), "drops merges at random"),
         (unsplit, "does not cut text into words before its BPE model"),
         (lost, "has the entry 'thalamus', which its merges do not lead to"),
-        (Tokenizer(models.WordLevel({"a": 0}, "a")), "is a WordLevel model; new words need WordPiece"),
+        (Tokenizer(models.WordLevel({"a": 0}, "a")), "is a WordLevel model, and new words"),
     ]:
         with pytest.raises(CorpusError, match=message):
-            require_kind(tokenizer.to_str(), "base")
+            tokenizer_family(tokenizer.to_str(), "base")
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda record: record["model"]["vocab"].pop(), "beside which the token '<mask>' stands"),
-        (lambda record: record["model"].update(byte_fallback=True), "that spells unknown characters as bytes"),
-        (
-            lambda record: record["model"]["vocab"].append(["▁high", 0.0]),
-            "whose piece '▁high' has a score of 0 or more",
-        ),
-        (lambda record: record["model"]["vocab"].append([f"a{MARK}b", -1.0]), "that has new words already"),
-        (lambda record: record.update(pre_tokenizer={"type": "WhitespaceSplit"}), "do not always begin with '▁'"),
-        (
-            lambda record: record["pre_tokenizer"]["pretokenizers"][1].update(prepend_scheme="first"),
-            "do not always begin with '▁'",
-        ),
-    ],
-)
-def test_unigram_tokenizers_that_take_no_new_words(edit: Callable[[dict[str, Any]], Any], message: str) -> None:
-    with pytest.raises(CorpusError, match=f"of --base base is a unigram model .*{message}"):
-        require_kind(change_unigram(edit), "base")
+def test_a_unigram_base_takes_no_new_words(tmp_path: Path) -> None:
+    base = save_xlm_roberta(tmp_path / "base")
+    message = (
+        "--base tiny is a Unigram model, .* give a base with WordPiece .* or leave --vocab.size 0 and --vocab.words"
+    )
+    with pytest.raises(CorpusError, match=message):
+        bring(["thalamus"], base, tmp_path / "made")
 
 
-def test_words_beside_new_words_are_refused_as_a_base(bases: dict[str, Path], tmp_path: Path) -> None:
-    made = bring(["thalamus"], bases["xlm-roberta"], tmp_path / "made")
-    with pytest.raises(CorpusError, match="that has new words already"):
-        bring(["amygdala"], made.folder, tmp_path / "more")
+def test_new_words_stand_beside_earlier_ones(bases: dict[str, Path], tmp_path: Path) -> None:
     made = bring(["thalamus"], bases["roberta"], tmp_path / "bytes")
     more = bring(["amygdala"], made.folder, tmp_path / "more bytes")
     assert show(load_tokenizer(more.folder), " thalamus amygdala") == ["thalamus", "amygdala"]
-
-
-def test_a_unigram_base_without_normaliser(tmp_path: Path) -> None:
-    record = learn_unigram() | {"normalizer": None}
-    base = save_unigram(tmp_path / "base", record)
-    made = bring(["thalamus"], base, tmp_path / "made")
-    union, plain = load_tokenizer(made.folder), load_tokenizer(base)
-    assert show(union, "the thalamus")[-1] == "thalamus"
-    assert all(read(union, text) == read(plain, text) for text in (*PROSE[:50], "thalamuses", f"{MARK}x"))
-    kind = find_kind(union)
-    stripped = kind.strip(json.loads(union.backend_tokenizer.to_str()))
-    assert stripped["normalizer"] is None and kind.make_splitter(json.dumps(stripped)).split_text("a(b") == [
-        "▁a",
-        "(",
-        "b",
-    ]
