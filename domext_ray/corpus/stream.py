@@ -8,7 +8,7 @@ shards and make arrays ready for a model, while the model trains on those of the
 some tenths of a second, however long it is. So the next one is twice as long, up to `MAX_ROWS`, whenever a model has
 used one up within `SECONDS`: a slow model's rows never take much memory, and a fast one soon waits for none. In memory
 are at most two executions, 2 · `MAX_ROWS` = 65,536 rows of a rank (or four batches, where its share of one is more), at
-some 20 bytes a token; rows are freed as they are used.
+some 30 bytes a token; rows are freed as they are used.
 """
 
 from __future__ import annotations

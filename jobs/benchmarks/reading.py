@@ -1,8 +1,8 @@
 """Masked, padded rows a second and core of the tasks that read for training, against transformers' usual collator.
 
 Both sides read rows of random tokens from memory-mapped files, shuffled, and make batches of 32 rows in one process:
-this library's reading tasks, and `datasets` with `DataCollatorForLanguageModeling` (whole words, which it masks with
-[MASK] alone). Beside it: what a consumer that only counts gets through Ray Data.
+this library's reading tasks, which mask whole words, and `datasets` with `DataCollatorForLanguageModeling`, which masks
+tokens. Beside it: what a consumer that only counts gets through Ray Data.
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ def _make_reading(reader: BatchReader) -> Callable[[int], Any]:
 
 def _make_rival(rows: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[int], Any]:
     order = np.random.default_rng(1).permutation(len(rows))
-    collator = DataCollatorForLanguageModeling(
-        tokenizer, whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0, pad_to_multiple_of=8
-    )
+    collator = DataCollatorForLanguageModeling(tokenizer, pad_to_multiple_of=8)
 
     def read(task: int) -> list[Any]:
         firsts = range(task * BATCHES_PER_TASK * BATCH, (task + 1) * BATCHES_PER_TASK * BATCH, BATCH)
