@@ -107,10 +107,6 @@ class BlockFolder:
             size = temporary.stat().st_size if temporary.exists() else 0
             return record | {"number": block.number, "lines": block.num_rows, "bytes": size}
 
-    def write(self, block: NumberedBlock, work: Work) -> None:
-        """Make a block's part, and then its record, as a process of the pool does."""
-        self.records.write(block.number, self.make_part(block, work))
-
 
 def run_blocks(
     blocks: Sequence[NumberedBlock],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import write_corpus
+from conftest import WORDS, write_corpus
 from object_store import BUCKET
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, RunConfig, VocabConfig
@@ -106,7 +106,7 @@ def test_a_learned_vocabulary_lies_in_the_bucket(
 ) -> None:
     """Its words are counted in parts that lie there, too, until it is learned."""
     text = tmp_path / "text.txt"
-    text.write_text("the amygdala and the thalamus of a zebra.\n" * 50)
+    text.write_text("".join(f"the amygdala and the thalamus of a zebra and the {each}.\n" for each in WORDS))
     run = f"{BUCKET}/{tmp_path.name}/runs"
 
     def learn(folder: str) -> Place:

@@ -192,7 +192,7 @@ def predict(command: str) -> Path:
     plan.blocks.make()
     work = predicting.PredictWork(plan)(torch.device("cpu"))
     for block in plan.input.blocks:
-        plan.blocks.write(block, work)
+        plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
     summary = predicting.finish_prediction(plan, plan.input.num_rows, 1.0)
     predicting.format_summary(summary, plan.folder)
     return plan.folder

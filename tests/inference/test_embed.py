@@ -57,7 +57,7 @@ def embed_here(config: EmbedConfig) -> Path:
     write_run(plan.folder, identity=plan.identity)
     work = EmbedWork(plan)(torch.device("cpu"))
     for block in plan.input.blocks:
-        plan.blocks.write(block, work)
+        plan.blocks.records.write(block.number, plan.blocks.make_part(block, work))
     finish_embedding(plan, plan.input.num_rows, 1.0)
     return plan.folder
 

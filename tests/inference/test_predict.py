@@ -52,7 +52,7 @@ def work_on(plan: PredictPlan, numbers: list[int] | None = None) -> None:
     work = PredictWork(plan)(torch.device("cpu"))
     for each in plan.input.blocks:
         if numbers is None or each.number in numbers:
-            plan.blocks.write(each, work)
+            plan.blocks.records.write(each.number, plan.blocks.make_part(each, work))
 
 
 def write_identity_of(plan: PredictPlan) -> None:
@@ -128,7 +128,7 @@ def test_a_block_that_fails_leaves_nothing(config: PredictConfig) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DomextError, match=r"part-000000\.jsonl cannot be .* free space there"):
-        plan.blocks.write(plan.input.blocks[0], fail)
+        plan.blocks.make_part(plan.input.blocks[0], fail)
     assert not plan.blocks.is_done(0) and not list((plan.folder / "predictions").iterdir())
 
 

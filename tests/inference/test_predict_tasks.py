@@ -109,7 +109,7 @@ def work_on(config: PredictConfig) -> PredictPlan:
     plan.blocks.make()
     work = PredictWork(plan)(CPU)
     for each in plan.input.blocks:
-        plan.blocks.write(each, work)
+        plan.blocks.records.write(each.number, plan.blocks.make_part(each, work))
     return plan
 
 
