@@ -195,8 +195,7 @@ def stream_mixture(
 def _plan_stretches(
     manifests: Sequence[Manifest], plan: MixturePlan, rank: int, world_size: int, batch: int
 ) -> Iterator[Stretch]:
-    pairs = zip(manifests, plan.parts, strict=True)
-    corpora = tuple(CorpusReader.open(manifest, part.seed) for manifest, part in pairs)
+    corpora = tuple(CorpusReader.open(manifest) for manifest in manifests)
     share = plan.global_batch_size // world_size
     read = functools.partial(_read_share, corpora, plan, rank * share, share)
     paths = tuple(path for corpus in corpora for path in corpus.paths)
@@ -218,7 +217,7 @@ def _read_share(
     for part, corpus in enumerate(corpora):
         own = np.flatnonzero(parts == part)
         for chosen, epoch, shards, rows in plan.locate(part, numbers[own]):
-            table = corpus.read(epoch, shards, rows)
+            table = corpus.read(shards, rows)
             table = table.append_column(PART, pa.array(np.full(len(rows), part), type=pa.int8()))
             tables.append(table.append_column(EPOCH, pa.array(np.full(len(rows), epoch), type=pa.int32())))
             places.append(own[chosen])

@@ -28,7 +28,6 @@ import ray.data
 from domext_ray.config.pretrain import count_lanes
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, take_rows
-from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
 from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
 
@@ -148,25 +147,21 @@ class CorpusReader:
     Args:
         paths: the shards.
         shard_rows: their rows.
-        pair_drawer: makes pairs of the rows; None: they are read as they are.
     """
 
     paths: tuple[str, ...]
     shard_rows: tuple[int, ...]
-    pair_drawer: PairDrawer | None
 
     @classmethod
-    def open(cls, manifest: Manifest, seed: int) -> CorpusReader:
-        """Return the reader of a prepared corpus's training rows; `seed` draws its pairs."""
-        rows = tuple(each.num_rows for each in manifest.records("train"))
-        return cls(manifest.paths("train"), rows, make_pair_drawer(manifest, "train", seed) if manifest.pairs else None)
+    def open(cls, manifest: Manifest) -> CorpusReader:
+        """Return the reader of a prepared corpus's training rows."""
+        return cls(manifest.paths("train"), tuple(each.num_rows for each in manifest.records("train")))
 
-    def read(self, epoch: int, shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-        """Return rows of an epoch, in the order asked for, with their `row_id` (see `RankBatch`)."""
+    def read(self, shards: np.ndarray, rows: np.ndarray) -> pa.Table:
+        """Return rows, in the order asked for, with their `row_id` (see `RankBatch`)."""
         starts = np.concatenate([[0], np.cumsum(self.shard_rows)])
         table = take_rows(self.paths, shards, rows)
-        table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
-        return table if self.pair_drawer is None else self.pair_drawer.draw(table, epoch)
+        return table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
 
 
 @dataclass(frozen=True)
@@ -207,7 +202,7 @@ class RankBatch:
         epoch: from 0.
         batch: number of the global batch within the epoch, from 0.
         rows: columns input_ids, word_starts and row_id (int64, the row's place in the manifest); of a corpus prepared
-            for pairs also second_start and next_sentence (see `PairDrawer.draw`).
+            for pairs also second_start and next_sentence (see `pairs.PairRow`).
     """
 
     epoch: int
@@ -259,7 +254,7 @@ def _plan_stretches(
     manifest: Manifest, plan: BatchPlan, rank: int, world_size: int, epoch: int, batch: int
 ) -> Iterator[Stretch]:
     """Yield what to read from (epoch, batch) on, without end."""
-    corpus, share = CorpusReader.open(manifest, plan.seed), plan.global_batch_size // world_size
+    corpus, share = CorpusReader.open(manifest), plan.global_batch_size // world_size
     per_task = count_batches_per_task(share)
     while True:
         if batch >= plan.batches_per_epoch:
@@ -280,7 +275,7 @@ def _read_share(
 ) -> pa.Table:
     """A rank's rows of some global batches of one epoch."""
     positions = plan.positions(batches, rank, world_size).reshape(-1)
-    return corpus.read(epoch, *plan.locate(epoch, positions))
+    return corpus.read(*plan.locate(epoch, positions))
 
 
 def _read(stretch: Stretch) -> Iterator[pa.Table]:

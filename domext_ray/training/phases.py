@@ -28,7 +28,6 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.mixture import MixturePart, MixturePlan, Stage
-from domext_ray.corpus.pairs import LENGTH_TOLERANCE, MAX_ATTEMPTS
 from domext_ray.corpus.stream import BLOCK_ROWS, BatchPlan
 from domext_ray.training.objective import Masker
 
@@ -225,8 +224,6 @@ def describe_order() -> dict[str, Any]:
     return {
         "max_lanes": MAX_LANES,
         "block_rows": BLOCK_ROWS,
-        "pair_attempts": MAX_ATTEMPTS,
-        "pair_length_tolerance": LENGTH_TOLERANCE,
         "rows": _digest([each for pair in located for each in pair]),
         "masks": _digest(_mask_example()),
     }

@@ -212,8 +212,6 @@ def test_the_order_is_pinned() -> None:
     pinned = {
         "max_lanes": 64,
         "block_rows": 4096,
-        "pair_attempts": 16,
-        "pair_length_tolerance": 0.2,
         "rows": "9cb56678662aa23a",
         "masks": "dd6cfe747d967ad3",
     }
