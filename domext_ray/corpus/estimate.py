@@ -60,10 +60,8 @@ def estimate_rows(sources: Sources, prepare: PrepareConfig, settings: RowSetting
     Raises:
         CorpusError: the sample is damaged, or lacks the column.
     """
-    tasks = [each for each in map(_shorten, sources.tasks) if each.num_bytes <= WHOLE_BYTES]
-    places = np.unique(np.linspace(0, max(len(tasks) - 1, 0), SAMPLED_TASKS).round().astype(int))[: len(tasks)]
     read_bytes = num_chars = used_chars = num_rows = num_tokens = 0
-    for task in (tasks[place] for place in places):
+    for task in sample_tasks(sources):
         read_bytes += task.num_bytes
         documents = list(read_documents(task, prepare, Dropped()))
         num_chars += sum(map(len, documents))
@@ -82,6 +80,13 @@ def estimate_rows(sources: Sources, prepare: PrepareConfig, settings: RowSetting
         round(num_tokens * scale * (np.dtype(np.int32).itemsize + 1 / 8)),
         read_bytes / max(sources.num_bytes, 1),
     )
+
+
+def sample_tasks(sources: Sources) -> list[ReadTask]:
+    """Return what is read of a corpus for an estimate: the beginnings of some tasks, at equal distances."""
+    tasks = [each for each in map(_shorten, sources.tasks) if each.num_bytes <= WHOLE_BYTES]
+    places = np.unique(np.linspace(0, max(len(tasks) - 1, 0), SAMPLED_TASKS).round().astype(int))[: len(tasks)]
+    return [tasks[place] for place in places]
 
 
 def _shorten(task: ReadTask) -> ReadTask:

@@ -225,7 +225,7 @@ def _build(
     """Run both passes in a work folder; return the manifest's record of what was found."""
     read = KeptParts(folder, "hashes", fingerprint)
     hashes, groups, files, lost, han_frac = _hash_pass(sources, prepare, read)
-    keep, is_held_out = _split_documents(hashes, groups, files, prepare)
+    keep, is_held_out = split_documents(hashes, groups, files, prepare)
     counts = [sum(number for _, number in task) for task in files]
     num_documents = int(keep.sum())
     dropped, places = lost.counts, lost.describe_places()
@@ -281,10 +281,20 @@ def _to_words(hashes: bytes | bytearray) -> np.ndarray:
     return np.frombuffer(hashes, dtype=">u8").astype(np.uint64)
 
 
-def _split_documents(
+def split_documents(
     hashes: bytearray, groups: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents stay, and which are held out if they stay; bool [documents] each."""
+    """Return which documents stay, and which are held out if they stay; bool [D] each.
+
+    Args:
+        hashes: `hash_document` of each, in order.
+        groups: hashes of the groups that they belong to, likewise.
+        files: path and number of documents of each file of each task, in order.
+        prepare: how documents are divided, `held_out_by` resolved.
+
+    Raises:
+        CorpusError: files are held out, and fewer than two have documents.
+    """
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
     if prepare.held_out_by == "file":
         parts = [each for task in files for each in task]

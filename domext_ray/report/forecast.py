@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.estimate import RowEstimate, estimate_rows
 from domext_ray.corpus.mixture import count_rows
+from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, NearDuplicates, count_near_duplicates
 from domext_ray.corpus.shards import make_settings
 from domext_ray.corpus.texts.sources import Sources
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
@@ -61,6 +62,7 @@ class Forecast:
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
         parts: of a mixture, what is read of each text; empty: there is one text, or nothing is known.
         flops_per_token: floating-point operations per token, forward and backward; 0: not known.
+        near_duplicates: held-out documents of the sample that training text nearly repeats; None: not known.
     """
 
     estimates: tuple[RowEstimate | None, ...]
@@ -74,6 +76,7 @@ class Forecast:
     export_bytes: int
     parts: tuple[PartForecast, ...] = ()
     flops_per_token: float = 0.0
+    near_duplicates: NearDuplicates | None = None
 
     @property
     def corpus_bytes(self) -> int:
@@ -150,6 +153,7 @@ def make_forecast(
         counts.total * BYTES_PER_VALUE,
         tuple(parts) if config.parts else (),
         flops_per_token,
+        count_near_duplicates(sources, config.prepare),
     )
 
 
@@ -188,6 +192,12 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
             rows = f"{estimate.num_rows:,} of {config.prepare.describe_length(length)} ({share})"
         lines.append(("training rows", rows))
+    if found := forecast.near_duplicates:
+        found_text = (
+            f"{found.num_similar:,} of {found.num_held_out:,} held-out documents share {RESEMBLANCE:.0%} of their runs "
+            f"of {SHINGLE_WORDS} words with one of {found.num_train:,} training documents (in this sample)"
+        )
+        lines.append(("near-duplicates", found_text))
     if forecast.num_steps:
         steps = f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs, {forecast.num_tokens:,} tokens"
         lines.append(("steps", steps))

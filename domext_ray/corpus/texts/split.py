@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -23,7 +24,7 @@ MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
 
 
-def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> str:
+def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> Literal["document", "block", "file", "group"]:
     """Return what is held out, "auto" resolved."""
     if prepare.group_field:
         return "group"

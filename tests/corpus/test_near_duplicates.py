@@ -1,0 +1,81 @@
+"""Near-duplicates across the split: those that are planted are found, those that only look alike are not."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, count_near_duplicates, find_similar
+from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.errors import CorpusError
+
+WORDS = [f"word{i}" for i in range(500)]
+
+
+def make_documents(number: int, length: int, seed: int = 0) -> list[list[str]]:
+    """Documents of random words, which share next to no run of five."""
+    draw = random.Random(seed)
+    return [draw.choices(WORDS, k=length) for _ in range(number)]
+
+
+def mend(words: list[str], number: int) -> str:
+    """The same document with some of its words, far apart, replaced."""
+    changed = list(words)
+    for i in range(number):
+        changed[10 + 20 * i] = "mended"
+    return " ".join(changed)
+
+
+def resemble(first: str, second: str) -> float:
+    """Jaccard similarity of the sets of runs of words, as its definition has it."""
+    sets = []
+    for text in (first, second):
+        words = text.lower().split()
+        sets.append({" ".join(words[i : i + SHINGLE_WORDS]) for i in range(len(words) - SHINGLE_WORDS + 1)})
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def test_similar_documents_are_those_of_the_definition() -> None:
+    made = make_documents(40, 200)
+    documents = [" ".join(each) for each in made]
+    others = [mend(each, i % 8) for i, each in enumerate(made)]
+    expected = {i for i, pair in enumerate(zip(documents, others, strict=True)) if resemble(*pair) >= RESEMBLANCE}
+    assert 0 < len(expected) < 40
+    assert find_similar(documents, reversed(others)) == expected
+    assert find_similar(documents, []) == set()
+
+
+def test_short_documents_resemble_only_themselves_and_chinese_is_read_by_character() -> None:
+    assert find_similar(["No fever.", "No cough"], ["no fever", "No cough today", "cough no"]) == {0}
+    note = "患者三天前开始出现发热伴咳嗽无胸痛无呼吸困难既往体健否认药物过敏史"
+    assert find_similar([note, note[::-1]], [note + "。", note[:10]]) == {0}
+
+
+def test_a_planted_copy_is_counted_and_other_text_is_not(tmp_path: Path) -> None:
+    path, clean = tmp_path / "notes.jsonl", tmp_path / "clean.jsonl"
+    made = make_documents(1000, 100)
+    lines = [json.dumps({"text": " ".join(each)}) for each in made]
+    clean.write_text("\n".join(lines), encoding="utf-8")
+    copies = [json.dumps({"text": mend(each, 2)}) for each in made]
+    path.write_text("\n".join(lines + copies), encoding="utf-8")
+    prepare = PrepareConfig(held_out_frac=0.1)
+    found = count_near_duplicates(resolve_sources(str(path), prepare), prepare)
+    assert found is not None and found.num_held_out + found.num_train == 2000
+    # Split one by one, a held-out document's copy trains in nine of ten cases.
+    assert found.num_similar == pytest.approx(0.9 * found.num_held_out, rel=0.05)
+    found = count_near_duplicates(resolve_sources(str(clean), prepare), prepare)
+    assert found is not None and found.num_similar == 0 and found.num_held_out > 50
+
+
+def test_what_cannot_be_divided(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("one line of text\n\nand another line of text\n", encoding="utf-8")
+    prepare = PrepareConfig(held_out_frac=0.01)
+    assert count_near_duplicates(resolve_sources(str(path), prepare), prepare) is None
+    by_file = PrepareConfig(held_out_by="file")
+    with pytest.raises(CorpusError, match="give two or more files"):
+        count_near_duplicates(resolve_sources(str(path), by_file), by_file)
