@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.pairs import NUM_SPECIAL_TOKENS, build_chunks
+from domext_ray.corpus.pairs import build_pairs
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han
 from domext_ray.corpus.shards import CHINESE_FRAC
 from domext_ray.corpus.texts.documents import read_documents
@@ -95,17 +95,20 @@ def _shorten(task: ReadTask) -> ReadTask:
 
 
 def _take(documents: list[str], num_chars: int) -> Iterator[str]:
+    """Yield the beginning of documents, a long one in two: a pair takes two texts."""
+    size = num_chars // 2
     for document in documents:
-        if num_chars <= 0:
-            return
-        yield document[:num_chars]
-        num_chars -= len(document)
+        for first in range(0, len(document), size):
+            if num_chars <= 0:
+                return
+            yield document[first : first + min(size, num_chars)]
+            num_chars -= size
 
 
 def _measure_rows(documents: list[str], settings: RowSettings) -> Iterator[int]:
     """Tokens of every row that the documents make."""
     if settings.pairs:
-        return (len(chunk[0]) + NUM_SPECIAL_TOKENS for chunk in build_chunks(documents, settings, 0, Counter()))
+        return (len(row.ids) for row in build_pairs(documents, settings, (0,), Counter()))
     if settings.has_two_texts:
         return (len(row.ids) for row in build_two_text_rows(documents, settings, Counter()))
     return (len(ids) for ids, _ in build_rows(documents, settings))

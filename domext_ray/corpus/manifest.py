@@ -7,6 +7,7 @@ of rows. A bucket's shards are read from this machine's copies, each compared wi
 from __future__ import annotations
 
 import functools
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,11 @@ import pyarrow as pa
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place, Where, hash_file, hash_values, map_file, write_json
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
-MANIFEST = "manifest.json"
+MANIFEST, TOKEN_COUNTS = "manifest.json", "token_counts.npy"
 
 _FILES = {
     "train": (r"train-\d{6,}\.arrow", ("num_rows", "num_tokens")),
@@ -80,10 +81,11 @@ class Manifest:
         train, held_out: shards, in canonical order.
         num_documents: documents that stayed.
         dropped: documents that did not, by reason.
-        pairs: rows are chunks of one document, from which pairs are drawn (see `pairs`).
-        cls_id, sep_id: the special tokens that a pair is put together with.
+        pairs: rows are pairs, with the columns second_start and next_sentence (see `pairs`).
+        cls_id, sep_id: the special tokens around a text.
         texts: files with a part of the held-out documents as text; which part depends on the documents alone.
         dropped_places: the first place of what was dropped, by reason, in words.
+        token_counts_sha256: of the file that `token_counts` reads.
     """
 
     folder: Place
@@ -100,6 +102,22 @@ class Manifest:
     sep_id: int = 0
     texts: tuple[TextRecord, ...] = ()
     dropped_places: dict[str, str] = field(default_factory=dict)
+    token_counts_sha256: str = ""
+
+    def token_counts(self, num_words: int) -> np.ndarray:
+        """Return how often each token occurs in the training rows, int64 [num_words]; ids from there on do not count.
+
+        Raises:
+            CorpusError: the file has gone, or is damaged.
+        """
+        path = Place(self.folder) / TOKEN_COUNTS
+        try:
+            counts = np.load(io.BytesIO(path.read_bytes()))[:num_words].astype(np.int64)
+        except (OSError, ValueError, EOFError) as error:
+            raise CorpusError(
+                f"{path} is missing or damaged; delete its folder and prepare the corpus again."
+            ) from error
+        return np.pad(counts, (0, num_words - len(counts)))
 
     def records(self, split: Split) -> tuple[ShardRecord, ...]:
         """Return the shards of a split."""
@@ -159,6 +177,7 @@ def read_manifest(folder: Where) -> Manifest:
             record["sep_id"],
             tuple(TextRecord(**each) for each in record["texts"]),
             record.get("dropped_places", {}),
+            record["token_counts_sha256"],
         )
     except FileNotFoundError as error:
         raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare.") from error
@@ -174,7 +193,7 @@ def _find_fault(record: dict[str, Any]) -> str:
     """Say what is wrong with the fields of a manifest; empty: nothing."""
     if record.get("sha256") != _hash_record(record):
         return "it is not what was written: its sha256 is another"
-    for name in ("fingerprint", "tokenizer_fingerprint"):
+    for name in ("fingerprint", "tokenizer_fingerprint", "token_counts_sha256"):
         if not _is_hash(record[name]):
             return f"{name} is no sha256"
     for name, least in (("seq_length", 1), ("num_documents", 1), ("cls_id", 0), ("sep_id", 0)):
@@ -232,6 +251,8 @@ def find_shard_fault(manifest: Manifest) -> str:
         fault = find_file_fault(manifest.folder / record.path, record.sha256)
         if fault:
             return fault
+    if fault := find_file_fault(manifest.folder / TOKEN_COUNTS, manifest.token_counts_sha256):
+        return fault
     for shard in (*manifest.train, *manifest.held_out):
         path = manifest.folder / shard.path
         if pa.ipc.open_file(pa.py_buffer(map_file(path))).count_rows() != shard.num_rows:
@@ -246,7 +267,7 @@ def find_file_fault(path: Place, sha256: str) -> str:
 
 
 def _describe_fault(path: Place) -> str:
-    what = "text" if path.name.endswith(".jsonl") else "shard"
+    what = {"jsonl": "text", "npy": "table"}.get(path.name.rpartition(".")[2], "shard")
     return f"the {what} {path} is {'not what its manifest says' if path.is_file() else 'missing'}"
 
 
@@ -325,15 +346,6 @@ def read_train_batches(manifest: Manifest) -> Iterator[pa.RecordBatch]:
         yield from _open_shard(path)[0]
 
 
-def count_tokens(manifest: Manifest, num_words: int) -> np.ndarray:
-    """Count the tokens of a corpus's training rows by their id, int64 [num_words]; ids from there on do not count."""
-    counts = np.zeros(num_words, dtype=np.int64)
-    for batch in read_train_batches(manifest):
-        ids = batch.column("input_ids").flatten().to_numpy()
-        counts += np.bincount(ids[ids < num_words], minlength=num_words)
-    return counts
-
-
 def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.ndarray:
     """Return the words that occur most often in a corpus's training rows; of equally frequent ones the lowest ids.
 
@@ -345,5 +357,4 @@ def find_frequent_words(manifest: Manifest, num_words: int, number: int) -> np.n
     Returns:
         int64 [number], ids in ascending order.
     """
-    counts = count_tokens(manifest, num_words)
-    return np.sort(np.argsort(-counts, kind="stable")[:number])
+    return np.sort(np.argsort(-manifest.token_counts(num_words), kind="stable")[:number])

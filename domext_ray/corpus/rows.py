@@ -46,7 +46,7 @@ class RowSettings:
         seq_length: tokens of a full row, [CLS] and [SEP] included.
         cross_documents: a row may go on with the next document, [SEP] between them.
         chinese_words: words of Han text are jieba's; else every Han character is a word.
-        pairs: rows are chunks for next-sentence prediction (see `pairs`).
+        pairs: rows are pairs for next-sentence prediction (see `pairs`).
         packed: a row may go on with the next document, which has a [CLS] of its own.
         has_two_texts: documents are two texts, and each is a row (see `two_texts`).
     """

@@ -42,7 +42,7 @@ class Part:
     Args:
         name: what it is called in sentences.
         shard_rows: rows of its shards, in manifest order.
-        seed: of its order, pairs and masks.
+        seed: of its order and masks.
         share: of the rows of all batches together, until the shares change.
     """
 

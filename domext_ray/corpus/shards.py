@@ -1,8 +1,8 @@
 """Read tasks -> documents, once each -> token rows -> Arrow shards and a manifest, on Ray.
 
-Two passes over the text, both in tasks of bounded size. The first hashes every document (16 bytes each, which with a
-few flags is all that the driver keeps): the first of equal documents in canonical order stays, and `split` says which
-are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
+Two passes over the text, both in tasks of bounded size. The first hashes every document and its group (8 bytes each,
+which with a few flags is all that the driver keeps): the first of equal documents in canonical order stays, and `split`
+says which are held out, so that a duplicate cannot cross the split. The second tokenises the documents that stay and
 writes one shard a task and split.
 The folder, on a disk or in a bucket, is named after the fingerprint of everything that decides its rows. The manifest
 comes last: until then it is work, whose finished parts a second start takes over (see `runtime.tasks`). On a disk only
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -31,6 +32,7 @@ from domext_ray.corpus.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     SPLITS,
+    TOKEN_COUNTS,
     Manifest,
     ShardRecord,
     Split,
@@ -41,7 +43,7 @@ from domext_ray.corpus.manifest import (
     write_manifest,
 )
 from domext_ray.corpus.overlap import read_hashes, write_hashes
-from domext_ray.corpus.pairs import CHUNK_SCHEMA, NO_NEXT_SENTENCE, NUM_SPECIAL_TOKENS, build_chunks
+from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, build_pairs
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
 from domext_ray.corpus.texts.documents import read_documents, read_grouped
 from domext_ray.corpus.texts.dropped import Dropped, check_dropped, require_text
@@ -52,6 +54,7 @@ from domext_ray.corpus.texts.split import (
     hold_out_blocks,
     hold_out_files,
     hold_out_groups,
+    require_held_out_group,
     resolve_held_out_by,
 )
 from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
@@ -65,7 +68,8 @@ from domext_ray.storage import Place, Where, hash_file, hash_values, new_file
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
     from transformers import PreTrainedTokenizerBase
 
-HASH_BYTES = 16
+HASH_BYTES = 8
+"""Of a billion different documents, two have the same hash in one of forty corpora; the second is dropped then."""
 CHINESE_FRAC = 0.01
 """Share of Han characters from which on a corpus is Chinese enough to need jieba."""
 
@@ -93,7 +97,7 @@ def prepare_corpus(
         tokenizer_folder: the tokenizer's folder.
         seq_length: tokens of a full row.
         cache_dir: place of prepared corpora, one folder a fingerprint.
-        pairs: make chunks for next-sentence prediction; `prepare.cross_documents` has no say in these.
+        pairs: make pairs for next-sentence prediction; `prepare.cross_documents` has no say in these.
 
     Raises:
         CorpusError: nothing to read, nothing usable in it, too many rows without text, or an empty split; with `pairs`
@@ -217,9 +221,11 @@ def _build(
     reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
+    if prepare.group_field:
+        require_held_out_group(_to_words(groups)[keep], prepare)
     use = keep.astype(np.uint8) + (keep & is_held_out)  # 0: dropped, 1: train, 2: held out
     _require_both_splits(sources, num_documents, [(use == code).any() for code in (1, 2)])
-    write_hashes(folder, _shorten(hashes), use == 1, use == 2)
+    write_hashes(folder, np.frombuffer(hashes, dtype=">u8"), use == 1, use == 2)
     del hashes, groups
     is_chinese = prepare.chinese_words and han_frac >= CHINESE_FRAC
     if is_chinese:
@@ -231,23 +237,29 @@ def _build(
     write = functools.partial(_write_task, prepare, settings, folder)
     kept = Records(folder / "parts" / "rows", fingerprint, functools.partial(_find_part_fault, folder))
 
+    token_counts = np.zeros(0, dtype=np.int64)
+
     def find_plan(number: int) -> bytes:
         return use[ends[number] - counts[number] : ends[number]].tobytes()
 
     for result in run_read_tasks(write, sources, "tokenising", kept, find_plan):
         for name, records in written.items():
             records += result[name]
+        token_counts = _add_counts(token_counts, np.frombuffer(result["token_counts"], dtype=np.int64))
         for split in SPLITS:
             num_used[split] += result["counts"][split].get("used", 0)
-            for reason in (NO_NEXT_SENTENCE, NO_TOKEN):
+            for reason in (NO_NEXT_SENTENCE, NO_OTHER_TEXT, NO_TOKEN):
                 dropped[reason] += result["counts"][split].get(reason, 0)
     read.place.delete()
     if settings.pairs:
         _require_partners(sources, prepare, num_used)
-    num_documents -= dropped[NO_NEXT_SENTENCE] + dropped[NO_TOKEN]
+    num_documents -= dropped[NO_NEXT_SENTENCE] + dropped[NO_OTHER_TEXT] + dropped[NO_TOKEN]
     _require_both_splits(sources, num_documents, [bool(written[split]) for split in SPLITS])
+    with new_file(folder / TOKEN_COUNTS, is_flushed=False) as temporary:
+        np.save(temporary, token_counts)
     return {
         **written,
+        "token_counts_sha256": hash_file(folder / TOKEN_COUNTS),
         "num_documents": num_documents,
         "dropped": {name: n for name, n in dropped.items() if n},
         "dropped_places": places,
@@ -256,9 +268,8 @@ def _build(
     }
 
 
-def _shorten(hashes: bytearray) -> np.ndarray:
-    """The first half of every hash, [documents]."""
-    return np.frombuffer(hashes, dtype=">u8")[::2]
+def _to_words(hashes: bytes | bytearray) -> np.ndarray:
+    return np.frombuffer(hashes, dtype=">u8").astype(np.uint64)
 
 
 def split_documents(
@@ -268,7 +279,7 @@ def split_documents(
 
     Args:
         hashes: `hash_document` of each, in order.
-        groups: 8 bytes of each that say which group it is of; empty where documents have none.
+        groups: hashes of the groups that they belong to, likewise.
         files: path and number of documents of each file of each task, in order.
         prepare: how documents are divided, `held_out_by` resolved.
 
@@ -278,11 +289,11 @@ def split_documents(
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
     if prepare.held_out_by == "file":
         parts = [each for task in files for each in task]
-        is_held_out = hold_out_files(keep, _shorten(hashes), parts, prepare.held_out_frac)
+        is_held_out = hold_out_files(keep, np.frombuffer(hashes, dtype=">u8"), parts, prepare.held_out_frac)
     elif prepare.held_out_by == "block":
         is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
     elif prepare.held_out_by == "group":
-        is_held_out = hold_out_groups(keep, np.frombuffer(groups, dtype=">u8").astype(np.uint64), prepare)
+        is_held_out = hold_out_groups(_to_words(groups), prepare.held_out_frac)
     return keep, is_held_out
 
 
@@ -344,8 +355,8 @@ def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes)
 
 
 def hash_document(document: str) -> bytes:
-    """Return the hash by which documents are told apart, 16 bytes; its first half is what `read_hashes` returns."""
-    return hashlib.blake2b(document.encode(), digest_size=HASH_BYTES).digest()
+    """Return the hash by which documents are told apart, which `read_hashes` returns, too."""
+    return hashlib.blake2b(document.encode(), digest_size=16).digest()[:HASH_BYTES]
 
 
 def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[np.ndarray, np.ndarray]:
@@ -353,16 +364,16 @@ def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[
 
     Works through the hashes by their first byte, so that sorting takes no second copy of them.
     """
-    words = np.frombuffer(hashes, dtype=">u8").reshape(-1, 2)
+    words = np.frombuffer(hashes, dtype=">u8")
     first_bytes = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)[:, 0]
     keep = np.zeros(len(words), dtype=bool)
     is_held_out = np.zeros(len(words), dtype=bool)
     for byte in range(256):
         places = np.flatnonzero(first_bytes == byte)
-        high, low = words[places].astype(np.uint64).T
-        is_held_out[places] = (high >> np.uint64(11)).astype(np.float64) * 2.0**-53 < held_out_frac
-        order = np.lexsort((low, high))  # stable: equal hashes stay in canonical order
-        is_repeated = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
+        own = words[places].astype(np.uint64)
+        is_held_out[places] = (own >> np.uint64(11)).astype(np.float64) * 2.0**-53 < held_out_frac
+        order = np.argsort(own, kind="stable")  # equal hashes stay in canonical order
+        is_repeated = np.diff(own[order]) == 0
         keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
     return keep, is_held_out
 
@@ -385,17 +396,19 @@ def _write_task(
         ("train", _divide(task, prepare, plan, held_out)),
         ("held_out", held_out),
     )
+    rows: Iterator[tuple[Any, ...]]
     for i, (split, documents) in enumerate(sources):
         path = folder / f"{split}-{number:06d}.arrow"
         if settings.pairs:
-            first_document = (number << 32) + (i << 31)
-            chunks = build_chunks(documents, settings, first_document, counts[split])
-            record = _write_shard(path, chunks, CHUNK_SCHEMA, NUM_SPECIAL_TOKENS)
+            rows, schema = build_pairs(documents, settings, (number, i), counts[split]), PAIR_SCHEMA
         elif settings.has_two_texts:
-            record = _write_shard(path, build_two_text_rows(documents, settings, counts[split]), TWO_TEXT_SCHEMA)
+            rows, schema = build_two_text_rows(documents, settings, counts[split]), TWO_TEXT_SCHEMA
         else:
-            record = _write_shard(path, build_rows(documents, settings), SCHEMA)
+            rows, schema = build_rows(documents, settings), SCHEMA
+        record, token_counts = _write_shard(path, rows, schema)
         result[split] = [asdict(record)] if record else []
+        if split == "train":
+            result["token_counts"] = token_counts.tobytes()
     text = _write_texts(folder / f"text-{number:06d}.jsonl", held_out)
     result["texts"] = [asdict(text)] if text else []
     return result
@@ -440,25 +453,26 @@ def _to_line(document: str) -> bytes:
 
 
 def _write_shard(
-    path: Place, rows: Iterator[tuple[Any, ...]], schema: pa.Schema, num_added_tokens: int = 0
-) -> ShardRecord | None:
-    """Write rows whose first column is their tokens; `num_added_tokens` come to every row when it is read."""
-    num_rows = num_tokens = 0
-    pending: list[tuple[Any, ...]] = []
+    path: Place, rows: Iterator[tuple[Any, ...]], schema: pa.Schema
+) -> tuple[ShardRecord | None, np.ndarray]:
+    """Write rows whose first column is their tokens; count these by id, too."""
+    num_rows, token_counts = 0, np.zeros(0, dtype=np.int64)
     with new_file(path, is_flushed=False) as temporary:
         with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for row in rows:
-                pending.append(row)
-                num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0]) + num_added_tokens
-                if len(pending) == ROWS_PER_BATCH:
-                    writer.write_batch(_to_batch(pending, schema))
-                    pending = []
-            if pending:
+            while pending := list(itertools.islice(rows, ROWS_PER_BATCH)):
                 writer.write_batch(_to_batch(pending, schema))
+                num_rows += len(pending)
+                token_counts = _add_counts(token_counts, np.bincount(np.concatenate([row[0] for row in pending])))
         if not num_rows:
             temporary.unlink()
-            return None
-        return ShardRecord(path.name, num_rows, num_tokens, hash_file(temporary))
+            return None, token_counts
+        return ShardRecord(path.name, num_rows, int(token_counts.sum()), hash_file(temporary)), token_counts
+
+
+def _add_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Add counts by id, of which one may know higher ids than the other."""
+    size = max(len(counts), len(more))
+    return np.pad(counts, (0, size - len(counts))) + np.pad(more, (0, size - len(more)))
 
 
 def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.corpus.draws import hash_counters, to_uniform
-from domext_ray.corpus.manifest import Manifest, count_tokens, read_train_batches
+from domext_ray.corpus.manifest import Manifest, read_train_batches
 
 _SPARE = 4
 """Occurrences of a word that are looked at for every one that is wanted."""
@@ -46,7 +46,7 @@ def find_snippets(
         length: tokens of a snippet, at most.
         seed: of the hashes.
     """
-    tokens = count_tokens(manifest, len(is_inside))
+    tokens = manifest.token_counts(len(is_inside))
     counts = tokens[first_id:]
     share = np.minimum(1.0, _SPARE * per_word / np.maximum(counts, 1))
     batches = list(read_train_batches(manifest))

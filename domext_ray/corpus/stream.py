@@ -29,7 +29,6 @@ import ray.data
 
 from domext_ray.corpus.batching import EPOCH, Arrays, join_rows
 from domext_ray.corpus.manifest import Manifest, take_rows
-from domext_ray.corpus.pairs import PairDrawer, make_pair_drawer
 from domext_ray.corpus.sampler import Sampler
 from domext_ray.corpus.texts.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
@@ -56,25 +55,21 @@ class CorpusReader:
     Args:
         paths: the shards.
         shard_rows: their rows.
-        pair_drawer: makes pairs of the rows; None: they are read as they are.
     """
 
     paths: tuple[str, ...]
     shard_rows: tuple[int, ...]
-    pair_drawer: PairDrawer | None
 
     @classmethod
-    def open(cls, manifest: Manifest, seed: int) -> CorpusReader:
-        """Return the reader of a prepared corpus's training rows; `seed` draws its pairs."""
-        rows = tuple(each.num_rows for each in manifest.records("train"))
-        return cls(manifest.paths("train"), rows, make_pair_drawer(manifest, "train", seed) if manifest.pairs else None)
+    def open(cls, manifest: Manifest) -> CorpusReader:
+        """Return the reader of a prepared corpus's training rows."""
+        return cls(manifest.paths("train"), tuple(each.num_rows for each in manifest.records("train")))
 
     def read(self, epoch: int, shards: np.ndarray, rows: np.ndarray) -> pa.Table:
         """Return rows of an epoch, in the order asked for, with their `row_id` in the manifest and `EPOCH`."""
         starts = np.concatenate([[0], np.cumsum(self.shard_rows)])
         table = take_rows(self.paths, shards, rows)
         table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
-        table = table if self.pair_drawer is None else self.pair_drawer.draw(table, epoch)
         return table.append_column(EPOCH, pa.array(np.full(len(rows), epoch), type=pa.int32()))
 
 

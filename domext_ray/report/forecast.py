@@ -110,14 +110,15 @@ def make_forecast(
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
     pairs = config.objective.next_sentence
     lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
+    own = [config.prepare, *map(config.prepare_for, config.parts)]
     estimates, *others = (
         tuple(
-            estimate_rows(each, config.prepare, make_settings(tokenizer, config.prepare, length, pairs))
+            estimate_rows(each, prepare, make_settings(tokenizer, prepare, length, pairs))
             if each is not None
             else estimate_written(length)
             for length in lengths
         )
-        for each in (sources, *beside)
+        for each, prepare in zip((sources, *beside), own, strict=False)
     )
     rate, flops_per_token, is_measured = config.train.tokens_per_second, 0.0, False
     if not rate:

@@ -64,9 +64,6 @@ class BatchMaker:
     def open(self, phase: Phase, *, rank: int, world_size: int) -> BatchReader:
         """Return what reads a rank's share of the batches of a phase."""
         sampler = phase.sampler
-        corpora = [
-            CorpusReader.open(manifest, part.seed)
-            for manifest, part in zip((phase.manifest, *phase.beside), sampler.parts, strict=True)
-        ]
+        corpora = tuple(CorpusReader.open(manifest) for manifest in (phase.manifest, *phase.beside))
         rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.group_rows)
-        return BatchReader(tuple(corpora), sampler, self.maskers, self.is_kept, rows, phase.micro_batch_size)
+        return BatchReader(corpora, sampler, self.maskers, self.is_kept, rows, phase.micro_batch_size)

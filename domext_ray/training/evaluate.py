@@ -30,7 +30,6 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_micro_batch_size
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, take_numbered
-from domext_ray.corpus.pairs import make_pair_drawer
 from domext_ray.corpus.views import make_masker
 from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
@@ -98,8 +97,6 @@ def build_domain_batches(
     num_grouped = len(order) // objective.group_rows * objective.group_rows  # a smaller group would be an easier one
     shard_rows = [each.num_rows for each in manifest.records(split)]
     table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[: num_grouped or len(order)]))
-    if manifest.pairs:
-        table = make_pair_drawer(manifest, split, EVALUATION_SEED).draw(table, epoch=0)
     masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
     return [to_batch(each) for each in masker.collate(masker.mask(table, epoch=0), batch_size)]
 

@@ -27,7 +27,6 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.pairs import LENGTH_TOLERANCE, MAX_ATTEMPTS
 from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage
 
 _REPLAY, _PART = 61, 67  # purposes of a hash: no two draws share their counters
@@ -179,7 +178,7 @@ def average_shares(config: PretrainConfig) -> list[Fraction]:
 
 
 def seed_parts(config: PretrainConfig) -> list[int]:
-    """Return the seeds of the order, pairs and masks of the corpus and of each text beside it.
+    """Return the seeds of the order and masks of the corpus and of each text beside it.
 
     Those of a part of the mixture depend on its name, not on its neighbours.
     """
@@ -199,8 +198,6 @@ def describe_order() -> dict[str, Any]:
     return {
         "max_lanes": MAX_LANES,
         "block_rows": BLOCK_ROWS,
-        "pair_attempts": MAX_ATTEMPTS,
-        "pair_length_tolerance": LENGTH_TOLERANCE,
         "rows": _digest(located),
         "masks": _digest(_mask_example()),
     }

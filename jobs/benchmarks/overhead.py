@@ -110,7 +110,7 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     manifest = read_manifest(Path(options.cache_dir, fingerprint[:16]))
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     masker, num_rows = Masker(tokenizer, config.objective, config.seed), config.train.global_batch_size
-    corpora, sampler = (CorpusReader.open(manifest, config.seed),), make_sampler(config, [manifest])
+    corpora, sampler = (CorpusReader.open(manifest),), make_sampler(config, [manifest])
     reader = BatchReader(corpora, sampler, (masker,), (), slice(0, num_rows), num_rows)
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
     if config.engine.has_narrow_base:

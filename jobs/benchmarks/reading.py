@@ -82,7 +82,7 @@ def _make_sides(folder: Path, num_rows: int, length: int) -> tuple[BatchReader, 
         writer.write_table(table, max_chunksize=1024)
     sampler = Sampler((Part("--corpus", (num_rows,), seed=0),), BATCH)
     masker = Masker(tokenizer, ObjectiveConfig(), seed=0)
-    corpus = CorpusReader((str(folder / "train.arrow"),), (num_rows,), None)
+    corpus = CorpusReader((str(folder / "train.arrow"),), (num_rows,))
     reader = BatchReader((corpus,), sampler, (masker,), (), slice(0, BATCH), BATCH)
     Dataset.from_dict({"input_ids": table.column("input_ids").to_pylist()}).save_to_disk(str(folder / "rival"))
     return reader, _make_rival(load_from_disk(str(folder / "rival")), tokenizer)

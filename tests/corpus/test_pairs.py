@@ -1,4 +1,4 @@
-"""Pairs for next-sentence prediction: chunks of one document, halves, partners of another, nothing given away."""
+"""Pairs for next-sentence prediction: texts of one document, half of them of another, nothing given away."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus import pairs, shards
-from domext_ray.corpus.manifest import Manifest, read_manifest, verify_shards
-from domext_ray.corpus.pairs import CHUNK_SCHEMA, Chunk, build_chunks, choose_sentences, make_pair_drawer
+from domext_ray.corpus.manifest import Manifest, Split, read_manifest, verify_shards
+from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, PairRow, build_pairs
 from domext_ray.corpus.rows import RowSettings
 from domext_ray.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.corpus.shards import prepare_corpus
@@ -61,28 +61,21 @@ def make_documents(num_documents: int = NUM_DOCUMENTS, seed: int = 0) -> list[st
     ]
 
 
-def write_chunks(folder: Path, documents: Sequence[str], settings: RowSettings, num_shards: int = 3) -> Manifest:
-    """A manifest over the chunks of some documents, made without Ray."""
-    records = []
-    for i, part in enumerate(np.array_split(np.array(documents, dtype=object), num_shards)):
-        chunks = build_chunks(part, settings, i << 32, Counter())
-        record = shards._write_shard(folder / f"train-{i}.arrow", chunks, CHUNK_SCHEMA, 3)
-        assert record is not None
-        records.append(record)
-    found = tuple(records)
-    return Manifest(
-        folder, "f", settings.seq_length, "t", {}, found, found, 1, {}, True, settings.cls_id, settings.sep_id
-    )
-
-
-def read_chunks(manifest: Manifest) -> pa.Table:
-    table = pa.concat_tables([pa.ipc.open_file(each).read_all() for each in manifest.paths("train")])
-    return table.append_column("row_id", pa.array(np.arange(len(table))))
+def make_pairs(
+    documents: Sequence[str], settings: RowSettings, counts: Counter[str] | None = None, seed: int = 0
+) -> list[PairRow]:
+    return list(build_pairs(documents, settings, (seed, 0), Counter() if counts is None else counts))
 
 
 @pytest.fixture(scope="module")
-def manifest(tokenizer: BertTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    return write_chunks(tmp_path_factory.mktemp("chunks"), make_documents(), make_settings(tokenizer))
+def drawn(tokenizer: BertTokenizer) -> list[PairRow]:
+    return make_pairs(make_documents(), make_settings(tokenizer))
+
+
+def split_texts(row: PairRow) -> tuple[list[int], list[int]]:
+    """The two texts of a pair, special tokens not included."""
+    ids = row.ids.tolist()
+    return ids[1 : row.second_start - 1], ids[row.second_start : -1]
 
 
 def find_documents(ids: Sequence[int]) -> set[int]:
@@ -90,151 +83,100 @@ def find_documents(ids: Sequence[int]) -> set[int]:
     return {each - FIRST_DOCUMENT_ID for each in ids if each >= FIRST_DOCUMENT_ID}
 
 
-def test_chunks_hold_every_sentence_once_in_order(tokenizer: BertTokenizer) -> None:
+def test_texts_of_a_document_hold_every_sentence_in_order(tokenizer: BertTokenizer) -> None:
+    """What gave way to another document's text begins the next row, so that no sentence is lost."""
     counts: Counter[str] = Counter()
     documents = make_documents(60)
-    chunks = list(build_chunks(documents, make_settings(tokenizer), 7, counts))
+    rows = make_pairs(documents, make_settings(tokenizer), counts)
     assert counts == {"used": 60}
+    num_missing = 0
     for i, document in enumerate(documents):
-        own = [each for each in chunks if each.document == 7 + i]
+        own = [row for row in rows if find_documents(split_texts(row)[0]) == {i}]
+        found = [each for row in own for text in split_texts(row)[: 2 - row.next_sentence] for each in text]
         expected = tokenizer.encode(document, add_special_tokens=False)
-        found = np.concatenate([each.ids for each in own]).tolist()
-        # Only a last sentence that finds no partner may be missing.
+        # Only a last sentence that finds no partner may be missing, or one that was to follow and gave way.
         assert found == expected[: len(found)] and TOKENS[found[-1]] == "."
-        assert len(expected) - len(found) <= 17 * 2
-    assert sum(len(each.ids) for each in chunks) > 0.98 * sum(
-        len(tokenizer.encode(each, add_special_tokens=False)) for each in documents
-    )
-    for chunk in chunks:
-        assert len(chunk.ids) <= SEQ_LENGTH - 3
-        assert chunk.sentence_starts[0] and chunk.sentence_starts[chunk.split] and 0 < chunk.split < len(chunk.ids)
-        assert [TOKENS[i].startswith("doc") for i in chunk.ids] == chunk.sentence_starts.tolist()
-        assert [not TOKENS[i].startswith("##") for i in chunk.ids] == chunk.word_starts.tolist()
-    parts = [each.sentence_starts[: each.split].sum() / each.sentence_starts.sum() for each in chunks]
-    assert 0.4 < np.mean(parts) < 0.6 and np.std(parts) > 0.15  # the boundary is anywhere
+        num_missing += len(expected) - len(found)
+    assert num_missing < 0.1 * sum(len(tokenizer.encode(each, add_special_tokens=False)) for each in documents)
 
 
-def test_long_sentences_are_cut_before_words(tokenizer: BertTokenizer) -> None:
-    document = " ".join(["runners", "red"] * 60)  # one sentence of 240 tokens: run ##ner ##s red
-    chunks = list(build_chunks([document], make_settings(tokenizer, 43), 0, Counter()))
-    assert np.concatenate([each.ids for each in chunks]).tolist() == tokenizer.encode(
-        document, add_special_tokens=False
-    )
-    for chunk in chunks:
-        assert len(chunk.ids) <= 40 and chunk.word_starts[chunk.sentence_starts].all()
-
-
-def test_documents_without_two_sentences_are_counted(tokenizer: BertTokenizer) -> None:
-    documents = ["red green.", "red green. blue house.", "very"]
-    counts: Counter[str] = Counter()
-    chunks = list(build_chunks(documents, make_settings(tokenizer), 0, counts))
-    assert [each.document for each in chunks] == [1]
-    assert counts == {"used": 1, pairs.NO_NEXT_SENTENCE: 2}
-
-
-@pytest.mark.parametrize(
-    ("lengths", "groups"),
-    [
-        ([3, 3, 3], [(0, 3)]),
-        ([4, 4, 4, 4], [(0, 2), (2, 4)]),
-        ([3, 3, 3, 3], [(0, 2), (2, 4)]),  # the fourth does not fit and takes the third along
-        ([4, 4, 4], [(0, 2)]),  # the third finds no partner
-        ([2], []),
-        ([], []),
-    ],
-)
-def test_groups_of_sentences(lengths: list[int], groups: list[tuple[int, int]]) -> None:
-    assert pairs._group_sentences(lengths, capacity=10) == groups
-
-
-@pytest.mark.parametrize(
-    ("length", "room", "expected", "gap"),
-    [
-        (7, 100, (5, 12), 0),  # sentences of 5, 7, 3 and 10 tokens
-        (12, 100, (0, 12), 0),
-        (14, 100, (0, 15), 1),  # 13 is as close: the first such run
-        (25, 24, (5, 25), 5),
-        (100, 100, (0, 25), 75),
-        (1, 100, (12, 15), 2),
-        (2, 2, (12, 14), np.inf),  # nothing fits: the shortest sentence, cut
-    ],
-)
-def test_choose_sentences(length: int, room: int, expected: tuple[int, int], gap: float) -> None:
-    starts = np.zeros(25, dtype=bool)
-    starts[[0, 5, 12, 15]] = True
-    run = choose_sentences(Chunk(np.arange(25), np.ones(25, dtype=bool), starts, 5, 0), length, room)
-    assert (run.ids.tolist(), len(run.word_starts), run.gap) == ([*range(*expected)], len(run.ids), gap)
-
-
-def test_layout_labels_and_documents(manifest: Manifest) -> None:
-    chunks = read_chunks(manifest)
-    table = make_pair_drawer(manifest, "train", seed=3).draw(chunks, epoch=0)
-    assert len(table) == len(chunks) > 1000
+def test_layout_labels_and_documents(drawn: list[PairRow]) -> None:
+    assert len(drawn) > 1000
     cls, sep = TOKENS.index("[CLS]"), TOKENS.index("[SEP]")
-    for pair, chunk in zip(table.to_pylist(), chunks.to_pylist(), strict=True):
-        ids, second = pair["input_ids"], pair["second_start"]
-        assert len(ids) <= SEQ_LENGTH
-        assert [i for i, each in enumerate(ids) if each in (cls, sep)] == [0, second - 1, len(ids) - 1]
-        assert pair["word_starts"] == [not TOKENS[i].startswith("##") for i in ids]
-        assert pair["row_id"] == chunk["row_id"]
-        first_text, second_text = ids[1 : second - 1], ids[second:-1]
-        assert first_text == chunk["input_ids"][: chunk["split"]]
-        own = find_documents(first_text)
-        assert len(own) == 1 and len(find_documents(second_text)) == 1
-        if pair["next_sentence"] == 0:
-            assert second_text == chunk["input_ids"][chunk["split"] :]
-        else:
-            assert find_documents(second_text) != own
-            assert TOKENS[second_text[0]].startswith("doc") and TOKENS[second_text[-1]] == "."  # whole sentences
-    labels = table.column("next_sentence").to_numpy()
+    shares = []
+    for row in drawn:
+        ids = row.ids.tolist()
+        assert len(ids) <= SEQ_LENGTH and len(row.word_starts) == len(ids)
+        assert [i for i, each in enumerate(ids) if each in (cls, sep)] == [0, row.second_start - 1, len(ids) - 1]
+        assert row.word_starts.tolist() == [not TOKENS[i].startswith("##") for i in ids]
+        first, second = split_texts(row)
+        own, other = find_documents(first), find_documents(second)
+        assert len(own) == len(other) == 1 and (own != other) == row.next_sentence
+        for text in (first, second):
+            assert TOKENS[text[0]].startswith("doc") and TOKENS[text[-1]] == "."  # whole sentences
+        shares.append(len(first) / (len(first) + len(second)))
+    labels = np.array([row.next_sentence for row in drawn])
     assert abs(labels.mean() - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
+    assert 0.4 < np.mean(shares) < 0.6 and np.std(shares) > 0.15  # the boundary is anywhere
 
 
-def test_the_label_does_not_follow_from_lengths(manifest: Manifest) -> None:
-    chunks, labels, lengths = read_chunks(manifest), [], []
-    drawer = make_pair_drawer(manifest, "train", seed=0)
-    for epoch in range(3):
-        table = drawer.draw(chunks, epoch)
-        labels.append(table.column("next_sentence").to_numpy())
-        total = pa.compute.list_value_length(table.column("input_ids")).to_numpy()
-        lengths.append(np.stack([total, total - table.column("second_start").to_numpy()]))
-    label, both = np.concatenate(labels), np.concatenate(lengths, axis=1)
-    for figure in both:
+def test_the_label_does_not_follow_from_lengths(tokenizer: BertTokenizer) -> None:
+    rows = [row for seed in range(3) for row in make_pairs(make_documents(), make_settings(tokenizer), seed=seed)]
+    label = np.array([row.next_sentence for row in rows])
+    for figure in ([len(row.ids) for row in rows], [len(split_texts(row)[1]) for row in rows]):
         for threshold in range(SEQ_LENGTH):
-            accuracy = ((figure > threshold) == label).mean()
+            accuracy = ((np.array(figure) > threshold) == label).mean()
             assert 0.43 < accuracy < 0.57
 
 
-def test_pairs_depend_on_seed_epoch_and_row_alone(manifest: Manifest) -> None:
-    chunks = read_chunks(manifest)
-    drawer = make_pair_drawer(manifest, "train", seed=3)
-    whole = drawer.draw(chunks, epoch=1)
-    some = pa.array([700, 3, 44, 3])
-    assert drawer.draw(chunks.take(some), epoch=1).to_pylist() == whole.take(some).to_pylist()
-    assert drawer.draw(chunks.slice(50, 9), epoch=1).to_pylist() == whole.slice(50, 9).to_pylist()
-    assert drawer.draw(chunks.slice(0, 0), epoch=1).num_rows == 0
-    for other in (drawer.draw(chunks, epoch=2), make_pair_drawer(manifest, "train", seed=4).draw(chunks, epoch=1)):
-        same = np.mean([a == b for a, b in zip(whole.to_pylist(), other.to_pylist(), strict=True)])
-        assert 0.15 < same < 0.35  # those that are positive in both
+def test_pairs_depend_on_text_and_seed_alone(tokenizer: BertTokenizer, drawn: list[PairRow]) -> None:
+    def plain(rows: Sequence[PairRow]) -> list[tuple[list[int], int, int]]:
+        return [(row.ids.tolist(), row.second_start, row.next_sentence) for row in rows]
+
+    settings = make_settings(tokenizer)
+    assert plain(make_pairs(make_documents(), settings)) == plain(drawn)
+    assert plain(make_pairs(make_documents(), settings, seed=1)) != plain(drawn)
 
 
-def test_a_row_that_finds_no_other_document_stays_as_it_is(tokenizer: BertTokenizer, tmp_path: Path) -> None:
-    documents = [" ".join("doc0 red green blue." for _ in range(4000)), "doc1 red. doc1 blue."]
-    manifest = write_chunks(tmp_path, documents, make_settings(tokenizer), num_shards=1)
-    table = make_pair_drawer(manifest, "train", seed=0).draw(read_chunks(manifest), epoch=0)
-    for pair in table.to_pylist():
-        names = [find_documents(pair["input_ids"][: pair["second_start"]]), find_documents(pair["input_ids"])]
-        assert len(names[1]) == 1 + pair["next_sentence"]
-    assert table.column("next_sentence").to_numpy()[:-1].mean() < 0.1
+def test_long_sentences_are_cut_before_words(tokenizer: BertTokenizer) -> None:
+    documents = [f"{name} {'runners red ' * 60}" for name in ("doc0", "doc1")]  # run ##ner ##s red
+    rows = make_pairs(documents, make_settings(tokenizer, 43))
+    assert len(rows) > 10 and {row.next_sentence for row in rows} == {0, 1}
+    for row in rows:
+        assert len(row.ids) <= 43 and row.word_starts[1] and row.word_starts[row.second_start]
 
 
-def test_golden_pairs(manifest: Manifest) -> None:
-    """Which rows keep their second text is part of every checkpoint's meaning: these numbers must never change."""
-    table = make_pair_drawer(manifest, "train", seed=42).draw(read_chunks(manifest).slice(0, 12), epoch=0)
-    assert table.column("next_sentence").to_pylist() == [1, 1, 0, 0, 1, 0, 1, 0, 1, 1, 0, 1]
-    assert table.column("second_start").to_pylist() == [15, 10, 23, 21, 12, 23, 8, 6, 17, 6, 25, 23]
-    names = [find_documents(each["input_ids"][each["second_start"] :]).pop() for each in table.to_pylist()]
-    assert names == [380, 192, 0, 0, 130, 1, 308, 1, 141, 270, 3, 106]
+def test_documents_that_make_no_pair_are_counted(tokenizer: BertTokenizer) -> None:
+    documents = ["red green.", "red green. blue house.", "very", "blue red. green."]
+    counts: Counter[str] = Counter()
+    assert make_pairs(documents, make_settings(tokenizer), counts)
+    assert counts == {"used": 2, NO_NEXT_SENTENCE: 2}
+    counts.clear()
+    assert not make_pairs(documents[:3], make_settings(tokenizer), counts)
+    assert counts == {NO_OTHER_TEXT: 1, NO_NEXT_SENTENCE: 2}
+
+
+@pytest.mark.parametrize("held", [1, 400])
+def test_few_documents_are_held_at_a_time(tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    """Second texts come from documents nearby, and a last document that would be alone has the one before it."""
+    monkeypatch.setattr(pairs, "HELD_TOKENS", held)
+    documents = [" ".join(f"doc{i} red green blue." for _ in range(40)) for i in range(21)]
+    counts: Counter[str] = Counter()
+    rows = make_pairs(documents, make_settings(tokenizer), counts)
+    assert counts == {"used": 21}
+    names = [tuple(find_documents(text).pop() for text in split_texts(row)) for row in rows]
+    assert {first for first, _ in names} == {*range(21)}
+    most = max(abs(first - second) for first, second in names)
+    assert 0 < most <= (1 if held == 1 else 4)
+
+
+def test_a_sentence_that_does_not_fit_is_cut(tokenizer: BertTokenizer) -> None:
+    """The other document has nothing but sentences that are longer than the room that is left."""
+    draw = np.random.default_rng(0)
+    other = (np.arange(20, dtype=np.int32), np.ones(20, dtype=bool))
+    own = (np.arange(3, dtype=np.int32), np.ones(3, dtype=bool))
+    ((ids, starts),) = pairs._draw_other([[own, own], [other, other]], 0, 2, 5, draw)
+    assert ids.tolist() == [0, 1, 2, 3, 4] and len(starts) == 5
 
 
 @pytest.fixture(scope="module")
@@ -245,22 +187,29 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
     return prepare_corpus(str(folder / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, folder / "cache", pairs=True)
 
 
-def test_preparation_writes_chunks(prepared: Manifest, tokenizer_dir: Path) -> None:
+def read_pairs(manifest: Manifest, split: Split = "train") -> list[PairRow]:
+    tables = [pa.ipc.open_file(each).read_all() for each in manifest.paths(split)]
+    assert all(each.schema == PAIR_SCHEMA for each in tables)
+    rows = [row for table in tables for row in table.to_pylist()]
+    return [
+        PairRow(*map(np.array, (r["input_ids"], r["word_starts"])), r["second_start"], r["next_sentence"]) for r in rows
+    ]
+
+
+def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> None:
     assert prepared.pairs and (prepared.cls_id, prepared.sep_id) == (2, 3)
-    assert prepared.dropped == {pairs.NO_NEXT_SENTENCE: 30} and prepared.num_documents == NUM_DOCUMENTS
+    assert prepared.dropped[NO_NEXT_SENTENCE] == 30
+    assert prepared.num_documents == NUM_DOCUMENTS - prepared.dropped.get(NO_OTHER_TEXT, 0) > 0.95 * NUM_DOCUMENTS
     assert len(prepared.train) > 2
     verify_shards(prepared)
-    found: dict[int, set[int]] = {}
+    found: dict[Split, set[int]] = {}
     for split in shards.SPLITS:
-        lengths = []
-        for path in prepared.paths(split):
-            table = pa.ipc.open_file(path).read_all()
-            assert table.schema == CHUNK_SCHEMA
-            for row in table.to_pylist():
-                lengths.append(len(row["input_ids"]) + 3)
-                found.setdefault(row["document"], set()).update(find_documents(row["input_ids"]))
-        assert prepared.num_rows(split) == len(lengths) and prepared.num_tokens(split) == sum(lengths)
-    assert sorted(found.values(), key=min) == [{i} for i in range(NUM_DOCUMENTS)]  # one number a document
+        rows = read_pairs(prepared, split)
+        found[split] = {each for row in rows for each in find_documents(row.ids.tolist())}
+        assert prepared.num_rows(split) == len(rows)
+        assert prepared.num_tokens(split) == sum(len(row.ids) for row in rows)
+    assert not found["train"] & found["held_out"]
+    assert len(found["train"] | found["held_out"]) == prepared.num_documents
     plain = prepare_corpus(
         str(prepared.folder.parent.parent / "text.txt"), PREPARE, tokenizer_dir, SEQ_LENGTH, prepared.folder.parent
     )
@@ -319,15 +268,14 @@ def test_chinese_pairs(local_ray: None, tokenizer_dir: Path, tmp_path: Path, chi
     prepare = replace(PREPARE, chinese_words=chinese_words)
     manifest = prepare_corpus(str(tmp_path / "zh.txt"), prepare, tokenizer_dir, 48, tmp_path / "cache", pairs=True)
     assert read_manifest(manifest.folder) == manifest
-    table = make_pair_drawer(manifest, "train", seed=0).draw(read_chunks(manifest), epoch=0)
-    labels = table.column("next_sentence").to_numpy()
+    rows = read_pairs(manifest)
+    labels = np.array([row.next_sentence for row in rows])
     assert len(labels) > 150 and abs(labels.mean() - 0.5) < 0.12
-    for pair in table.to_pylist():
-        texts = ["".join(TOKENS[i] for i in pair["input_ids"][1 : pair["second_start"] - 1])]
-        texts.append("".join(TOKENS[i] for i in pair["input_ids"][pair["second_start"] : -1]))
+    for row in rows:
+        texts = ["".join(TOKENS[i] for i in text) for text in split_texts(row)]
         homes = [{i for i, line in enumerate(lines) if text in line} for text in texts]
         assert homes[0] and homes[1]
-        assert (sum(texts[0] + texts[1] in line for line in lines) > 0) == (pair["next_sentence"] == 0)
+        assert (sum(texts[0] + texts[1] in line for line in lines) > 0) == (row.next_sentence == 0)
         assert texts[0].endswith("。") and texts[1].endswith("。")
-    starts = np.concatenate(table.column("word_starts").to_pylist())
+    starts = np.concatenate([row.word_starts for row in rows])
     assert (starts.mean() < 1.0) == chinese_words

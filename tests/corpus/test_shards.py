@@ -109,6 +109,11 @@ def test_the_manifest_counts_what_the_shards_hold(prepared: tuple[Path, Path, Ma
             assert table.schema == shards.SCHEMA and table.num_rows == record.num_rows
             lengths = [pa.compute.list_value_length(table.column(name)).to_pylist() for name in table.schema.names]
             assert lengths[0] == lengths[1]
+    expected = np.bincount(np.concatenate(read_rows(manifest, "train")), minlength=50)
+    assert (
+        manifest.token_counts(50).tolist() == expected.tolist()
+        and manifest.token_counts(9).tolist() == expected[:9].tolist()
+    )
     starts = pa.ipc.open_file(str(manifest.folder / manifest.train[0].path)).read_all().column("word_starts")
     continues = [VOCABULARY[i].startswith("##") for i in read_rows(manifest, "train")[0]]
     assert starts[0].as_py() == [not each for each in continues]
@@ -165,8 +170,8 @@ def test_documents_of_any_size_of_task_split_alike(local_ray: None, tokenizer_di
 
 def test_choose_documents_keeps_the_first_of_equals() -> None:
     rng = np.random.default_rng(0)
-    distinct = rng.integers(0, 256, (500, 16), dtype=np.uint8)
-    distinct[:50, :8] = distinct[50:100, :8]  # equal in the half that sorts first
+    distinct = rng.integers(0, 256, (500, 8), dtype=np.uint8)
+    distinct[:50, :7] = distinct[50:100, :7]  # equal in the bytes that sort first
     drawn = rng.integers(0, 500, 3000)
     keep, is_held_out = shards._choose_documents(distinct[drawn].tobytes(), 0.3)
     firsts = np.zeros(3000, dtype=bool)
@@ -456,6 +461,7 @@ def swap(record: dict[str, Any]) -> None:
         (lambda each: each.update(seq_length=True), "seq_length is True"),
         (lambda each: each.update(num_documents=1.5), "num_documents is 1.5"),
         (lambda each: each.update(fingerprint="f"), "fingerprint is no sha256"),
+        (lambda each: each.update(token_counts_sha256=""), "token_counts_sha256 is no sha256"),
         (lambda each: each.update(dropped={"blank": -1}), "dropped is no table of counts"),
         (lambda each: each.update(pairs=0), "wrong type"),
         (lambda each: each.update(train=[]), "train names no file"),
@@ -479,6 +485,16 @@ def test_a_manifest_carries_its_own_hash(copied: Manifest) -> None:
     path.write_text(path.read_text().replace('"num_documents": 800', '"num_documents": 801'))
     with pytest.raises(CorpusError, match="its sha256 is another"):
         read_manifest(copied.folder)
+
+
+def test_counts_of_tokens_are_verified_and_never_guessed(copied: Manifest) -> None:
+    path = copied.folder / "token_counts.npy"
+    np.save(path, copied.token_counts(30) + 1)
+    with pytest.raises(CorpusError, match="the table .*token_counts.npy is not what its manifest says"):
+        verify_shards(copied)
+    path.unlink()
+    with pytest.raises(CorpusError, match="token_counts.npy is missing or damaged; delete its folder"):
+        copied.token_counts(30)
 
 
 def test_rows_are_counted_when_a_corpus_is_verified(copied: Manifest) -> None:
@@ -614,8 +630,8 @@ def test_rows_without_text_are_told(
         manifest = prepare_lines(path, tokenizer_dir, tmp_path / "cache")
         told = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("dropped", "warning"))]
         assert told == [
-            f"dropped: 10 rows without the field 'text'; the first is {path}:311 (it has body)",
-            f"dropped: 1 row with null as 'text'; the first is {path}:301",
+            f"dropped: 10 rows without the field 'text'; the first is {path}, line 55 from byte 8,192 on (it has body)",
+            f"dropped: 1 row with null as 'text'; the first is {path}, line 45 from byte 8,192 on",
             f"warning: 11 of 400 rows of --corpus {str(path)!r} (2.8%) hold no text and are left out; "
             "set --prepare.field to the field that holds the text.",
         ], is_new

@@ -208,8 +208,6 @@ def test_the_order_is_pinned() -> None:
     pinned = {
         "max_lanes": 64,
         "block_rows": 4096,
-        "pair_attempts": 16,
-        "pair_length_tolerance": 0.2,
         "rows": "ed5257e3cd0811e1",
         "masks": "dd6cfe747d967ad3",
     }

@@ -22,7 +22,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest, ShardRecord
-from domext_ray.corpus.pairs import CHUNK_SCHEMA, build_chunks
+from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
 from domext_ray.corpus.rows import RowSettings
 from domext_ray.corpus.shards import SCHEMA
 from domext_ray.errors import CorpusError
@@ -302,18 +302,18 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
 
 
 def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
-    """A manifest with held-out chunks for pairs."""
+    """A manifest with held-out pairs."""
     texts = [folder / each.path for each in write_texts(folder).texts]
     documents = [json.loads(line)["text"] for path in texts for line in path.read_text(encoding="utf-8").splitlines()]
     settings = RowSettings(tokenizer.backend_tokenizer.to_str(), 2, 3, 64, True, False, True)
-    chunks = build_chunks(documents, settings, 0, Counter())
-    record = shards._write_shard(folder / "held_out.arrow", chunks, CHUNK_SCHEMA, 3)
+    rows = build_pairs(documents, settings, (0, 1), Counter())
+    record, _ = shards._write_shard(folder / "held_out.arrow", rows, PAIR_SCHEMA)
     assert record is not None
     return Manifest(folder, "f", 64, "t", {}, (), (record,), 1, {}, True, 2, 3)
 
 
 def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Pairs are drawn as they are for training, from held-out rows, always alike."""
+    """Pairs are those of the held-out rows, in any batches."""
     manifest = write_pairs(tmp_path, tokenizer)
     whole = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=400)[0]
     assert whole.next_sentence_labels is not None and whole.token_type_ids is not None

@@ -36,6 +36,7 @@ _OTHER = {
     "too_short": "under {shortest} characters (--prepare.min_document_chars)",
     "duplicate": "equal to an earlier one",
     "no next sentence": "of a single sentence",
+    "no other text": "without another of the same split in their reading task (--prepare.shard_bytes)",
     "no_token": "of which a text makes no token",
 }
 _FIELD_REASONS = ("no_field", "null", "not_text", "empty")

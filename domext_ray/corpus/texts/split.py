@@ -80,32 +80,42 @@ def hold_out_blocks(keep: np.ndarray, held_out_frac: float) -> np.ndarray:
     return is_held_out
 
 
-def hold_out_groups(keep: np.ndarray, groups: np.ndarray, prepare: PrepareConfig) -> np.ndarray:
-    """Choose whole groups, each by its hash.
+def hold_out_groups(groups: np.ndarray, held_out_frac: float) -> np.ndarray:
+    """Choose whole groups, each by its hash alone.
 
     Args:
-        keep: bool [D], documents that stay.
         groups: uint64 [D], hashes of the documents' groups.
-        prepare: what a group is, and the share of them that is held out.
+        held_out_frac: share of the groups that is held out.
 
     Returns:
-        bool [D], which are held out.
+        bool [D], which are held out, if they stay.
+    """
+    return _draw(groups) < held_out_frac
+
+
+def _draw(groups: np.ndarray) -> np.ndarray:
+    return (groups >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def require_held_out_group(groups: np.ndarray, prepare: PrepareConfig) -> None:
+    """Refuse a corpus of which no group is held out, and say which share would do.
+
+    Args:
+        groups: uint64 [D], hashes of the groups of the documents that stay.
+        prepare: what a group is, and the share of them that is held out.
 
     Raises:
-        CorpusError: no group is held out.
+        CorpusError: none is.
     """
-    draws = (groups >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    is_held_out = draws < prepare.held_out_frac
-    lowest = float(draws[keep].min(initial=1.0))
+    lowest = float(_draw(groups).min(initial=1.0))
     if lowest >= prepare.held_out_frac:
-        number = len(np.unique(groups[keep]))
         needed = math.floor(100 * lowest + 1) / 100
         advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
         raise CorpusError(
-            f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the {number:,} different "
-            f"{prepare.group_field!r} falls into that share, so none is held out; {advice}."
+            f"--prepare.held_out_frac is {prepare.held_out_frac:g}, and the hash of none of the "
+            f"{len(np.unique(groups)):,} different {prepare.group_field!r} falls into that share, so none is held out; "
+            f"{advice}."
         )
-    return is_held_out
 
 
 def hold_out_files(
