@@ -219,7 +219,7 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
 
 def test_pairs_of_a_batch_do_not_depend_on_the_ranks(prepared: Manifest) -> None:
     sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in prepared.train), seed=5),), 16)
-    corpora, batches = (CorpusReader.open(prepared, 5),), prepared.num_rows("train") // 16 + 2
+    corpora, batches = (CorpusReader.open(prepared),), prepared.num_rows("train") // 16 + 2
     reader = BatchReader(corpora, sampler, (), (), slice(0, 16), 16)
     read = [reader.read(0, sampler.draw(batch)[1]).to_pylist() for batch in range(batches)]
     for world_size in (2, 3):

@@ -55,7 +55,7 @@ def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int =
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(NUM_WORDS))]
     tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
     corpora = [write_corpus(folder / str(i), part.shard_rows) for i, part in enumerate(sampler.parts)]
-    readers = [CorpusReader.open(each, part.seed) for each, part in zip(corpora, sampler.parts, strict=True)]
+    readers = [CorpusReader.open(each) for each in corpora]
     maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
     is_kept = (False, True, False)[: len(readers)] if len(readers) > 1 else ()
     rows = share_rows(sampler.global_batch_size, rank, world_size)

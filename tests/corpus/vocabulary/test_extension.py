@@ -301,7 +301,7 @@ def test_a_list_of_words(base_folder: Path, text: Path, tmp_path: Path, local_ra
     assert count_new_words(options, known) == 4
     assert count_new_words(VocabConfig(size=7, extend=str(made.folder)), known) == 7
 
-    measure_extension(str(text), PREPARE, made.folder, tmp_path / "cache")
+    measure_extension(str(text), PREPARE, VocabConfig(), made.folder, tmp_path / "cache")
     record = json.loads((made.folder / "statistics.json").read_text())
     assert [row["num_new"] for row in record["sizes"]] == [0, 3] and "3" in format_statistics(made.folder)
     assert record["sizes"][1]["tokens_per_document"] < record["sizes"][0]["tokens_per_document"]
@@ -426,7 +426,7 @@ def test_folders_without_a_record(base_folder: Path, learned: ExtensionVocabular
     assert load_extension(base_folder) is None
     assert load_extension(tmp_path / "nowhere") is None
     with pytest.raises(CorpusError, match="has no extension.json"):
-        measure_extension("text.txt", PREPARE, base_folder, base_folder / "cache")
+        measure_extension("text.txt", PREPARE, VocabConfig(), base_folder, base_folder / "cache")
     shutil.copytree(learned.folder, tmp_path / "copy")
     (tmp_path / "copy" / "tokenizer.json").unlink()
     with pytest.raises(CorpusError, match="is damaged"):

@@ -261,7 +261,7 @@ def test_words_are_learned_in_the_bases_notion_of_them(
     learn(text, base_folder, tmp_path / "again", size=30)
     for path in learned.folder.iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-    measure_extension(str(text), PREPARE, learned.folder, tmp_path / "cache")
+    measure_extension(str(text), PREPARE, VocabConfig(), learned.folder, tmp_path / "cache")
     assert json.loads((learned.folder / "statistics.json").read_text())["sizes"][:2] == record["sizes"][:2]
 
 
