@@ -27,8 +27,8 @@ from domext_ray.errors import StorageError
 
 PATIENCE_SECONDS, REQUEST_SECONDS = 120.0, 60.0
 """How long a bucket is asked again that does not answer, and how long one request may take."""
-KEPT_SECONDS = 7 * 86_400.0
-"""How long a copy of an object stays in this machine's cache after its last use."""
+KEPT_SECONDS, TIDY_SECONDS = 7 * 86_400.0, 3600.0
+"""How long a copy of an object stays in this machine's cache after its last use, and how often that is looked at."""
 NEW = "new"
 """The condition that nothing is there yet."""
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Bucket:
     def __init__(self, url: str) -> None:
         from obstore.store import from_url  # 0.1 s, for those who have a bucket
 
-        self.url, self.is_silent = url, False
+        self.url, self.is_silent, self.tidy_due = url, False, 0.0
         seconds = f"{REQUEST_SECONDS:g}s"
         endpoints = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"))
         is_plain = any(each.startswith("http://") for each in endpoints)
@@ -172,7 +172,9 @@ class Bucket:
             with contextlib.suppress(OSError):  # another process had it first
                 os.rename(temporary, folder)
             shutil.rmtree(temporary, ignore_errors=True)
-            _remove_unused(folder.parent)
+            if time.monotonic() > self.tidy_due:  # a corpus has thousands of files, and each is a copy
+                self.tidy_due = time.monotonic() + TIDY_SECONDS
+                _remove_unused(folder.parent)
         os.utime(folder)
         return folder / name
 

@@ -262,7 +262,7 @@ def _do_task(work: Function, records: Records, task: Task) -> tuple[Result, bool
     return result, False, fault
 
 
-@ray.remote(num_cpus=1, max_retries=0)  # `run_tasks` tries again, and knows when to stop
+@ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")  # `run_tasks` itself tries again
 def _perform(work: Function, records: Records, task: Task) -> tuple[Result, bool, str]:
     return _do_task(work, records, task)
 

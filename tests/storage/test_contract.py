@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from object_store import BUCKET
 
-from domext_ray import storage
+from domext_ray import bucket, storage
 from domext_ray.errors import RunError
 from domext_ray.storage import NEW, Log, Place, hash_file, new_file, write_json, write_text
 
@@ -209,7 +209,9 @@ def test_a_fence_keeps_writers_out(place: Place) -> None:
     assert place.list_files() == ["a"]
 
 
-def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path) -> None:
+def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at by the first download and then once an hour: a corpus is thousands of them."""
+    monkeypatch.setattr(bucket, "TIDY_SECONDS", 0.0)
     place = Place(f"{BUCKET}/{tmp_path.name}/cached")
     for name in ("old", "used", "next"):
         (place / name).put(name.encode())
@@ -219,3 +221,10 @@ def test_copies_that_nobody_uses_leave_the_cache(objects: str, tmp_path: Path) -
     assert (place / "used").local() == used and (place / "next").local().read_bytes() == b"next"
     assert used.read_bytes() == b"used" and not old.exists()
     assert (place / "old").local().read_bytes() == b"old", "it is fetched again"
+    monkeypatch.setattr(bucket, "TIDY_SECONDS", 3600.0)
+    for name in ("more", "last"):
+        (place / name).put(b"")
+    (place / "more").local()  # the last time that all are looked at
+    os.utime(used.parent, (0, 0))
+    (place / "last").local()
+    assert used.exists()
