@@ -102,7 +102,7 @@ def _pair_up(
             end = int(np.searchsorted(ends, ends[first] + capacity, side="right")) - 1
             middle = int(draw.integers(first + 1, end))
             is_other = bool(draw.random() < 0.5)
-            second = sentences[middle:end]
+            second: Sequence[Tokens] = sentences[middle:end]
             if is_other:
                 room, length = capacity - int(ends[middle] - ends[first]), int(ends[end] - ends[middle])
                 second = _draw_other(others, number, length, room, draw)
