@@ -17,6 +17,7 @@ from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConfig, VocabConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
+from domext_ray.corpus.near_duplicates import count_near_duplicates
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.texts.check import check_corpus
 from domext_ray.corpus.texts.documents import read_grouped
@@ -229,3 +230,12 @@ def test_a_vocabulary_without_a_base_has_no_name(notes: Path, tmp_path: Path) ->
     }
     assert not list_entries_of(NAME, made[0]) and TERM in made[0]
     assert NAME in made[1]
+
+
+def test_a_dry_run_divides_its_sample_by_group(notes: Path) -> None:
+    """None of a held-out patient's copied paragraphs is in the training part of the sample."""
+    found = count_near_duplicates(resolve_sources(str(notes), PREPARE), PREPARE)
+    assert found is not None and found.num_similar == 0
+    assert 0 < found.num_held_out < found.num_train
+    none = replace(PREPARE, held_out_frac=1e-9)
+    assert count_near_duplicates(resolve_sources(str(notes), none), none) is None
