@@ -38,7 +38,7 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     except (ValueError, RecursionError) as error:
         place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
         raise RunError(f"{path} is not valid JSON{place}; {remedy}.") from error
-    _check_values(path, values, "JSON object", remedy, expected or {})
+    check_values(path, values, "JSON object", remedy, expected or {})
     return values
 
 
@@ -60,7 +60,7 @@ def read_yaml(path: Where, remedy: str, text: str | None = None) -> dict[str, An
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark is not None else ""
         raise RunError(f"{path} is not valid YAML{place}; {remedy}.") from error
-    _check_values(path, values, "YAML mapping", remedy, {})
+    check_values(path, values, "YAML mapping", remedy, {})
     return values
 
 
@@ -80,7 +80,8 @@ def read_text(path: Where, remedy: str) -> str:
         raise RunError(f"{path} is damaged (byte {error.start} is no UTF-8); {remedy}.") from error
 
 
-def _check_values(path: Where, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
+def check_values(path: Where, values: Any, what: str, remedy: str, expected: Mapping[str, Kind]) -> None:
+    """Refuse the content of a file that is no mapping, or lacks a value; see `read_json`."""
     if not isinstance(values, dict):
         raise RunError(f"{path} holds no {what}; {remedy}.")
     for name, kind in expected.items():

@@ -1,7 +1,7 @@
 """plan -> prepare -> train -> report -> export: what a training job calls.
 
-Enters: a `PretrainConfig`. Leaves: the run directory RUN.DIR/RUN.NAME with config.yaml, identity.json, tokenizer/,
-metrics.jsonl, tensorboard/, checkpoints/, export/, about.json, summary.json, curves.png and report.html, which is there
+Enters: a `PretrainConfig`. Leaves: the run directory RUN.DIR/RUN.NAME with config.yaml, run.json, tokenizer/,
+metrics.jsonl, tensorboard/, checkpoints/, export/, summary.json, curves.png and report.html, which is there
 while the run trains, too; and a line in RUN.DIR/index.html. The same command goes on from the newest checkpoint, and
 says so when there is nothing left to do.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
@@ -28,20 +29,20 @@ from domext_ray.report.examples import make_examples
 from domext_ray.report.forecast import Forecast, make_forecast
 from domext_ray.report.index import write_index
 from domext_ray.report.live import LiveReport
-from domext_ray.report.origin import count_trained, write_origin
+from domext_ray.report.origin import count_trained, describe_origin
 from domext_ray.report.report import write_report
 from domext_ray.report.results import describe_times, format_summary
 from domext_ray.report.summary import add_times, describe_end, describe_plan, is_finished, write_summary
 from domext_ray.runs.events import EXPORT, PREPARING, REPORT, START_UP, WORKERS, enter_phase
 from domext_ray.runs.run_directory import (
+    add_versions,
     check_identity,
-    check_made_with,
+    check_order,
     hold_run,
     read_config,
     resolve_schedule,
     write_config,
-    write_identity,
-    write_made_with,
+    write_run,
 )
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
@@ -156,7 +157,7 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
 
 
 def _name_fingerprint(part: TextPart) -> str:
-    """What identity.json calls the text of a part."""
+    """What a run's identity calls the text of a part."""
     return "replay_fingerprint" if part.name == GENERAL else f"part_fingerprint.{part.name}"
 
 
@@ -169,9 +170,13 @@ def train_run(prepared: PreparedRun) -> None:
     plan, run_dir = prepared.plan, prepared.plan.paths.run
     _print_corpus(plan.config, prepared.corpora)
     write_config(run_dir, plan.config)
-    write_identity(run_dir, plan.identity)
-    write_made_with(run_dir, describe_order(), prepared.goes_on_from.step if prepared.goes_on_from else 0)
-    _write_origin(prepared)
+    write_run(
+        run_dir,
+        identity=plan.identity,
+        order=describe_order(),
+        versions=add_versions(run_dir, prepared.goes_on_from.step if prepared.goes_on_from else 0),
+        origin=_describe_origin(prepared),
+    )
     general = prepared.corpora.beside[0][0] if plan.config.replay.corpus else None  # the first of `config.parts`
     texts = (prepared.corpora.domain[0], general)
     provide_routers(plan.config, run_dir, texts, prepared.tokenizer_dir, plan.base, plan.start)
@@ -208,12 +213,12 @@ def report_run(prepared: PreparedRun) -> None:
     print(format_summary(summary))
 
 
-def _write_origin(prepared: PreparedRun) -> None:
-    """Record what the run's page says of its text and of what trains."""
+def _describe_origin(prepared: PreparedRun) -> dict[str, Any]:
+    """What the run's page says of its text and of what trains."""
     plan, counts, corpora = prepared.plan, prepared.counts, prepared.corpora
     manifest, phases = corpora.domain[0], make_phases(plan.config, corpora.domain, corpora.beside)
     shape = describe_run(plan.config, plan.base, *count_words(prepared.tokenizer_dir), plan.earlier)
-    write_origin(
+    return describe_origin(
         plan.paths.run,
         base_sha256=plan.identity["base_sha256"],
         parameters={
@@ -259,7 +264,7 @@ def _note_moved(run_dir: Place, config: PretrainConfig) -> None:
 
 def _look_back(run_dir: Place) -> CheckpointId | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
-    for changed in check_made_with(run_dir, describe_order()):
+    for changed in check_order(run_dir, describe_order()):
         print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)
     choice = choose_checkpoint(run_dir / "checkpoints")
     for sentence in choice.passed_over:

@@ -17,9 +17,9 @@ def check_early(config: PretrainConfig) -> None:
     Raises:
         DomextError: one of these.
     """
-    from domext_ray.runs.run_directory import IDENTITY, resolve_paths
+    from domext_ray.runs.run_directory import RUN, resolve_paths
 
-    if (resolve_paths(config).run / IDENTITY).exists():
+    if (resolve_paths(config).run / RUN).exists():
         return
     _check_gpu(config)
     _check_base(config)

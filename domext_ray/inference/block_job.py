@@ -5,7 +5,7 @@ Enters: a `BlockPlan`, and what each worker does with a block. Leaves, in --outp
     predictions/part-NNNNNN.*   one row per input row, in the input's order
     malformed.jsonl             rows that could not be read: file, line and reason
     summary.json                rows and seconds; written last
-    config.yaml, identity.json  what the output was made from
+    config.yaml, run.json  what the output was made from
     .blocks/                    what is done, for a job that goes on
 
 The same command goes on with the blocks that are missing (blocks.py). Another model, another input or other options are
@@ -31,7 +31,7 @@ from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord
 from domext_ray.inference.input_plan import InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
-from domext_ray.runs.run_directory import IDENTITY, check_identity, hold_run, write_config, write_identity
+from domext_ray.runs.run_directory import RUN, check_identity, hold_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
 from domext_ray.storage import new_file
 from domext_ray.training.pretrain import check_shared_storage
@@ -92,7 +92,7 @@ def settle_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, An
     folder = Path(config.output).expanduser().resolve()
     with _name_output():
         check_identity(folder, identity)
-    if (folder / PARTS).exists() and not (folder / IDENTITY).exists():
+    if (folder / PARTS).exists() and not (folder / RUN).exists():
         raise RunError(f"{folder} holds {PARTS} of something else; give another --output.")
     return folder
 
@@ -117,7 +117,7 @@ def run_block_job(
     plan = replace(plan, config=settle_gpu(plan.config))
     with _name_output(), hold_run(plan.folder):
         write_config(plan.folder, plan.config)
-        write_identity(plan.folder, plan.identity)
+        write_run(plan.folder, identity=plan.identity)
         check_shared_storage(plan.folder)
         plan.blocks.make()
         started = time.perf_counter()
@@ -208,7 +208,7 @@ def _forget(folder: Path) -> None:
     """Leave nothing that would make the same output, with other options, look like another job."""
     for name in (PARTS, RECORDS):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (IDENTITY, MALFORMED):
+    for name in (RUN, MALFORMED):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -1,6 +1,6 @@
 """The tables of a run's page below its figures: origin, cost, new words, options; and the commands that may come next.
 
-Enters: a run's configuration, its about.json and its metrics. Leaves: rows of text, without a folder's name.
+Enters: a run's configuration, its run.json and its metrics. Leaves: rows of text, without a folder's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def list_facts(
 
     Args:
         config: the run.
-        about: content of about.json.
+        about: what `origin.read_origin` returns.
         records: lines of metrics.jsonl.
         router: values of its domain's `RouterRecord`; None: it has none.
     """

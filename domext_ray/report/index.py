@@ -7,7 +7,7 @@ that says so and stops nothing.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -15,11 +15,12 @@ from urllib.parse import quote
 from domext_ray.errors import DomextError
 from domext_ray.files import read_yaml
 from domext_ray.options.places import hide_places
-from domext_ray.report.origin import ABOUT, read_origin
+from domext_ray.report.origin import read_origin
 from domext_ray.report.page import Markup, fill_page, format_html, format_paragraph, format_section
 from domext_ray.report.summary import measure_run, read_summary
 from domext_ray.report.tables import NONE
 from domext_ray.runs.losses import MLM, find_losses
+from domext_ray.runs.run_directory import read_run
 from domext_ray.storage import Place, Where, write_text
 from domext_ray.training.metrics import find_last_step, read_metrics
 
@@ -49,7 +50,7 @@ def write_index(where: Where) -> Place:
     lines = sorted(_list_runs(folder), key=lambda each: each.name)
     lines.sort(key=lambda each: each.started, reverse=True)
     header = ("run", "method", "base", "started (UTC)", "steps", "held-out loss", "general accuracy")
-    others = [(_link(folder, each, page), page) for each, page in _list_others(folder)]
+    others = [(_link(folder, each, page), page) for each, page in _list_others(folder, [each.name for each in lines])]
     page = fill_page(
         "Runs",
         [
@@ -69,11 +70,10 @@ def write_index(where: Where) -> Place:
 def _list_runs(folder: Place) -> Iterator[_Line]:
     """The pre-training runs: what has a record of how it was started."""
     for run in (folder / name for name in folder.list_names()):
-        if not (run / ABOUT).is_file():
-            continue
         name = run.name
         try:
-            yield _describe_run(run)
+            if "origin" in read_run(run):
+                yield _describe_run(run)
         except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
             yield _Line(name, "", (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})"))
@@ -125,11 +125,11 @@ def _show_general(pair: dict[str, float | None]) -> str:
     return f"{before:.1%} → {after:.1%} ({100 * (after - before):+.1f} points)"
 
 
-def _list_others(folder: Place) -> Iterator[tuple[str, str]]:
+def _list_others(folder: Place, listed: Collection[str]) -> Iterator[tuple[str, str]]:
     """Folders with a page that are no pre-training runs, and the page's name."""
     for page in _PAGES:
         for run in (folder / name for name in folder.list_names()):
-            if (run / page).is_file() and not (run / ABOUT).is_file():
+            if (run / page).is_file() and run.name not in listed:
                 yield run.name, page
 
 

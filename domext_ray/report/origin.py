@@ -1,7 +1,7 @@
-"""Where a run comes from: about.json, which the driver writes when training starts, and its page reads.
+"""Where a run comes from: what the driver puts into run.json when training starts, and the run's page reads.
 
-Enters: what the job knows before the first step. Leaves: about.json in the run's directory: when and how it was
-started, on which machine, by which code, on which text. It names no folder and no host.
+Enters: what the job knows before the first step. Leaves: when and how it was started, on which machine, by which code,
+on which text. It names no folder and no host.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
 from domext_ray.extensions.anatomy import Extension
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
-from domext_ray.files import read_json
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
-from domext_ray.runs.run_directory import list_versions
+from domext_ray.runs.run_directory import RUN, read_run
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
-from domext_ray.storage import Place, Where, write_json
+from domext_ray.storage import Place, Where
 
-ABOUT = "about.json"
-_REMEDY = "delete it: the same command writes it anew"
+_EXPECTED = {"started": str, "command": str, "commit": str, "parameters": dict, "corpus": dict, "machine": str}
 _SECONDS = 5.0
 """Git is given up after so long: its disk may hang."""
 
 
-def write_origin(run_dir: Where, **facts: Any) -> None:
-    """Record a start of a run; the time of its first start stays. Ray is initialised.
+def describe_origin(run_dir: Where, **facts: Any) -> dict[str, Any]:
+    """Return what run.json says of a start; the time of the run's first start stays. Ray is initialised.
 
     Args:
         run_dir: the run's directory.
         facts: what else is known of it, plain values without paths.
     """
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    with contextlib.suppress(RunError):  # none yet, or a damaged one, which is replaced
-        started = read_origin(run_dir)["started"]
-    record = {"started": started, "command": describe_command(sys.argv), "commit": find_commit()}
-    write_json(Place(run_dir) / ABOUT, {**record, "versions": list_versions(), "machine": describe_machine(), **facts})
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    started = read_run(run_dir).get("origin", {}).get("started", now)
+    command = describe_command(sys.argv)
+    return {"started": started, "command": command, "commit": find_commit(), "machine": describe_machine(), **facts}
 
 
 def read_origin(run_dir: Where) -> dict[str, Any]:
-    """Return what `write_origin` wrote.
+    """Return what `describe_origin` told of a run's newest start, with the versions of packages.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: run.json is missing or damaged.
     """
-    expected = {"started": str, "command": str, "commit": str, "parameters": dict, "corpus": dict, "machine": str}
-    return read_json(Place(run_dir) / ABOUT, _REMEDY, expected)
+    run = read_run(run_dir, {f"origin.{name}": kind for name, kind in _EXPECTED.items()} | {"versions": list})
+    if not run:
+        raise RunError(f"{Place(run_dir) / RUN} is missing; a run writes it when training starts: run the job again.")
+    versions = {name: each for name, each in run["versions"][-1].items() if name != "from_step"}
+    return {**run["origin"], "versions": versions}
 
 
 def describe_command(args: list[str]) -> str:

@@ -1,6 +1,6 @@
 """The page of a run: what it reached, how, from what, and what to do next.
 
-Enters: a run directory with metrics.jsonl, about.json and config.yaml; it may still be training. Leaves: report.html,
+Enters: a run directory with metrics.jsonl, run.json and config.yaml; it may still be training. Leaves: report.html,
 which needs no network, and curves.png in the same directory.
 """
 
@@ -49,7 +49,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     """Draw a run's curves and write report.html and curves.png.
 
     Args:
-        where: a run's directory, with metrics.jsonl, about.json and config.yaml.
+        where: a run's directory, with metrics.jsonl, run.json and config.yaml.
         state: what the run is doing now.
         examples: masked words of held-out text; with them only the owner may read the page, as the text itself.
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
 from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
-from domext_ray.files import Kind, read_json, read_yaml
+from domext_ray.files import Kind, check_values, read_json, read_yaml
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict
 from domext_ray.runs.attempts import ATTEMPTS, hold
 from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
@@ -21,12 +21,13 @@ from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, 
 ConfigT = TypeVar("ConfigT")
 
 SUBMITTED_RUNS = Path("~/domext_runs")
-CONFIG, IDENTITY, MADE_WITH = "config.yaml", "identity.json", "made_with.json"
-FORMAT, _FORMAT_NAME = 1, "identity_format"
-"""Of identity.json, and what it is called there: predictions have an option format."""
+CONFIG, RUN = "config.yaml", "run.json"
+FORMAT = 2
+"""Of run.json."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"
-_IDENTITY_REMEDY = "bring back a copy of it, delete the run directory, or give another --run.name"
+_RUN_REMEDY = "bring back a copy of it, delete the run directory, or give another --run.name"
+_PRETRAINING: Mapping[str, Kind] = {"order": dict, "versions": list}
 _SAME_BYTES = {
     "base": "base_sha256",
     "corpus": "corpus_fingerprint",
@@ -170,31 +171,53 @@ def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool =
         )
 
 
-def read_identity(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
-    """Return the identity that a run's directory was made with; None before its first start.
+def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+    """Return what run.json says of a run; empty before its first start.
 
     Args:
         run_dir: the run's directory.
         expected: see `files.read_json`.
 
     Raises:
-        RunError: identity.json is damaged, or of another format.
+        RunError: run.json is damaged, or of another format.
     """
-    path = Place(run_dir) / IDENTITY
+    path = Place(run_dir) / RUN
     if not path.is_file():
-        return None
-    values = read_json(path, _IDENTITY_REMEDY, {_FORMAT_NAME: int, **(expected or {})})
-    if values.pop(_FORMAT_NAME) != FORMAT:
+        return {}
+    values = read_json(path, _RUN_REMEDY, {"format": int})
+    if values.pop("format") != FORMAT:
         raise RunError(f"{path} is not of format {FORMAT}, which this version reads; give another --run.name.")
+    check_values(path, values, "JSON object", _RUN_REMEDY, {"identity": dict, **(expected or {})})
     return values
 
 
-def write_identity(run_dir: Where, identity: Mapping[str, Any]) -> None:
-    """Write what a run is recognised by."""
-    write_json(Place(run_dir) / IDENTITY, {_FORMAT_NAME: FORMAT, **identity})
+def write_run(run_dir: Where, **parts: Any) -> None:
+    """Write run.json; parts that are not given stay.
+
+    Args:
+        run_dir: the run's directory.
+        parts: "identity", what the run is recognised by; of pre-training also "order" and "versions", what its rows and
+            masks follow from, and "origin", how it was started.
+    """
+    write_json(Place(run_dir) / RUN, {"format": FORMAT, **read_run(run_dir), **parts})
 
 
-def check_made_with(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
+def read_identity(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
+    """Return the identity that a run's directory was made with; None before its first start.
+
+    Args:
+        run_dir: the run's directory.
+        expected: types of values that it must have, see `files.read_json`.
+
+    Raises:
+        RunError: see `read_run`.
+    """
+    names = {f"identity.{name}": kind for name, kind in (expected or {}).items()}
+    identity: dict[str, Any] | None = read_run(run_dir, names).get("identity")
+    return identity
+
+
+def check_order(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
     """Refuse to go on with a run whose rows or masks this version would draw in another way.
 
     Args:
@@ -205,30 +228,32 @@ def check_made_with(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
         Packages that have changed since the run's last start, as `name: old -> new`.
 
     Raises:
-        RunError: naming what differs, or made_with.json is damaged.
+        RunError: naming what differs, or run.json is damaged.
     """
-    if not (Place(run_dir) / IDENTITY).is_file():
+    stored = read_run(run_dir, _PRETRAINING)
+    if not stored:
         return []
-    stored = _read_made_with(run_dir)
-    differing = describe_difference(stored.get("order", order), dict(order))
-    versions = (stored.get("versions") or [{}])[-1]
+    versions, now = stored["versions"][-1], list_versions()
+    differing = describe_difference(stored["order"], dict(order))
     if differing:
         by = f" with domext_ray {versions['domext_ray']}" if "domext_ray" in versions else ""
         raise RunError(
             f"the run in {run_dir} draws rows and masks in another way than this version ({'; '.join(differing)}); "
             f"finish it{by or ' with the version that made it'}, or give another --run.name."
         )
-    now = list_versions()
-    return describe_difference({name: now[name] if name not in versions else versions[name] for name in now}, now)
+    return describe_difference({name: versions.get(name, now[name]) for name in now}, now)
 
 
-def write_made_with(run_dir: Where, order: Mapping[str, Any], step: int) -> None:
-    """Record what a run is made with from a step on: versions of packages, and what decides its rows and masks."""
-    history = [each for each in _read_made_with(run_dir).get("versions", []) if each["from_step"] <= step]
-    now = list_versions()
-    if not history or {**history[-1], "from_step": 0} != {**now, "from_step": 0}:
-        history.append({"from_step": step, **now})
-    write_json(Place(run_dir) / MADE_WITH, {"order": order, "versions": history})
+def add_versions(run_dir: Where, step: int) -> list[dict[str, Any]]:
+    """Return the versions that a run was made with, each from its step on, those of this process last.
+
+    Args:
+        run_dir: the run's directory.
+        step: that the run goes on from.
+    """
+    history = [each for each in read_run(run_dir).get("versions", []) if each["from_step"] <= step]
+    now = {"from_step": step, **list_versions()}
+    return history if history and {**history[-1], "from_step": step} == now else [*history, now]
 
 
 def list_versions() -> dict[str, str]:
@@ -238,17 +263,6 @@ def list_versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):  # this one may run from its source
             found[name] = version(name)
     return found
-
-
-def _read_made_with(run_dir: Where) -> dict[str, Any]:
-    path = Place(run_dir) / MADE_WITH
-    if not path.is_file():
-        return {}
-    remedy = "bring back a copy of it, or delete it: only the record of the versions is lost with it"
-    values = read_json(path, remedy, {"order": dict, "versions": list})
-    if not all(isinstance(each, dict) and isinstance(each.get("from_step"), int) for each in values["versions"]):
-        raise RunError(f"{path} has versions of something else; {remedy}.")
-    return values
 
 
 def write_config(run_dir: Where, config: Any) -> None:
@@ -303,7 +317,7 @@ def hold_run(run_dir: Where) -> Iterator[Place]:
     except BaseException as error:
         is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
         is_empty = {*run.list_names()} <= {ATTEMPTS}
-        if made and (is_mistake or is_empty) and not (run / IDENTITY).is_file():
+        if made and (is_mistake or is_empty) and not (run / RUN).is_file():
             run.delete()
             for each in made[1:]:
                 with contextlib.suppress(OSError):  # others may have put something there

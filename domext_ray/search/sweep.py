@@ -1,6 +1,6 @@
 """Ray Tune searches a space for downstream F1: the driver of a sweep.
 
-Enters: a `SweepConfig`. Leaves RUN.DIR/RUN.NAME with config.yaml, identity.json, trials/ (a run's directory each),
+Enters: a `SweepConfig`. Leaves RUN.DIR/RUN.NAME with config.yaml, run.json, trials/ (a run's directory each),
 tune/ (what Ray Tune logs), summary.json, best.yaml, sweep.png and sweep.html. The same command goes on: finished
 trials are kept, and the others continue from their own checkpoints; --search.trials may grow and shrink.
 """
@@ -20,7 +20,7 @@ from ray import tune
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import find_user_error
 from domext_ray.inputs import count_words, provide_inputs
-from domext_ray.runs.run_directory import check_identity, hold_run, resolve_root, write_config, write_identity
+from domext_ray.runs.run_directory import check_identity, hold_run, resolve_root, write_config, write_run
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, settle_trials, take_trials
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
@@ -92,7 +92,7 @@ def prepare_sweep(plan: SweepPlan, cpus: float) -> SweepWork:
     identity |= {f"corpus_fingerprint.{name}": each.fingerprint for name, each in prepared.items()}
     check_identity(folder, take_trials(identity, folder))
     write_config(folder, config)
-    write_identity(folder, identity)
+    write_run(folder, identity=identity)
     return SweepWork(config, plan.space, folder, plan.sets, prepared, cpus)
 
 

@@ -34,7 +34,7 @@ from domext_ray.runs.run_directory import (
     hold_run,
     read_identity,
     resolve_paths,
-    write_identity,
+    write_run,
 )
 from domext_ray.storage import write_json, write_text
 from domext_ray.study.arms import Arm, choose_presets, describe_arms, make_configs, plan_arms
@@ -161,7 +161,7 @@ def _run_all(
     trains = "biases" if base.config.has_biases else "layer_norms"  # either starts from the base as it is
     unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
-    write_identity(folder, {**(read_identity(folder) or {}), **identity})
+    write_run(folder, identity={**(read_identity(folder) or {}), **identity})
     ready = [provide_words(place, each) for each in arms.values()]
     rates: Rates = {}
     if config.rates:

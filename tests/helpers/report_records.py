@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from domext_ray.runs.run_directory import write_run
 
 ABOUT: dict[str, Any] = {
     "started": "2026-05-04T09:30:00+00:00",
@@ -81,7 +84,14 @@ def make_run(run_dir: Path, records: list[dict[str, Any]], summary: dict[str, An
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     (run_dir / "summary.json").write_text(json.dumps(summary or SUMMARY))
-    (run_dir / "about.json").write_text(json.dumps(ABOUT))
+    write_origin(run_dir, ABOUT)
     (run_dir / "config.yaml").write_text("base: general-mini\ncorpus: '<notes & letters>/*.txt'\n")
     os.utime(run_dir / "metrics.jsonl", (1.8e9, 1.8e9))
     return run_dir
+
+
+def write_origin(run_dir: Path, about: Mapping[str, Any]) -> None:
+    """Write run.json of a run that has begun; `about` is what `origin.read_origin` is to return."""
+    origin = {name: value for name, value in about.items() if name != "versions"}
+    versions = [{"from_step": 0, **about["versions"]}]
+    write_run(run_dir, identity={}, order={}, versions=versions, origin=origin)

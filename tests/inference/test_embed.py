@@ -29,7 +29,7 @@ from domext_ray.inference.embed import (
     plan_embedding,
     run_embedding,
 )
-from domext_ray.runs.run_directory import write_identity
+from domext_ray.runs.run_directory import write_run
 
 TEXTS = ["the cold river", "blood and heart disease", "", "a book of the school", "cell"]
 
@@ -54,7 +54,7 @@ def embed_here(config: EmbedConfig) -> Path:
     plan = plan_embedding(config)
     plan.folder.mkdir(exist_ok=True)
     plan.blocks.make()
-    write_identity(plan.folder, plan.identity)
+    write_run(plan.folder, identity=plan.identity)
     work = EmbedWork(plan)(torch.device("cpu"))
     for block in plan.input.blocks:
         plan.blocks.write(block, work)

@@ -25,7 +25,7 @@ from domext_ray.inference.predict import (
     plan_prediction,
     run_prediction,
 )
-from domext_ray.runs.run_directory import IDENTITY, write_identity
+from domext_ray.runs.run_directory import RUN, write_run
 from domext_ray.storage import write_json
 
 ROWS = [
@@ -57,7 +57,7 @@ def work_on(plan: PredictPlan, numbers: list[int] | None = None) -> None:
 
 def write_identity_of(plan: PredictPlan) -> None:
     plan.folder.mkdir(exist_ok=True)
-    write_identity(plan.folder, plan.identity)
+    write_run(plan.folder, identity=plan.identity)
 
 
 def read_parts(plan: PredictPlan) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_an_input_without_a_usable_row_is_refused_and_forgotten(config: PredictC
     work_on(plan)
     with pytest.raises(CorpusError, match=r"none of the 7 rows .*:1: the row has no field 'note'\); set --field"):
         finish_prediction(plan, 7, 1.0)
-    assert not (plan.folder / IDENTITY).exists() and not (plan.folder / "predictions").exists()
+    assert not (plan.folder / RUN).exists() and not (plan.folder / "predictions").exists()
     plan_prediction(config)
 
 

@@ -114,8 +114,8 @@ def test_a_run_in_a_bucket_survives_its_driver(
     print(f"on the disk {seconds:.1f} s; killed and gone on with in the bucket, the second job {in_bucket:.1f} s")
     assert read_losses(run) == pytest.approx(read_losses(Place(tmp_path / "runs" / "plain")), abs=1e-6)
     names = {*run.list_names()}
-    assert {"attempts", "checkpoints", "export", "config.yaml", "identity.json", "made_with.json"} <= names
-    assert {"about.json", "events.jsonl", "metrics.jsonl", "tokenizer", "tensorboard", "summary.json"} <= names
+    assert {"attempts", "checkpoints", "export", "config.yaml", "run.json"} <= names
+    assert {"events.jsonl", "metrics.jsonl", "tokenizer", "tensorboard", "summary.json"} <= names
     assert {"report.html", "curves.png"} <= names and (run.parent / "index.html").is_file()
     assert is_finished(run, read_run_config(run))
     left = {each.relative_to(tmp_path / "home").parts[:1] for each in (tmp_path / "home").rglob("*") if each.is_file()}

@@ -34,7 +34,7 @@ from domext_ray.inputs import provide_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.report.summary import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
-from domext_ray.runs.run_directory import resolve_paths
+from domext_ray.runs.run_directory import read_run, resolve_paths, write_run
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.phases import describe_order
 from domext_ray.training.start import read_run_config
@@ -83,7 +83,7 @@ def undisturbed(
 def test_a_run_leaves_everything_and_says_when_it_is_finished(
     undisturbed: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("metrics.jsonl", "summary.json", "report.html", "config.yaml", "identity.json", "tensorboard"):
+    for name in ("metrics.jsonl", "summary.json", "report.html", "config.yaml", "run.json", "tensorboard"):
         assert (undisturbed / name).exists(), name
     assert (undisturbed / "export" / "model.safetensors").exists()
     summary: dict[str, Any] = json.loads((undisturbed / "summary.json").read_text())
@@ -192,20 +192,16 @@ def test_a_version_that_draws_in_another_way_does_not_go_on(
     copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied / "report.html").unlink()  # not finished
-    path = copied / "made_with.json"
-    made_with = json.loads(path.read_text())
-    assert made_with["versions"][0]["from_step"] == 0 and made_with["order"]["max_lanes"] == 64
-    made_with["versions"][0] |= {"torch": "1.0", "domext_ray": "0.0.9"}
-    path.write_text(json.dumps(made_with))
+    run = read_run(copied)
+    assert run["versions"][0]["from_step"] == 0 and run["order"]["max_lanes"] == 64
+    run["versions"][0] |= {"torch": "1.0", "domext_ray": "0.0.9"}
+    write_run(copied, **run)
     start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
     said = capsys.readouterr().out
     assert "note: torch: '1.0' -> " in said and "python" not in said
-    path.write_text(json.dumps({**made_with, "order": {**made_with["order"], "masks": "other"}}))
+    write_run(copied, order={**run["order"], "masks": "other"})
     with pytest.raises(RunError, match=r"masks: 'other' -> .*finish it with domext_ray 0\.0\.9"):
         start_again(copied, tiny_base_folder, corpus_file)
-    path.unlink()
-    start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
-    assert "note" not in capsys.readouterr().out, "only the record of the versions is lost"
 
 
 def test_the_order_is_pinned() -> None:

@@ -19,6 +19,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
+from domext_ray.runs.run_directory import write_run
 from domext_ray.training.checkpoint import find_latest, read_tensors_sha256
 
 SENTENCES = [f"This is the {i} sentence about a model that reads tokens in a file." for i in range(30)]
@@ -116,12 +117,10 @@ def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: 
     found = find_latest(start / "checkpoints")
     assert found is not None
     (run_dir / "config.yaml").write_text(dump_yaml(replace(config, init_from=str(start))))
-    (run_dir / "identity.json").write_text(
-        json.dumps({"identity_format": 1, "init_sha256": read_tensors_sha256(found)})
-    )
+    write_run(run_dir, identity={"init_sha256": read_tensors_sha256(found)})
     same = make_examples(run_dir, manifest)
     assert all(each.before == each.after for each in same), "the start's tensors are the run's here"
-    (run_dir / "identity.json").write_text(json.dumps({"identity_format": 1, "init_sha256": "0" * 64}))
+    write_run(run_dir, identity={"init_sha256": "0" * 64})
     assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))
     shutil.rmtree(start)
     assert all(each.before == () and each.after for each in make_examples(run_dir, manifest))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-from report_records import ABOUT, make_records, make_run
+from report_records import ABOUT, make_records, make_run, write_origin
 
 from domext_ray.report.index import write_index
 from domext_ray.report.report import write_report
@@ -14,7 +13,7 @@ from domext_ray.report.report import write_report
 
 def make_listed(folder: Path, name: str, started: str, num_steps: int = 60) -> Path:
     run_dir = make_run(folder / name, make_records()[: num_steps + 1])
-    (run_dir / "about.json").write_text(json.dumps({**ABOUT, "started": started}))
+    write_origin(run_dir, {**ABOUT, "started": started})
     (run_dir / "config.yaml").write_text("base: /data/bert\nmethod: {name: af}\ntrain: {max_steps: 60}\n")
     write_report(run_dir)
     return run_dir
@@ -46,7 +45,7 @@ def test_a_run_that_goes_on_is_not_taken_for_its_old_summary(tmp_path: Path) -> 
 
 def test_damaged_folders_have_a_line_and_stop_nothing(tmp_path: Path) -> None:
     make_listed(tmp_path, "good", "2026-05-01T10:00:00+00:00")
-    (make_listed(tmp_path, "cut", "2026-05-01T10:00:00+00:00") / "about.json").write_text('{"started": ')
+    (make_listed(tmp_path, "cut", "2026-05-01T10:00:00+00:00") / "run.json").write_text('{"format": ')
     (make_listed(tmp_path, "no options", "2026-05-01T10:00:00+00:00") / "config.yaml").unlink()
     (make_listed(tmp_path, "odd", "2026-05-01T10:00:00+00:00") / "config.yaml").write_text("method: 3\n")
     (tmp_path / "empty").mkdir()

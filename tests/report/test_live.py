@@ -46,7 +46,7 @@ def test_a_run_that_has_no_figure_yet_has_no_page(tmp_path: Path, capsys: pytest
 
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
-    (run_dir / "about.json").write_text("{")
+    (run_dir / "run.json").write_text("{")
     LiveReport(run_dir).note_evaluation()
     said = capsys.readouterr().err
-    assert said.startswith("warning: the report could not be written (") and "about.json is not valid JSON" in said
+    assert said.startswith("warning: the report could not be written (") and "run.json is not valid JSON" in said

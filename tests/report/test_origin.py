@@ -13,7 +13,8 @@ from domext_ray.model.base import load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.graft import describe_shape
 from domext_ray.report import origin
-from domext_ray.report.origin import count_trained, describe_command, find_commit, read_origin, write_origin
+from domext_ray.report.origin import count_trained, describe_command, describe_origin, find_commit, read_origin
+from domext_ray.runs.run_directory import add_versions, list_versions, write_run
 
 
 @pytest.mark.parametrize(
@@ -49,21 +50,16 @@ def test_the_commit_is_that_of_a_checkout(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_commit() == f"{commit[:12]}+"
 
 
-def test_the_first_start_stays_and_a_damaged_record_is_replaced(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_start_stays(local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/domext", "pretrain", "af"])
-    write_origin(tmp_path, parameters={}, corpus={"rows": 1})
-    first = read_origin(tmp_path)
-    text = (tmp_path / "about.json").read_text(encoding="utf-8")
-    (tmp_path / "about.json").write_text(text.replace(first["started"], "2020-01-01T00:00:00+00:00"))
-    write_origin(tmp_path, parameters={}, corpus={"rows": 2})
+    first = describe_origin(tmp_path, parameters={}, corpus={"rows": 1})
+    record = {"identity": {}, "order": {}, "versions": add_versions(tmp_path, 0)}
+    write_run(tmp_path, **record, origin={**first, "started": "2020-01-01T00:00:00+00:00"})
+    write_run(tmp_path, origin=describe_origin(tmp_path, parameters={}, corpus={"rows": 2}))
     again = read_origin(tmp_path)
     assert again["started"].startswith("2020") and again["corpus"] == {"rows": 2}
-    assert again["command"] == "domext pretrain af" and " CPU" in again["machine"] and "torch" in again["versions"]
-    (tmp_path / "about.json").write_text("{")
-    write_origin(tmp_path, parameters={}, corpus={})
-    assert not read_origin(tmp_path)["started"].startswith("2020")
+    assert again["command"] == "domext pretrain af" and " CPU" in again["machine"]
+    assert again["versions"] == list_versions()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from report_records import ABOUT, SUMMARY, make_records, make_run
+from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
 
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
@@ -191,7 +191,7 @@ def test_the_picture_is_a_png_wide_enough_for_a_readme(tmp_path: Path) -> None:
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(content[16:20], "big") >= 1600
     assert {each.name for each in (tmp_path / "clinic").iterdir()} == {
-        "about.json",
+        "run.json",
         "metrics.jsonl",
         "summary.json",
         "config.yaml",
@@ -226,8 +226,8 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="metrics.jsonl is missing"):
         write_report(tmp_path)
     run_dir = make_run(tmp_path / "run", make_records())
-    (run_dir / "about.json").unlink()
-    with pytest.raises(RunError, match="about.json is missing"):
+    (run_dir / "run.json").unlink()
+    with pytest.raises(RunError, match="run.json is missing"):
         write_report(run_dir)
     assert not (run_dir / "report.html").exists()
 
@@ -265,7 +265,7 @@ def test_parts_of_a_mixture_have_a_table_and_say_what_they_share(tmp_path: Path)
     (run_dir / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
     shared = "note: 3 of 70 documents of --mixture.parts web are in --corpus, too"
     about = {**ABOUT, "corpus": {**ABOUT["corpus"], "overlaps": [shared]}}
-    (run_dir / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    write_origin(run_dir, about)
     page = read_page(write_report(run_dir))
     step = records[-1]["step"]
     tokens, epochs, after = f"{2048 * step:,}", f"{step / 40:.2f}", 4.0 - step / 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_records import ABOUT, SUMMARY, make_records, make_run
+from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
 
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.estimate import RowEstimate
@@ -68,7 +68,7 @@ def test_page_and_index_name_the_loss(kind: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "run", make_vector_records(kind), summarise(kind))
     if kind == "denoise":
         parameters = {**ABOUT["parameters"], "decoder": 50_000}
-        (run / "about.json").write_text(json.dumps({**ABOUT, "parameters": parameters}))
+        write_origin(run, {**ABOUT, "parameters": parameters})
     (run / "config.yaml").write_text(dump_yaml(PretrainConfig(objective=ObjectiveConfig(kind=kind))))
     page, (title, share) = write_report(run).read_text(encoding="utf-8"), TITLES[kind]
     assert f"held-out {title}" in page and f"Held-out {share}" in page and f"{title} (nats per" in page

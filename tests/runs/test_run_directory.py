@@ -19,7 +19,7 @@ from domext_ray.runs.run_directory import (
     hold_run,
     keep_precision,
     write_config,
-    write_identity,
+    write_run,
 )
 from domext_ray.training.start import read_run_config
 
@@ -27,10 +27,10 @@ CONFIG = PretrainConfig(seed=7, train=TrainConfig(max_steps=12))
 
 
 def lay_out(run: Path, config: PretrainConfig = CONFIG) -> Path:
-    """Write config.yaml and identity.json."""
+    """Write config.yaml and run.json."""
     run.mkdir()
     write_config(run, config)
-    write_identity(run, {**identity_of(config), "base_sha256": "b" * 64})
+    write_run(run, identity={**identity_of(config), "base_sha256": "b" * 64})
     return run
 
 
@@ -83,21 +83,32 @@ def test_an_option_that_a_run_does_not_name_is_another(tmp_path: Path) -> None:
         check_identity(run, {**identity_of(CONFIG), "base_sha256": "b" * 64, "init_sha256": "d" * 64})
 
 
-def test_an_identity_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_run_of_another_format_is_refused(tmp_path: Path) -> None:
     run = lay_out(tmp_path / "run")
-    path = run / "identity.json"
-    path.write_text(path.read_text().replace('"identity_format": 1', '"identity_format": 2'))
-    with pytest.raises(RunError, match=r"identity\.json is not of format 1"):
+    path = run / "run.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(RunError, match=r"run\.json is not of format 2"):
         check_identity(run, identity_of(CONFIG))
 
 
-@pytest.mark.parametrize("content", ["", '{"seed": 7, "tra', "[1]", "\x80", "{}", '{"optim": {"decay_steps": "x"}}'])
-def test_a_damaged_identity_is_one_sentence(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"seed": 7, "tra',
+        "[1]",
+        "\x80",
+        "{}",
+        '{"format": 2}',
+        '{"format": 2, "identity": {"optim": {"decay_steps": "x"}}}',
+    ],
+)
+def test_a_damaged_record_is_one_sentence(tmp_path: Path, content: str) -> None:
     from domext_ray.runs.run_directory import resolve_schedule
 
     run = lay_out(tmp_path / "run")
-    (run / "identity.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(RunError, match=r"identity\.json .*--run\.name") as raised:
+    (run / "run.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(RunError, match=r"run\.json .*--run\.name") as raised:
         resolve_schedule(CONFIG, run)
     assert len(str(raised.value).splitlines()) == 1
 

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from domext_ray.errors import RunError
+from domext_ray.runs.run_directory import write_run
 from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, read_sweeps
 from domext_ray.search.trial import RUNGS
 
@@ -29,7 +30,7 @@ def make_sweep(folder: Path, rungs: dict[str, list[tuple[float, float, float]]],
             for i, (ended, seconds, f1) in enumerate(own, start=1)
         ]
         (trial / RUNGS).write_text("".join(json.dumps(each) + "\n" for each in records))
-    (folder / "identity.json").write_text(json.dumps({"identity_format": 1, **identity}))
+    write_run(folder, identity=identity)
     return folder
 
 

@@ -1,6 +1,6 @@
 """A grid of trainings as Ray tasks: best mean on dev, test scored once -> a run directory.
 
-Enters: a `FinetuneConfig`. Leaves RUN.DIR/RUN.NAME with config.yaml, identity.json, trainings/ (one JSON a training,
+Enters: a `FinetuneConfig`. Leaves RUN.DIR/RUN.NAME with config.yaml, run.json, trainings/ (one JSON a training,
 and the tensors of the best one and its restarts), predictions.jsonl, resamples.npz, summary.json, scores.png,
 report.html and export/. The same command goes on, also with a grid that has grown or shrunk: trainings that have ended
 are kept. BERT section A.3 (grid, random restarts, chosen on dev).
@@ -47,7 +47,7 @@ from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
 from domext_ray.errors import ConfigError, TrainingError, find_user_error
 from domext_ray.files import read_json
-from domext_ray.runs.run_directory import hold_run, write_config, write_identity
+from domext_ray.runs.run_directory import hold_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision, start_ray
 from domext_ray.storage import write_json, write_text
 from domext_ray.training.pretrain import check_shared_storage
@@ -81,7 +81,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     cpus, parallel = _plan_resources(plan.config)
     with hold_run(plan.folder):
         write_config(plan.folder, plan.config)
-        write_identity(plan.folder, plan.identity)
+        write_run(plan.folder, identity=plan.identity)
         check_shared_storage(plan.folder)
         work = FinetuneWork(plan.config, plan.start, plan.task, plan.folder, cpus)
         work.trainings.mkdir(exist_ok=True)

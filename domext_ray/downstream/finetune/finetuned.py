@@ -1,6 +1,6 @@
 """A fine-tuning run's trained models again, with their task: the directory's files -> what predicts.
 
-Enters: trainings/ (tensors and thresholds), and of a run that has ended also config.yaml, identity.json and
+Enters: trainings/ (tensors and thresholds), and of a run that has ended also config.yaml, run.json and
 summary.json. Leaves: the models of every stage, checked to start from the same tensors and the same examples.
 """
 
@@ -25,7 +25,7 @@ from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, Kind, read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
-from domext_ray.runs.run_directory import CONFIG, IDENTITY, read_config, read_identity
+from domext_ray.runs.run_directory import CONFIG, RUN, read_config, read_identity
 
 _RESULT: dict[str, Kind] = {"point": dict, "dev": NUMBER, "thresholds": dict}
 _SUMMARY: dict[str, Kind] = {
@@ -148,7 +148,7 @@ def rebuild_finetuned(folder: Path, device: torch.device, *, data: str = "", mod
 
 
 def _read_run(folder: Path) -> tuple[FinetuneConfig, Mapping[str, Any], dict[str, Any]]:
-    if not all((folder / name).is_file() for name in ("summary.json", IDENTITY, CONFIG)):
+    if not all((folder / name).is_file() for name in ("summary.json", RUN, CONFIG)):
         raise RunError(f"{folder} is no fine-tuning run that has ended; finish it with its own command.")
     summary = read_finetune_summary(folder)
     identity = read_identity(folder, {"data_sha256": str, "model_sha256": str})

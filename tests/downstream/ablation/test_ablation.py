@@ -53,6 +53,7 @@ from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.options.build import dump_yaml
+from domext_ray.runs.run_directory import write_run
 
 CPU = torch.device("cpu")
 JOB = REPOSITORY / "jobs" / "ablate.py"
@@ -176,7 +177,7 @@ def finetune_here(config: FinetuneConfig) -> Path:
     folder = plan.folder
     (folder / TRAININGS).mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
-    (folder / "identity.json").write_text(json.dumps({"identity_format": 1, **plan.identity}), encoding="utf-8")
+    write_run(folder, identity=plan.identity)
     work = FinetuneWork(plan.config, plan.start, plan.task, folder, cpus=1.0)
     points = list_points(plan.config)
     for point in points:
@@ -270,7 +271,7 @@ def test_the_job_writes_table_and_picture(
 def copy_record(run_dir: Path, folder: Path, change: Callable[[FinetuneConfig], FinetuneConfig]) -> Path:
     """A run's directory without its tensors, made with other options."""
     folder.mkdir()
-    for name in ("identity.json", "summary.json"):
+    for name in ("run.json", "summary.json"):
         (folder / name).write_bytes((run_dir / name).read_bytes())
     config = rebuild_finetuned(run_dir, CPU).config
     (folder / "config.yaml").write_text(dump_yaml(change(config)), encoding="utf-8")

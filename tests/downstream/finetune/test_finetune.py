@@ -90,7 +90,7 @@ def test_the_best_training_by_dev_is_scored(run_dir: Path) -> None:
 
 def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir: Path) -> None:
     names = {each.name for each in run_dir.iterdir()}
-    assert {"config.yaml", "identity.json", "summary.json", "report.html", "scores.png", "export"} <= names
+    assert {"config.yaml", "run.json", "summary.json", "report.html", "scores.png", "export"} <= names
     assert not [each for each in names if each.endswith(".tmp")]
     kept = {each.name for each in (run_dir / "trainings").iterdir() if each.is_dir()}
     assert kept == {"lr0.006-batch8-epochs6-seed0", "lr0.006-batch8-epochs6-seed1"}
