@@ -8,7 +8,9 @@ says so when there is nothing left to do.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.errors import ConfigError
-from domext_ray.export.folder import HUGGINGFACE, check_target
+from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
+from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import Corpora, check_texts, count_words, provide_corpora, provide_tokenizer
 from domext_ray.model.budget import TOLERANCE
@@ -26,18 +28,19 @@ from domext_ray.options.build import identity_of
 from domext_ray.options.places import hide_places
 from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, settle_workers
 from domext_ray.report.examples import make_examples
-from domext_ray.report.forecast import Forecast, make_forecast
+from domext_ray.report.figures import describe_times, format_summary
+from domext_ray.report.forecast import Forecast, describe_plan, make_forecast
 from domext_ray.report.index import write_index
 from domext_ray.report.live import LiveReport
 from domext_ray.report.origin import count_trained, describe_origin
 from domext_ray.report.report import write_report
-from domext_ray.report.results import describe_times, format_summary
-from domext_ray.report.summary import add_times, describe_end, describe_plan, is_finished, write_summary
+from domext_ray.report.summary import add_times, read_summary, write_summary
 from domext_ray.runs.events import EXPORT, PREPARING, REPORT, START_UP, WORKERS, enter_phase
 from domext_ray.runs.run_directory import (
     add_versions,
     check_identity,
     check_order,
+    describe_continuation,
     hold_run,
     read_config,
     resolve_schedule,
@@ -45,8 +48,14 @@ from domext_ray.runs.run_directory import (
     write_run,
 )
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.storage import Place
-from domext_ray.training.checkpoint import CheckpointId, choose_checkpoint, identify_checkpoint
+from domext_ray.storage import Place, Where, write_text
+from domext_ray.training.checkpoint import (
+    CheckpointId,
+    choose_checkpoint,
+    find_tensors_sha256,
+    identify_checkpoint,
+    list_steps,
+)
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
@@ -55,6 +64,7 @@ from domext_ray.training.router import provide_routers
 from domext_ray.training.start import check_start
 from domext_ray.training.worker import PretrainTask
 
+REPORT_LOG = "report_error.log"
 FEW_EPOCHS = 0.1
 """Below this a run says how little of its corpus it reads."""
 
@@ -119,10 +129,13 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
             _say_finished(prepared.plan)
             return run_dir
         train_run(prepared)
-        report_run(prepared)
+        failure = _try_to_report(prepared)
         enter_phase(run_dir, "exporting the model", EXPORT)
         export_run(run_dir, run_dir / "export")  # last: by its record a later start sees that all of this was done
         enter_phase(run_dir, "done")
+        if failure is not None:
+            print(f"export: {run_dir / 'export'}")
+            raise failure
         print(describe_times(add_times(run_dir)))
         print(f"export: {run_dir / 'export'}\nreport: {run_dir / 'report.html'}")
     return run_dir
@@ -201,13 +214,32 @@ def train_run(prepared: PreparedRun) -> None:
     except BaseException:  # a signal, too
         report.note_stop()
         raise
+    report.close()
+
+
+def _try_to_report(prepared: PreparedRun) -> ReportError | None:
+    """Report a run, and return what to say where that fails: a page is no reason to go without the model."""
+    run_dir = prepared.plan.paths.run
+    try:
+        report_run(prepared)
+        (run_dir / REPORT_LOG).delete()
+        return None
+    except Exception as error:
+        with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
+            write_text(run_dir / REPORT_LOG, traceback.format_exc())
+            (run_dir / "report.html").delete()  # one of before the end: without it the same command writes it anew
+        reason = " ".join(str(error).split()).removesuffix(".")
+        return ReportError(
+            f"the model in {run_dir / 'export'} is whole, but the report could not be written ({type(error).__name__}: "
+            f"{reason}; see {run_dir / REPORT_LOG}); the same command writes it again."
+        )
 
 
 def report_run(prepared: PreparedRun) -> None:
     """Write a trained run's summary, report and line in the index, and print the table."""
     run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
     enter_phase(run_dir, "writing the report", REPORT)
-    summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
+    summary = write_summary(run_dir, prepared.plan.config)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)
     print(format_summary(summary))
@@ -247,6 +279,52 @@ def _forecast(plan: RunPlan, trial: Trial) -> Forecast:
     sources = resolve_sources(config.corpus, config.prepare)
     beside = [None if each.is_written else resolve_sources(each.corpus, config.prepare) for each in config.parts]
     return make_forecast(config, plan.base, sources, plan.counts, lambda: measure_rate(trial), beside)
+
+
+def is_finished(where: Where, config: PretrainConfig) -> bool:
+    """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
+
+    Raises:
+        RunError: its summary.json is damaged.
+    """
+    run_dir = Place(where)
+    summary = run_dir / "summary.json"
+    if not (summary.is_file() and (run_dir / "report.html").is_file() and (run_dir / "export").exists()):
+        return False
+    try:
+        read_config(run_dir, PretrainConfig)
+    except RunError:  # going on writes it anew
+        return False
+    done, limits = read_summary(summary)["train"], config.train
+    has_reached_limit = (
+        0 < limits.max_steps <= done["steps"]
+        or 0 < limits.max_tokens <= done["tokens"]
+        or 0 < limits.max_seconds <= done["wall_seconds"]
+    )
+    return has_reached_limit and _is_exported(run_dir, done["steps"])
+
+
+def _is_exported(run_dir: Place, step: int) -> bool:
+    """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
+    record = read_export_record(run_dir / "export")
+    if record is None:
+        return False
+    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
+    return newest == record.step == step and record.checkpoint_sha256 == (
+        find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
+    )
+
+
+def describe_end(run_dir: Where, config: PretrainConfig) -> str:
+    """Return what to say when there is nothing left to do, and how it could go on."""
+    steps, horizon = read_summary(Place(run_dir) / "summary.json")["train"]["steps"], config.optim.decay_steps
+    if steps < horizon:
+        more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
+    else:
+        more = describe_continuation(config, run_dir)
+    return (
+        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+    )
 
 
 def _say_finished(plan: RunPlan) -> None:
