@@ -70,20 +70,16 @@ FEW_EPOCHS = 0.1
 
 
 @dataclass(frozen=True)
-class PreparedRun:
-    """A run whose tokenizer and corpus are there.
+class Run(RunPlan):
+    """A run whose tokenizer and corpus are there: its plan, with what only they tell.
 
     Args:
-        plan: its plan; the configuration has all its steps now, and the identity its corpus.
         tokenizer_dir: the run's tokenizer.
-        counts: its parameters, with the words that there really are.
         corpora: its texts, prepared.
         goes_on_from: the run's own checkpoint; None: it begins.
     """
 
-    plan: RunPlan
     tokenizer_dir: Path
-    counts: ParameterCounts
     corpora: Corpora
     goes_on_from: CheckpointId | None
 
@@ -124,12 +120,12 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         check_target(run_dir / "export", HUGGINGFACE)
         enter_phase(run_dir, "starting the job", START_UP, started)
         enter_phase(run_dir, "preparing the text", PREPARING)
-        prepared = prepare_run(plan, goes_on_from)
-        if is_finished(run_dir, prepared.plan.config):  # known only now, where the corpus says how many steps there are
-            _say_finished(prepared.plan)
+        run = prepare_run(plan, goes_on_from)
+        if is_finished(run_dir, run.config):  # known only now, where the corpus says how many steps there are
+            _say_finished(run)
             return run_dir
-        train_run(prepared)
-        failure = _try_to_report(prepared)
+        train_run(run)
+        failure = _try_to_report(run)
         enter_phase(run_dir, "exporting the model", EXPORT)
         export_run(run_dir, run_dir / "export")  # last: by its record a later start sees that all of this was done
         enter_phase(run_dir, "done")
@@ -141,7 +137,7 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
     return run_dir
 
 
-def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun:
+def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> Run:
     """Provide a run's tokenizer and corpus, and settle what depends on them.
 
     Args:
@@ -166,7 +162,8 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
     for part, manifests in zip(config.parts, corpora.beside, strict=True):
         identity |= {_name_fingerprint(part): manifests[0].fingerprint}
     check_identity(paths.run, identity)
-    return PreparedRun(replace(plan, config=config, identity=identity), tokenizer_dir, counts, corpora, goes_on_from)
+    known = {"config": config, "identity": identity, "counts": counts, "num_new_words": num_new_words}
+    return Run(**{**vars(plan), **known}, tokenizer_dir=tokenizer_dir, corpora=corpora, goes_on_from=goes_on_from)
 
 
 def _name_fingerprint(part: TextPart) -> str:
@@ -174,39 +171,39 @@ def _name_fingerprint(part: TextPart) -> str:
     return "replay_fingerprint" if part.name == GENERAL else f"part_fingerprint.{part.name}"
 
 
-def train_run(prepared: PreparedRun) -> None:
+def train_run(run: Run) -> None:
     """Record what a run is, fit its router, and train it to its limit.
 
     Raises:
         DomextError: see `training.pretrain.pretrain`.
     """
-    plan, run_dir = prepared.plan, prepared.plan.paths.run
-    _print_corpus(plan.config, prepared.corpora)
-    write_config(run_dir, plan.config)
+    config, run_dir = run.config, run.paths.run
+    _print_corpus(config, run.corpora)
+    write_config(run_dir, config)
     write_run(
         run_dir,
-        identity=plan.identity,
+        identity=run.identity,
         order=describe_order(),
-        versions=add_versions(run_dir, prepared.goes_on_from.step if prepared.goes_on_from else 0),
-        origin=_describe_origin(prepared),
+        versions=add_versions(run_dir, run.goes_on_from.step if run.goes_on_from else 0),
+        origin=_describe_origin(run),
     )
-    general = prepared.corpora.beside[0][0] if plan.config.replay.corpus else None  # the first of `config.parts`
-    texts = (prepared.corpora.domain[0], general)
-    provide_routers(plan.config, run_dir, texts, prepared.tokenizer_dir, plan.base, plan.start)
+    general = run.corpora.beside[0][0] if config.replay.corpus else None  # the first of `config.parts`
+    texts = (run.corpora.domain[0], general)
+    provide_routers(config, run_dir, texts, run.tokenizer_dir, run.base, run.start)
     report = LiveReport(run_dir)
     task = PretrainTask(
-        plan.config,
+        config,
         run_dir,
-        tuple(manifest.folder for manifest in prepared.corpora.domain),
-        prepared.tokenizer_dir,
-        plan.identity["base_sha256"],
-        beside_dirs=tuple(tuple(each.folder for each in own) for own in prepared.corpora.beside),
-        general_tokenizer_dir=prepared.corpora.general_tokenizer_dir,
-        init_from=plan.start,
-        earlier=plan.earlier,
-        goes_on_from=prepared.goes_on_from,
-        starts_from=plan.starts_from,
-        scratch_dir=plan.paths.scratch,
+        tuple(manifest.folder for manifest in run.corpora.domain),
+        run.tokenizer_dir,
+        run.identity["base_sha256"],
+        beside_dirs=tuple(tuple(each.folder for each in own) for own in run.corpora.beside),
+        general_tokenizer_dir=run.corpora.general_tokenizer_dir,
+        init_from=run.start,
+        earlier=run.earlier,
+        goes_on_from=run.goes_on_from,
+        starts_from=run.starts_from,
+        scratch_dir=run.paths.scratch,
     )
     enter_phase(run_dir, "starting the workers", WORKERS)
     try:
@@ -217,11 +214,11 @@ def train_run(prepared: PreparedRun) -> None:
     report.close()
 
 
-def _try_to_report(prepared: PreparedRun) -> ReportError | None:
+def _try_to_report(run: Run) -> ReportError | None:
     """Report a run, and return what to say where that fails: a page is no reason to go without the model."""
-    run_dir = prepared.plan.paths.run
+    run_dir = run.paths.run
     try:
-        report_run(prepared)
+        report_run(run)
         (run_dir / REPORT_LOG).delete()
         return None
     except Exception as error:
@@ -235,33 +232,33 @@ def _try_to_report(prepared: PreparedRun) -> ReportError | None:
         )
 
 
-def report_run(prepared: PreparedRun) -> None:
+def report_run(run: Run) -> None:
     """Write a trained run's summary, report and line in the index, and print the table."""
-    run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
+    run_dir, manifest = run.paths.run, run.corpora.domain[0]
     enter_phase(run_dir, "writing the report", REPORT)
-    summary = write_summary(run_dir, prepared.plan.config)
+    summary = write_summary(run_dir, run.config)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)
     print(format_summary(summary))
 
 
-def _describe_origin(prepared: PreparedRun) -> dict[str, Any]:
+def _describe_origin(run: Run) -> dict[str, Any]:
     """What the run's page says of its text and of what trains."""
-    plan, counts, corpora = prepared.plan, prepared.counts, prepared.corpora
-    manifest, phases = corpora.domain[0], make_phases(plan.config, corpora.domain, corpora.beside)
-    shape = describe_run(plan.config, plan.base, *count_words(prepared.tokenizer_dir), plan.earlier)
+    counts, corpora = run.counts, run.corpora
+    manifest, phases = corpora.domain[0], make_phases(run.config, corpora.domain, corpora.beside)
+    shape = describe_run(run.config, run.base, *count_words(run.tokenizer_dir), run.earlier)
     return describe_origin(
-        plan.paths.run,
-        base_sha256=plan.identity["base_sha256"],
+        run.paths.run,
+        base_sha256=run.identity["base_sha256"],
         parameters={
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
-            "kinds": count_trained(shape, plan.config.method, counts.trainable),
+            "kinds": count_trained(shape, run.config.method, counts.trainable),
             **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
-            "sources": hide_places(plan.config.corpus),
+            "sources": hide_places(run.config.corpus),
             "documents": manifest.num_documents,
             "dropped": manifest.dropped,
             "rows": manifest.num_rows("train"),
