@@ -37,7 +37,8 @@ def list_facts(
     facts = {
         "method": config.method.name,
         "base": base,
-        "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters: {kinds}",
+        "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters, {counts['trainable_frac']:.1%} of "
+        f"base and extension: {kinds}",
         "text": str(corpus["sources"]),
         "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
         "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",

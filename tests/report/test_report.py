@@ -89,7 +89,7 @@ def test_the_page_says_where_the_run_comes_from(tmp_path: Path) -> None:
     text = read_page(write_report(make_run(tmp_path / "clinic", make_records()))).text
     for said in (
         "general-mini (sha256 abababababab)",
-        "2,632,704 of 8,421,376 parameters: heads 528,384; units 2,104,320",
+        "2,632,704 of 8,421,376 parameters, 32.1% of base and extension: heads 528,384; units 2,104,320",
         "900; dropped: 41 duplicate, 2 too_short",
         "3.75",  # epochs: 30 of 40 steps, then 30 of 10
         "2026-05-04 09:30 UTC",
