@@ -24,6 +24,9 @@ _STORAGE_ADVICE = {
 class DomextError(ValueError):
     """Base of every mistake that a user can mend; its message is one complete sentence."""
 
+    exit_code = 2
+    """Of a job that ends with it."""
+
 
 class ConfigError(DomextError):
     """An option has a value outside its rule, or two options contradict each other."""
@@ -71,6 +74,12 @@ class RunError(DomextError):
 
 class StorageError(RunError):
     """A disk is full, may not be written or fails: the work is not to blame, and goes on once that is mended."""
+
+
+class ReportError(RunError):
+    """A run was trained and exported, and only its report could not be written."""
+
+    exit_code = 3
 
 
 class TrainingError(DomextError):

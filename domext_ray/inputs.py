@@ -14,11 +14,11 @@ from pathlib import Path
 
 from domext_ray.config.mixture import TextPart
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
-from domext_ray.corpus.manifest import Manifest
+from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.corpus.texts.sources import Sources, resolve_sources
 from domext_ray.corpus.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension
 from domext_ray.corpus.vocabulary.learn import import_words, learn_extension, measure_extension
 from domext_ray.corpus.vocabulary.vocab import (
@@ -31,12 +31,13 @@ from domext_ray.corpus.vocabulary.vocab import (
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.plan import count_planned_words, load_run_base, read_run_vocabulary
-from domext_ray.report.summary import describe_manifest, describe_sources
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
 from domext_ray.training.keeping import needs_teacher
 from domext_ray.training.writing import prepare_written, provide_written_text
+
+LISTED_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,33 @@ def provide_inputs(config: PretrainConfig) -> tuple[Path, Corpora]:
     paths, base = resolve_paths(config), load_run_base(config)
     tokenizer_dir = provide_tokenizer(config, base, paths)
     return tokenizer_dir, provide_corpora(config, base, tokenizer_dir, paths)
+
+
+def describe_sources(sources: Sources, paths: RunPaths) -> str:
+    """Return what a dry run of the preparation prints: the files and their size."""
+    files = {file.path: file.size for task in sources.tasks for file in task.files}
+    lines = [f"  {size / 1e6:>12,.2f} MB  {path}" for path, size in list(files.items())[:LISTED_FILES]]
+    if len(files) > LISTED_FILES:
+        lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
+    return "\n".join(
+        [
+            f"corpus: {len(files):,} files, {sources.num_bytes / 1e6:,.2f} MB, {len(sources.tasks):,} read tasks",
+            *lines,
+            f"folder of prepared corpora: {paths.corpora}",
+            "dry run: nothing was started",
+        ]
+    )
+
+
+def describe_manifest(manifest: Manifest) -> str:
+    """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped and why."""
+    lines = [f"{'split':<10}{'shards':>8}{'rows':>14}{'tokens':>16}"]
+    for split in SPLITS:
+        records, num_rows, num_tokens = manifest.records(split), manifest.num_rows(split), manifest.num_tokens(split)
+        lines.append(f"{split:<10}{len(records):>8,}{num_rows:>14,}{num_tokens:>16,}")
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(manifest.dropped.items()))
+    lines += [f"documents: {manifest.num_documents:,}", f"dropped: {dropped or 'none'}", f"folder: {manifest.folder}"]
+    return "\n".join(lines)
 
 
 def count_words(tokenizer_dir: Path) -> tuple[int, int]:

@@ -8,7 +8,9 @@ says so when there is nothing left to do.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.errors import ConfigError
-from domext_ray.export.folder import HUGGINGFACE, check_target
+from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
+from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.export.model_folder import export_run
 from domext_ray.inputs import Corpora, check_texts, count_words, provide_corpora, provide_tokenizer
 from domext_ray.model.budget import TOLERANCE
@@ -26,18 +28,19 @@ from domext_ray.options.build import identity_of
 from domext_ray.options.places import hide_places
 from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, settle_workers
 from domext_ray.report.examples import make_examples
-from domext_ray.report.forecast import Forecast, make_forecast
+from domext_ray.report.figures import describe_times, format_summary
+from domext_ray.report.forecast import Forecast, describe_plan, make_forecast
 from domext_ray.report.index import write_index
 from domext_ray.report.live import LiveReport
 from domext_ray.report.origin import count_trained, describe_origin
 from domext_ray.report.report import write_report
-from domext_ray.report.results import describe_times, format_summary
-from domext_ray.report.summary import add_times, describe_end, describe_plan, is_finished, write_summary
+from domext_ray.report.summary import add_times, read_summary, write_summary
 from domext_ray.runs.events import EXPORT, PREPARING, REPORT, START_UP, WORKERS, enter_phase
 from domext_ray.runs.run_directory import (
     add_versions,
     check_identity,
     check_order,
+    describe_continuation,
     hold_run,
     read_config,
     resolve_schedule,
@@ -45,8 +48,14 @@ from domext_ray.runs.run_directory import (
     write_run,
 )
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.storage import Place
-from domext_ray.training.checkpoint import CheckpointId, choose_checkpoint, identify_checkpoint
+from domext_ray.storage import Place, Where, write_text
+from domext_ray.training.checkpoint import (
+    CheckpointId,
+    choose_checkpoint,
+    find_tensors_sha256,
+    identify_checkpoint,
+    list_steps,
+)
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
@@ -55,25 +64,22 @@ from domext_ray.training.router import provide_routers
 from domext_ray.training.start import check_start
 from domext_ray.training.worker import PretrainTask
 
+REPORT_LOG = "report_error.log"
 FEW_EPOCHS = 0.1
 """Below this a run says how little of its corpus it reads."""
 
 
 @dataclass(frozen=True)
-class PreparedRun:
-    """A run whose tokenizer and corpus are there.
+class Run(RunPlan):
+    """A run whose tokenizer and corpus are there: its plan, with what only they tell.
 
     Args:
-        plan: its plan; the configuration has all its steps now, and the identity its corpus.
         tokenizer_dir: the run's tokenizer.
-        counts: its parameters, with the words that there really are.
         corpora: its texts, prepared.
         goes_on_from: the run's own checkpoint; None: it begins.
     """
 
-    plan: RunPlan
     tokenizer_dir: Path
-    counts: ParameterCounts
     corpora: Corpora
     goes_on_from: CheckpointId | None
 
@@ -114,21 +120,24 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         check_target(run_dir / "export", HUGGINGFACE)
         enter_phase(run_dir, "starting the job", START_UP, started)
         enter_phase(run_dir, "preparing the text", PREPARING)
-        prepared = prepare_run(plan, goes_on_from)
-        if is_finished(run_dir, prepared.plan.config):  # known only now, where the corpus says how many steps there are
-            _say_finished(prepared.plan)
+        run = prepare_run(plan, goes_on_from)
+        if is_finished(run_dir, run.config):  # known only now, where the corpus says how many steps there are
+            _say_finished(run)
             return run_dir
-        train_run(prepared)
-        report_run(prepared)
+        train_run(run)
+        failure = _try_to_report(run)
         enter_phase(run_dir, "exporting the model", EXPORT)
         export_run(run_dir, run_dir / "export")  # last: by its record a later start sees that all of this was done
         enter_phase(run_dir, "done")
+        if failure is not None:
+            print(f"export: {run_dir / 'export'}")
+            raise failure
         print(describe_times(add_times(run_dir)))
         print(f"export: {run_dir / 'export'}\nreport: {run_dir / 'report.html'}")
     return run_dir
 
 
-def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun:
+def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> Run:
     """Provide a run's tokenizer and corpus, and settle what depends on them.
 
     Args:
@@ -153,7 +162,8 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> PreparedRun
     for part, manifests in zip(config.parts, corpora.beside, strict=True):
         identity |= {_name_fingerprint(part): manifests[0].fingerprint}
     check_identity(paths.run, identity)
-    return PreparedRun(replace(plan, config=config, identity=identity), tokenizer_dir, counts, corpora, goes_on_from)
+    known = {"config": config, "identity": identity, "counts": counts, "num_new_words": num_new_words}
+    return Run(**{**vars(plan), **known}, tokenizer_dir=tokenizer_dir, corpora=corpora, goes_on_from=goes_on_from)
 
 
 def _name_fingerprint(part: TextPart) -> str:
@@ -161,39 +171,39 @@ def _name_fingerprint(part: TextPart) -> str:
     return "replay_fingerprint" if part.name == GENERAL else f"part_fingerprint.{part.name}"
 
 
-def train_run(prepared: PreparedRun) -> None:
+def train_run(run: Run) -> None:
     """Record what a run is, fit its router, and train it to its limit.
 
     Raises:
         DomextError: see `training.pretrain.pretrain`.
     """
-    plan, run_dir = prepared.plan, prepared.plan.paths.run
-    _print_corpus(plan.config, prepared.corpora)
-    write_config(run_dir, plan.config)
+    config, run_dir = run.config, run.paths.run
+    _print_corpus(config, run.corpora)
+    write_config(run_dir, config)
     write_run(
         run_dir,
-        identity=plan.identity,
+        identity=run.identity,
         order=describe_order(),
-        versions=add_versions(run_dir, prepared.goes_on_from.step if prepared.goes_on_from else 0),
-        origin=_describe_origin(prepared),
+        versions=add_versions(run_dir, run.goes_on_from.step if run.goes_on_from else 0),
+        origin=_describe_origin(run),
     )
-    general = prepared.corpora.beside[0][0] if plan.config.replay.corpus else None  # the first of `config.parts`
-    texts = (prepared.corpora.domain[0], general)
-    provide_routers(plan.config, run_dir, texts, prepared.tokenizer_dir, plan.base, plan.start)
+    general = run.corpora.beside[0][0] if config.replay.corpus else None  # the first of `config.parts`
+    texts = (run.corpora.domain[0], general)
+    provide_routers(config, run_dir, texts, run.tokenizer_dir, run.base, run.start)
     report = LiveReport(run_dir)
     task = PretrainTask(
-        plan.config,
+        config,
         run_dir,
-        tuple(manifest.folder for manifest in prepared.corpora.domain),
-        prepared.tokenizer_dir if run_dir.is_local else run_dir / "tokenizer",
-        plan.identity["base_sha256"],
-        beside_dirs=tuple(tuple(each.folder for each in own) for own in prepared.corpora.beside),
-        general_tokenizer_dir=prepared.corpora.general_tokenizer_dir,
-        init_from=plan.start,
-        earlier=plan.earlier,
-        goes_on_from=prepared.goes_on_from,
-        starts_from=plan.starts_from,
-        scratch_dir=plan.paths.scratch,
+        tuple(manifest.folder for manifest in run.corpora.domain),
+        run.tokenizer_dir if run_dir.is_local else run_dir / "tokenizer",
+        run.identity["base_sha256"],
+        beside_dirs=tuple(tuple(each.folder for each in own) for own in run.corpora.beside),
+        general_tokenizer_dir=run.corpora.general_tokenizer_dir,
+        init_from=run.start,
+        earlier=run.earlier,
+        goes_on_from=run.goes_on_from,
+        starts_from=run.starts_from,
+        scratch_dir=run.paths.scratch,
     )
     enter_phase(run_dir, "starting the workers", WORKERS)
     try:
@@ -201,35 +211,54 @@ def train_run(prepared: PreparedRun) -> None:
     except BaseException:  # a signal, too
         report.note_stop()
         raise
+    report.close()
 
 
-def report_run(prepared: PreparedRun) -> None:
+def _try_to_report(run: Run) -> ReportError | None:
+    """Report a run, and return what to say where that fails: a page is no reason to go without the model."""
+    run_dir = run.paths.run
+    try:
+        report_run(run)
+        (run_dir / REPORT_LOG).delete()
+        return None
+    except Exception as error:
+        with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
+            write_text(run_dir / REPORT_LOG, traceback.format_exc())
+            (run_dir / "report.html").delete()  # one of before the end: without it the same command writes it anew
+        reason = " ".join(str(error).split()).removesuffix(".")
+        return ReportError(
+            f"the model in {run_dir / 'export'} is whole, but the report could not be written ({type(error).__name__}: "
+            f"{reason}; see {run_dir / REPORT_LOG}); the same command writes it again."
+        )
+
+
+def report_run(run: Run) -> None:
     """Write a trained run's summary, report and line in the index, and print the table."""
-    run_dir, manifest = prepared.plan.paths.run, prepared.corpora.domain[0]
+    run_dir, manifest = run.paths.run, run.corpora.domain[0]
     enter_phase(run_dir, "writing the report", REPORT)
-    summary = write_summary(run_dir, prepared.plan.config, prepared.counts, manifest)
+    summary = write_summary(run_dir, run.config)
     write_report(run_dir, examples=make_examples(run_dir, manifest))
     write_index(run_dir.parent)
     print(format_summary(summary))
 
 
-def _describe_origin(prepared: PreparedRun) -> dict[str, Any]:
+def _describe_origin(run: Run) -> dict[str, Any]:
     """What the run's page says of its text and of what trains."""
-    plan, counts, corpora = prepared.plan, prepared.counts, prepared.corpora
-    manifest, phases = corpora.domain[0], make_phases(plan.config, corpora.domain, corpora.beside)
-    shape = describe_run(plan.config, plan.base, *count_words(prepared.tokenizer_dir), plan.earlier)
+    counts, corpora = run.counts, run.corpora
+    manifest, phases = corpora.domain[0], make_phases(run.config, corpora.domain, corpora.beside)
+    shape = describe_run(run.config, run.base, *count_words(run.tokenizer_dir), run.earlier)
     return describe_origin(
-        plan.paths.run,
-        base_sha256=plan.identity["base_sha256"],
+        run.paths.run,
+        base_sha256=run.identity["base_sha256"],
         parameters={
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
-            "kinds": count_trained(shape, plan.config.method, counts.trainable),
+            "kinds": count_trained(shape, run.config.method, counts.trainable),
             **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
-            "sources": hide_places(plan.config.corpus),
+            "sources": hide_places(run.config.corpus),
             "documents": manifest.num_documents,
             "dropped": manifest.dropped,
             "rows": manifest.num_rows("train"),
@@ -248,6 +277,52 @@ def _forecast(plan: RunPlan, trial: Trial) -> Forecast:
     own = [(each, config.prepare_for(each)) for each in config.parts]
     beside = [None if part.is_written else resolve_sources(part.corpus, prepare) for part, prepare in own]
     return make_forecast(config, plan.base, sources, plan.counts, lambda: measure_rate(trial), beside)
+
+
+def is_finished(where: Where, config: PretrainConfig) -> bool:
+    """Whether a run has reached one of its limits, and all that it leaves is there and of its newest checkpoint.
+
+    Raises:
+        RunError: its summary.json is damaged.
+    """
+    run_dir = Place(where)
+    summary = run_dir / "summary.json"
+    if not (summary.is_file() and (run_dir / "report.html").is_file() and (run_dir / "export").exists()):
+        return False
+    try:
+        read_config(run_dir, PretrainConfig)
+    except RunError:  # going on writes it anew
+        return False
+    done, limits = read_summary(summary)["train"], config.train
+    has_reached_limit = (
+        0 < limits.max_steps <= done["steps"]
+        or 0 < limits.max_tokens <= done["tokens"]
+        or 0 < limits.max_seconds <= done["wall_seconds"]
+    )
+    return has_reached_limit and _is_exported(run_dir, done["steps"])
+
+
+def _is_exported(run_dir: Place, step: int) -> bool:
+    """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
+    record = read_export_record(run_dir / "export")
+    if record is None:
+        return False
+    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
+    return newest == record.step == step and record.checkpoint_sha256 == (
+        find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
+    )
+
+
+def describe_end(run_dir: Where, config: PretrainConfig) -> str:
+    """Return what to say when there is nothing left to do, and how it could go on."""
+    steps, horizon = read_summary(Place(run_dir) / "summary.json")["train"]["steps"], config.optim.decay_steps
+    if steps < horizon:
+        more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
+    else:
+        more = describe_continuation(config, run_dir)
+    return (
+        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+    )
 
 
 def _say_finished(plan: RunPlan) -> None:

@@ -24,6 +24,7 @@ from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
+from domext_ray.report.figures import list_figures
 from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.training.router import describe_router
 
@@ -57,20 +58,6 @@ _BERT = """@inproceedings{devlin2019bert,
   booktitle = {Proceedings of NAACL-HLT},
   year = {2019}
 }"""
-
-_FIGURES = {
-    "domain.mlm_loss": "masked-LM loss (nats per token)",
-    "domain.mlm_accuracy": "masked tokens predicted",
-    "domain.denoise_loss": "loss (nats per written token)",
-    "domain.denoise_accuracy": "tokens written exactly",
-    "domain.contrast_loss": "loss (nats per row)",
-    "domain.contrast_accuracy": "rows whose vector is nearest to their other view's",
-    "domain.bits_per_character": "masked words (bits per character)",
-    "domain.word_bits_per_character": "words one at a time (word bits per character, comparable between vocabularies)",
-    "general.mlm_accuracy": "masked words predicted",
-}
-"""Place in summary.json -> the figure's name for people; those of masked-LM are evaluation results of the hub, too."""
-_TEXTS = {"domain": "Held-out domain text", "general": "General sentences"}
 
 
 @dataclass(frozen=True)
@@ -287,18 +274,15 @@ def _describe_masking(config: PretrainConfig) -> str:
 def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[dict[str, Any]]]:
     """Return the table of what was measured before and after, and fields of the hub's evaluation results."""
     rows, results = [], []
-    for place, name in _FIGURES.items():
-        text, key = place.split(".")
-        pair = summary.get(text, {}).get(key, {})
-        values = [pair.get("before"), pair.get("after")]
-        form = ".1%" if key.endswith("accuracy") else ".3f"
-        if values != [None, None]:
-            cells = ["not measured" if each is None else f"{each:{form}}" for each in values]
-            rows.append([f"{_TEXTS[text]}, {name}", *cells])
-        if key.startswith("mlm_") and values[1] is not None:
-            result = {"task_type": "fill-mask", "task_name": "Masked-language modelling"}
-            result |= {"dataset_type": text, "dataset_name": _TEXTS[text], "metric_name": name}
-            results.append({**result, "metric_type": key.removeprefix("mlm_"), "metric_value": values[1]})
+    for name, figure in (list_figures(summary) if summary else {}).items():
+        if figure.is_measured:
+            rows.append([figure.help, figure.show(figure.before), figure.show(figure.after)])
+        if "mlm_loss" in summary["domain"] and "bits" not in name and figure.after is not None:
+            text, _, metric = figure.help.partition(", ")
+            result = {"task_type": "fill-mask", "task_name": "Masked-language modelling", "dataset_name": text}
+            result |= {"dataset_type": "general" if name == "general" else "domain", "metric_name": metric}
+            kind = "loss" if name == "loss" else "accuracy"
+            results.append({**result, "metric_type": kind, "metric_value": figure.after})
     return rows, results
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from domext_ray.inference.scoring import Compared, Mistake, compare_predictions, describe_classes
 from domext_ray.labelled.examples import AnyExample, Entity
-from domext_ray.report.page import Markup, fill_page, format_html, format_paragraph, format_section
+from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
 from domext_ray.storage import write_text
 
 MAX_ERRORS = 200

@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from domext_ray.errors import ConfigError, RunError
+from domext_ray.report.figures import list_figures
 from domext_ray.report.plots import COLORS, new_picture, write_axis
-from domext_ray.report.results import get_word_bits
 from domext_ray.report.summary import read_summary
 from domext_ray.report.tables import NONE, format_markdown
 from domext_ray.training.metrics import read_metrics
@@ -78,11 +78,9 @@ def format_comparison(runs: Sequence[ComparedRun]) -> str:
             f"{run.summary['parameters']['trainable']:,}",
             f"{run.summary['train']['tokens']:,}",
             f"{run.summary['train']['wall_seconds']:.0f}",
-            _format_pair(run.summary["domain"]["bits_per_character"], ".3f"),
-            _format_pair(get_word_bits(run.summary), ".3f"),
-            _format_pair(run.summary["general"]["mlm_accuracy"], ".1%"),
+            *(figures[name].show_pair() if name in figures else NONE for name in ("bits", "word_bits", "general")),
         )
-        for run in runs
+        for run, figures in ((each, list_figures(each.summary)) for each in runs)
     ]
     warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
     decides = "Between different vocabularies the word bits per character decide; with one vocabulary both figures do."
@@ -109,10 +107,6 @@ def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
     """
     table = np.array(values, dtype=np.float64).reshape(len(values), len(values[0]) if values else 0)
     return [i for i, own in enumerate(table) if not ((table >= own).all(axis=1) & (table > own).any(axis=1)).any()]
-
-
-def _format_pair(pair: dict[str, float | None], form: str) -> str:
-    return " → ".join(NONE if value is None else format(value, form) for value in (pair["before"], pair["after"]))
 
 
 def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:

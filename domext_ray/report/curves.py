@@ -90,10 +90,6 @@ _THROUGHPUT = _Panel(
     "Tokens of all workers together; evaluations and checkpoints are not counted.",
     from_zero=True,
 )
-_SHARES = {
-    "contrast": "rows whose vector is nearest to that of their own second view",
-    "denoise": "tokens that the decoder writes exactly",
-}
 
 
 def _list_panels(names: LossNames) -> list[_Panel]:
@@ -111,7 +107,7 @@ def _list_panels(names: LossNames) -> list[_Panel]:
             metric=DOMAIN + names.accuracy,
             title=f"Held-out {names.share}",
             unit=share,
-            caption=f"Of the same text, {_SHARES[names.key]}; dashed: the start.",
+            caption=f"Of the same text, {names.accuracy_help}; dashed: the start.",
         ),
         _THROUGHPUT,
     ]
@@ -146,26 +142,14 @@ def _describe(panel: _Panel, records: Sequence[dict[str, Any]]) -> str:
 
 
 def read_curve(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return one metric over steps, without the steps that have no finite value of it.
-
-    Args:
-        records: lines of metrics.jsonl.
-        name: the metric, such as `train/mlm_loss`.
-
-    Returns:
-        Steps and values, float64 [n] each.
-    """
+    """Return the steps that have a finite value of a metric, and these values, float64 [n] each."""
     pairs = [(each["step"], each[name]) for each in records if each.get(name) is not None]
     table = np.asarray([each for each in pairs if math.isfinite(each[1])], dtype=np.float64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Return the centred moving average over a fortieth of the curve (5 points at least); ends use what is there.
-
-    Args:
-        values: float64 [n].
-    """
+    """Return the centred moving average over a fortieth of the curve (5 points at least); ends use what is there."""
     if len(values) < 3:
         return values
     window = min(max(5, len(values) // 40), len(values)) | 1

@@ -7,7 +7,6 @@ page and nowhere else. Sentences and words are drawn by a hash of their text, wh
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.texts.sentences import split_sentences
 from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
-from domext_ray.report.page import Markup, format_html, format_paragraph
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
@@ -191,40 +189,3 @@ def predict(model: Any, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[
                 )
             )
     return found
-
-
-def format_examples(examples: Sequence[Example]) -> str:
-    """Return the examples as HTML, right words marked; nothing without examples."""
-    if not examples:
-        return ""
-    rows = [
-        (
-            Markup(
-                f"{html.escape(each.masked.left)}<mark>{html.escape(each.masked.word)}</mark>"
-                f"{html.escape(each.masked.right)}"
-            ),
-            _format_guesses(each.before),
-            _format_guesses(each.after),
-        )
-        for each in examples
-    ]
-    return "\n".join(
-        [
-            format_paragraph(
-                "Sentences of held-out text, which was not trained on. The underlined word was masked; beside it is "
-                "what the model expected there, with probabilities. Sentences and words are drawn by a fixed rule "
-                "(a hash of their text), not by what was predicted."
-            ),
-            format_html(("sentence", "before", "after"), rows, "examples"),
-            format_paragraph("This is your own text: think of it before you pass this page on.", "note"),
-        ]
-    )
-
-
-def _format_guesses(guesses: Sequence[Guess]) -> Markup:
-    """The words of a cell, each on a line of its own."""
-    lines = []
-    for each in guesses:
-        word = html.escape(each.word)
-        lines.append(f"{f'<mark>{word}</mark> ✓' if each.is_right else word} {each.share:.0%}")
-    return Markup("<br>".join(lines) or "–")

@@ -6,7 +6,7 @@ a sample of the text, hours from a rate that is given or measured here; nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PretrainConfig
@@ -19,7 +19,9 @@ from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
+from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
+from domext_ray.runs.run_directory import RunPaths
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.rate import Rate
 from domext_ray.training.writing import estimate_written
@@ -227,3 +229,31 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
         daily = f"{rate * 86_400 / 1e6:,.0f} million tokens per day"
         time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({origin}), {daily}"
     return [*lines, ("training time", time)]
+
+
+def describe_plan(
+    config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, memory: Mapping[str, int], forecast: Forecast
+) -> str:
+    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast.
+
+    Args:
+        config: the run.
+        paths: its places.
+        counts: its parameters.
+        memory: bytes of a rank by part.
+        forecast: what it will take.
+    """
+    decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
+    corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
+    parts = "\n".join(
+        f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items() if value
+    )
+    return (
+        f"{dump_yaml(config)}\nrun directory: {paths.run}\n{corpora}"
+        f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
+        f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
+        f"memory per rank when a step needs most, without Python and its libraries:\n{parts}\n"
+        f"  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
+        f"{describe_forecast(forecast, config)}\n"
+        "dry run: nothing was started"
+    )

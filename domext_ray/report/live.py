@@ -7,6 +7,7 @@ happens in the driver, in at most a fiftieth of the time, and no fault of a page
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 from domext_ray.report.index import write_index
@@ -27,7 +28,7 @@ class LiveReport:
 
     def __init__(self, run_dir: Where) -> None:
         self.run_dir = Place(run_dir)
-        self._due = 0.0
+        self._due, self._lock, self._has_ended = 0.0, threading.Lock(), False
 
     def note_evaluation(self) -> None:
         """Write the page, unless the last one was a moment ago."""
@@ -38,8 +39,19 @@ class LiveReport:
         """Write the page of a run that is ending before its limit."""
         if find_last_step(self.run_dir / "metrics.jsonl", default=-1) >= 0:  # else there is no figure yet
             self._write("stopped")
+        self.close()
+
+    def close(self) -> None:
+        """Wait for a page that is being written; the thread that waits for evaluations writes no other one."""
+        with self._lock:
+            self._has_ended = True
 
     def _write(self, state: State) -> None:
+        with self._lock:
+            if not self._has_ended:
+                self._write_now(state)
+
+    def _write_now(self, state: State) -> None:
         started = time.monotonic()
         try:
             write_report(self.run_dir, state)

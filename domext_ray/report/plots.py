@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,9 @@ _PAGE_STYLE: Any = {
     "ytick.labelsize": 12,
 }
 """On top of the other, in pages."""
+_SETTINGS = threading.RLock()
+"""Matplotlib's settings are the process's, and SVG knows from them alone how to write text: one thread draws at a time.
+"""
 
 
 @contextmanager
@@ -76,7 +80,7 @@ def new_picture(path: Where, size: tuple[float, float]) -> Iterator[Figure]:
         path: where to; the file appears whole or not at all.
         size: inches.
     """
-    with matplotlib.rc_context(_STYLE):
+    with _SETTINGS, matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
         with new_file(path) as temporary:
@@ -91,7 +95,7 @@ def draw_svg(draw: Callable[[Figure], None], alt: str, size: tuple[float, float]
         alt: what a reader sees in it, for those who cannot.
         size: inches.
     """
-    with matplotlib.rc_context(_STYLE | _PAGE_STYLE):
+    with _SETTINGS, matplotlib.rc_context(_STYLE | _PAGE_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         buffer = io.StringIO()
@@ -100,8 +104,14 @@ def draw_svg(draw: Callable[[Figure], None], alt: str, size: tuple[float, float]
     text = buffer.getvalue()
     text = text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
     text = re.sub(r' id="[A-Za-z0-9]+_\d+"| (?:width|height)="[\d.]+pt"|<!--.*?-->', "", text)
-    text = re.sub('#[0-9a-f]{6}(?=[;"])', lambda found: f"var(--{_VARIABLES[found[0]]})", text)
+    text = re.sub('#[0-9a-f]{6}(?=[;"])', _name_color, text)
     return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
+
+
+def _name_color(found: re.Match[str]) -> str:
+    """A colour of a picture as the page has it; one that the page has no variable for stays, light or dark."""
+    name = _VARIABLES.get(found[0])
+    return f"var(--{name})" if name else found[0]
 
 
 def check_picture(path: Path) -> None:

@@ -16,23 +16,21 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.curves import list_curves, write_curves
-from domext_ray.report.details import list_changed, list_cost, list_facts, list_times, list_words, suggest_next
-from domext_ray.report.examples import Example, format_examples
-from domext_ray.report.origin import read_origin
-from domext_ray.report.page import (
-    fill_page,
-    format_code,
-    format_counts,
-    format_folded,
-    format_html,
-    format_paragraph,
-    format_pictures,
-    format_section,
-    format_settings,
+from domext_ray.report.examples import Example
+from domext_ray.report.facts import list_changed, list_facts, list_words, suggest_next
+from domext_ray.report.figures import (
+    ROUTED,
+    describe_result,
+    describe_sizes,
+    list_cost,
+    list_parts,
+    list_rows,
+    list_times,
+    measure_run,
 )
-from domext_ray.report.parts import list_parts
-from domext_ray.report.results import ROUTED, describe_result, describe_sizes, list_intervals
-from domext_ray.report.summary import measure_run
+from domext_ray.report.origin import read_origin
+from domext_ray.report.page import format_settings, render_page
+from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place, Where, new_file
@@ -40,9 +38,6 @@ from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
 
 State = Literal["running", "stopped", "finished"]
-_PART_HEADER = ("", "tokens", "epochs", "training loss", "held-out loss, before", "after", "change")
-MAX_WORDS = 30
-"""New words that the page shows at once; the others are folded."""
 
 
 def write_report(where: Where, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
@@ -63,30 +58,34 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     records = read_metrics(run_dir / "metrics.jsonl")
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
-    about, config = read_origin(run_dir), read_config(run_dir, PretrainConfig)
-    summary = {**measure_run(records), "parameters": about["parameters"]}
-    router = read_records(run_dir).get(config.method.domain)
+    origin, config = read_origin(run_dir), read_config(run_dir, PretrainConfig)
+    summary, router = measure_run(records), read_records(run_dir).get(config.method.domain)
+    evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
+    after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
+    num_words, words = list_words(run_dir / "tokenizer")
+    preset, changed = list_changed(config)
     write_curves(run_dir / "curves.png", records)
-    page = fill_page(
+    page = render_page(
+        "run.html",
         run_dir.name,
-        [
-            format_paragraph(_describe_state(run_dir, config, records, state), "state"),
-            format_paragraph(describe_result(summary), "result"),
-            format_html(_name_figures(summary, _name_after(records, state)), list_intervals(summary)),
-            format_paragraph(describe_sizes(summary), "note"),
-            format_section("The parts of the text", format_html(_PART_HEADER, list_parts(summary))),
-            format_section("Curves", format_pictures(list_curves(records))),
-            format_section("Masked words, before and after", format_examples(examples), _excuse_examples(config)),
-            format_section("New words", _format_words(run_dir)),
-            format_section(
-                "How it was made",
-                format_html(("", ""), list_facts(config, about, records, asdict(router) if router else None), "pairs"),
-                format_section("What it took", format_html(("", ""), list_cost(summary), "pairs")),
-                format_section("Where the time went", format_html(("", ""), list_times(run_dir), "pairs")),
-            ),
-            format_section("Options", _format_changed(config), format_settings(dump_yaml(config))),
-            format_section("What to do next", format_code(suggest_next(run_dir, config))),
-        ],
+        state=_describe_state(run_dir, config, records, state),
+        result=describe_result(summary),
+        header=("", "before", after, "change", *([ROUTED] if "routed" in summary else [])),
+        figures=list_rows(summary),
+        sizes=describe_sizes(summary),
+        parts=list_parts(summary),
+        curves=list_curves(records),
+        examples=examples,
+        excuse=_excuse_examples(config),
+        num_words=f"{num_words:,}",
+        words=words,
+        facts=list_facts(config, origin, records, asdict(router) if router else None),
+        cost=list_cost(summary),
+        times=list_times(measure_times(run_dir)),
+        preset=preset,
+        changed=changed,
+        settings=format_settings(dump_yaml(config)),
+        next=suggest_next(run_dir, config),
     )
     with new_file(run_dir / "report.html") as temporary:
         temporary.touch(mode=0o600 if examples else 0o666)  # in a bucket, its own rules say who may read
@@ -98,7 +97,7 @@ def _excuse_examples(config: PretrainConfig) -> str:
     """Why a page of somebody's text shows none of it; nothing for other text."""
     field = config.prepare.group_field
     reason = f"No text is shown: its rows say whose they are (--prepare.group_field {field}), and pages are passed on."
-    return format_paragraph(reason if field else "", "note")
+    return reason if field else ""
 
 
 def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[dict[str, Any]], state: State) -> str:
@@ -112,35 +111,3 @@ def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[di
     if state == "stopped":
         return f"Stopped at step {step:,} of {limit:,} on {moment}; the same command goes on."
     return f"Running: step {step:,} of {limit:,} on {moment}. The page is written anew after evaluations."
-
-
-def _name_figures(summary: dict[str, Any], after: str) -> tuple[str, ...]:
-    return ("", "before", after, "change", *([ROUTED] if "routed" in summary else []))
-
-
-def _name_after(records: Sequence[dict[str, Any]], state: State) -> str:
-    evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
-    return "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
-
-
-def _format_words(run_dir: Place) -> str:
-    """The run's new words by how often they are in its text."""
-    number, words = list_words(run_dir / "tokenizer")
-    if not words:
-        return ""
-    rest = words[MAX_WORDS:]
-    return "\n".join(
-        [
-            format_paragraph(
-                f"The run has {number:,} new words beside the base's; ## marks what stands joined to what is before "
-                "it. The most frequent ones, and how often the text has them:"
-            ),
-            format_counts(words[:MAX_WORDS]),
-            format_folded(f"{len(rest)} more", format_counts(rest)) if rest else "",
-        ]
-    )
-
-
-def _format_changed(config: PretrainConfig) -> str:
-    preset, rows = list_changed(config)
-    return format_html(("changed", "here", preset), rows, "pairs") if rows else format_paragraph(f"As in {preset}.")

@@ -22,6 +22,7 @@ class LossNames:
         title: the loss for people.
         unit: what the loss is a mean over.
         count: name of the number of these in metrics.jsonl.
+        loss_help, accuracy_help: what they are, for those who do not know the objective.
         share: what the accuracy is a share of, and when one counts, for people; empty: accuracy.
     """
 
@@ -29,6 +30,8 @@ class LossNames:
     title: str
     unit: str
     count: str
+    loss_help: str
+    accuracy_help: str
     share: str = ""
 
     @property
@@ -42,10 +45,26 @@ class LossNames:
         return f"{self.key}_accuracy"
 
 
-MLM = LossNames("mlm", "loss", "token", "masked_tokens")
+MLM = LossNames("mlm", "loss", "token", "masked_tokens", "masked-LM loss (nats per token)", "masked tokens predicted")
 _VECTORS = {
-    "contrast": LossNames("contrast", "contrast loss", "row", "compared_rows", "rows matched"),
-    "denoise": LossNames("denoise", "denoising loss", "token", "written_tokens", "tokens written"),
+    "contrast": LossNames(
+        "contrast",
+        "contrast loss",
+        "row",
+        "compared_rows",
+        "loss (nats per row)",
+        "rows whose vector is nearest to their other view's",
+        "rows matched",
+    ),
+    "denoise": LossNames(
+        "denoise",
+        "denoising loss",
+        "token",
+        "written_tokens",
+        "loss (nats per written token)",
+        "tokens written exactly",
+        "tokens written",
+    ),
 }
 _ALL = (MLM, *_VECTORS.values())
 

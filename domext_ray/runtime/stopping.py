@@ -204,7 +204,8 @@ def _say(text: str) -> None:
 def exit_on_user_error() -> Iterator[None]:
     """Print a user's mistake, or that the job was stopped, as one sentence and exit; other exceptions pass.
 
-    The exit code is 2 for a mistake and 128 + the signal's number for a job that was stopped (130 for Ctrl-C).
+    The exit code is the error's, 2 for a mistake, and 128 + the signal's number for a job that was stopped (130 for
+    Ctrl-C).
     """
     with catch_signals():
         try:
@@ -215,7 +216,7 @@ def exit_on_user_error() -> Iterator[None]:
             user_error = find_user_error(error) if isinstance(error, Exception) else None
             if user_error is None:
                 raise
-            raise exit_saying(f"error: {user_error}", 2) from None
+            raise exit_saying(f"error: {user_error}", user_error.exit_code) from None
 
 
 @contextlib.contextmanager

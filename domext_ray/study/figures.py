@@ -15,7 +15,7 @@ from typing import Any
 
 from domext_ray.errors import RunError
 from domext_ray.report.comparison import find_undominated
-from domext_ray.report.results import get_word_bits, take_routed
+from domext_ray.report.figures import get_word_bits, take_routed
 
 MIN_SEEDS = 3
 """Fewer runs of a method say nothing on chance: figures are counts of words, and two of them are easily equal."""

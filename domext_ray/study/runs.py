@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +17,11 @@ from domext_ray.config.jobs import ForgettingConfig, StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.downstream.forgetting.forgetting import ACCURACY, measure_forgetting
 from domext_ray.downstream.forgetting.report import write_forgetting
-from domext_ray.errors import DivergenceError, RunError, TrainingError
+from domext_ray.errors import DivergenceError, ReportError, RunError, TrainingError
 from domext_ray.files import read_json
 from domext_ray.inputs import run_vocabulary
-from domext_ray.pipeline import run_pretraining
-from domext_ray.report.summary import is_finished, read_summary
+from domext_ray.pipeline import is_finished, run_pretraining
+from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import write_json
 from domext_ray.study.arms import Arm
@@ -87,7 +88,10 @@ def train_run(place: Workplace, config: PretrainConfig, name: str, seed: int) ->
     if is_finished(place.locate(name), run):
         print(f"{name} is finished", flush=True)
         return False
-    run_pretraining(run)
+    try:
+        run_pretraining(run)
+    except ReportError as error:
+        print(f"warning: {error}", file=sys.stderr, flush=True)
     return True
 
 

@@ -178,7 +178,8 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
         self.thread.join(timeout=5)
-        self._show()
+        if not self.thread.is_alive():  # else it waits for storage that does not answer, or writes a page
+            self._show()
         self.line.end()
 
     def _follow(self) -> None:

@@ -19,7 +19,7 @@ from job_processes import find_workers, heed_signals, kill_job
 from lone_process import WITHOUT_PROJECT
 from object_store import BUCKET, KEYS, Proxy, serve_objects, use_objects
 
-from domext_ray.report.summary import is_finished
+from domext_ray.pipeline import is_finished
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.metrics import read_metrics

@@ -29,10 +29,10 @@ from pretrain_jobs import (
 )
 
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
-from domext_ray.errors import ConfigError, RunError
+from domext_ray.errors import ConfigError, ReportError, RunError
 from domext_ray.inputs import provide_tokenizer
 from domext_ray.model.base import load_base
-from domext_ray.report.summary import is_finished
+from domext_ray.pipeline import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
 from domext_ray.runs.run_directory import read_run, resolve_paths, write_run
 from domext_ray.training.checkpoint import list_steps
@@ -158,6 +158,29 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_a_report_that_fails_keeps_no_model_back(
+    copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("report.html", "curves.png"):
+        (copied / name).unlink()
+    shutil.rmtree(copied / "export")
+    (copied / "curves.png" / "not empty").mkdir(parents=True)  # so no picture can take its place
+    with pytest.raises(
+        ReportError, match=r"export is whole, but .*curves\.png.*report_error\.log\); the same"
+    ) as raised:
+        start_again(copied, tiny_base_folder, corpus_file)
+    assert raised.value.exit_code == 3 and len(str(raised.value).splitlines()) == 1
+    assert (copied / "export" / "model.safetensors").exists() and not (copied / "report.html").exists()
+    assert "Traceback" in (copied / "report_error.log").read_text()
+    (copied / "curves.png" / "not empty").rmdir()
+    (copied / "curves.png").rmdir()
+    start_again(copied, tiny_base_folder, corpus_file)
+    assert (copied / "report.html").exists() and not (copied / "report_error.log").exists()
+    capsys.readouterr()
+    start_again(copied, tiny_base_folder, corpus_file)
+    assert "nothing is left to do" in capsys.readouterr().out
 
 
 def test_more_steps_than_the_schedule_has_are_refused(

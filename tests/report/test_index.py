@@ -31,9 +31,9 @@ def test_runs_are_listed_from_the_newest_with_what_they_reached(tmp_path: Path) 
     (make_listed(tmp_path, "under way", "2026-05-03T10:00:00+00:00", 45) / "summary.json").unlink()
     general = "38.6% → 36.7% (-1.9 points)"
     assert read_lines(tmp_path) == [
-        ["under way", "af", "bert", "2026-05-03 10:00", "45 of 60", "4.800 → 4.000", "38.6% → 37.3% (-1.3 points)"],
-        ["a newer one", "af", "bert", "2026-05-02 10:00", "60", "4.800 → 3.600", general],
-        ["older", "af", "bert", "2026-05-01 10:00", "60", "4.800 → 3.600", general],
+        ["under way", "2026-05-03 10:00", "af", "bert", "45 of 60", "4.800 → 4.000", "38.6% → 37.3% (-1.3 points)"],
+        ["a newer one", "2026-05-02 10:00", "af", "bert", "60", "4.800 → 3.600", general],
+        ["older", "2026-05-01 10:00", "af", "bert", "60", "4.800 → 3.600", general],
     ]
     assert '<a href="a%20newer%20one/report.html">a newer one</a>' in (tmp_path / "index.html").read_text()
 
@@ -52,7 +52,7 @@ def test_damaged_folders_have_a_line_and_stop_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     lines = {name: cells for name, *cells in read_lines(tmp_path)}
     assert lines.keys() == {"good", "cut", "no options", "odd"}
-    assert lines["good"][0] == "af"
+    assert lines["good"][1] == "af"
     assert all(lines[name][-1].startswith("cannot be read (") for name in ("cut", "no options", "odd"))
     assert str(tmp_path) not in (tmp_path / "index.html").read_text(encoding="utf-8")
 

@@ -37,6 +37,20 @@ def test_a_page_takes_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest
     assert page.exists()
 
 
+def test_a_run_that_has_ended_is_not_said_to_run(tmp_path: Path) -> None:
+    """The thread that waits for evaluations may come late."""
+    run_dir = make_run(tmp_path / "clinic", make_records()[:41])
+    report = LiveReport(run_dir)
+    report.note_stop()
+    report.note_evaluation()
+    assert "Stopped at step 40" in (run_dir / "report.html").read_text(encoding="utf-8")
+    other = LiveReport(run_dir)
+    other.close()
+    (run_dir / "report.html").unlink()
+    other.note_evaluation()
+    assert not (run_dir / "report.html").exists()
+
+
 def test_a_run_that_has_no_figure_yet_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()

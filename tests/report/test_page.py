@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
+from pathlib import Path
 
+import matplotlib
 import pytest
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from domext_ray.report.page import (
-    TEMPLATE,
-    Markup,
+    TEMPLATES,
     Picture,
     fill_page,
     format_html,
@@ -18,9 +22,9 @@ from domext_ray.report.page import (
     format_section,
     format_settings,
 )
-from domext_ray.report.plots import COLORS, MUTED, draw_legend
+from domext_ray.report.plots import COLORS, MUTED, draw_legend, new_picture
 
-STYLE = TEMPLATE.read_text(encoding="utf-8")
+STYLE = (TEMPLATES / "page.html").read_text(encoding="utf-8")
 LIGHT, DARK = (
     dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
 )
@@ -63,6 +67,31 @@ def test_the_colours_of_a_picture_are_those_of_the_page() -> None:
     assert "paper" not in used, "the picture's ground is the page's own"
 
 
+def test_a_colour_that_the_page_does_not_know_stays() -> None:
+    page = format_pictures([Picture(lambda figure: figure.subplots().plot([1, 2], color="#123456"), "", "")])
+    assert "stroke: #123456" in page and "stroke: var(--ink)" not in page
+
+
+def test_two_threads_that_draw_leave_the_settings_as_they_were(tmp_path: Path) -> None:
+    before, entered = dict(matplotlib.rcParams), threading.Event()
+
+    def write_picture() -> None:
+        with new_picture(tmp_path / "picture.png", (2, 2)) as figure:
+            entered.set()
+            draw(figure)
+            time.sleep(0.3)
+
+    def draw_slowly(figure: Figure) -> None:
+        other.start()
+        entered.wait(0.3)
+        draw(figure)
+
+    other = threading.Thread(target=write_picture)
+    format_pictures([Picture(draw_slowly, "", "")])
+    other.join()
+    assert entered.is_set() and dict(matplotlib.rcParams) == before
+
+
 def test_a_picture_has_a_role_and_says_what_it_shows() -> None:
     page = format_pictures([Picture(draw, "a < b", 'Loss of "a" & b.')])
     assert '<svg role="img" aria-label="Loss of &quot;a&quot; &amp; b."' in page
@@ -93,4 +122,4 @@ def test_nothing_to_say_has_no_heading() -> None:
     assert format_section("New words", "", format_paragraph("")) == ""
     page = fill_page("a <b>", [format_section("Options", format_settings("corpus: /home/ann/notes.txt\n"))])
     assert page.count("a &lt;b&gt;") == 2 and "corpus: notes.txt" in page and "ann/" not in page
-    assert not re.search(r"\$\w", page), "a field of the template was not filled"
+    assert not re.search("{[{%]", page), "a field of the template was not filled"

@@ -9,74 +9,75 @@ import numpy as np
 import pytest
 from report_records import SUMMARY
 
-from domext_ray.report.results import (
+from domext_ray.report.figures import (
     NO_BREAK,
     describe_result,
     describe_sizes,
     find_bounds,
     find_change_bounds,
     format_summary,
-    list_intervals,
+    list_rows,
 )
 
 
 def test_the_table_for_the_terminal() -> None:
     assert format_summary(SUMMARY).splitlines() == [
-        "                          before    after         change",
-        "held-out domain loss       4.800    3.600         -25.0%",
-        "held-out domain accuracy   29.0%    41.8%   +12.8 points",
-        "bits per character         1.900    1.710         -10.0%",
-        "general-probe accuracy     38.6%    36.7%    -1.9 points",
-        "2,632,704 parameters trained, 32.1% of base and extension; 60 steps, 245,760 tokens in 1.5 min "
+        "                           before   after         change",
+        "held-out domain loss        4.800   3.600         -25.0%",
+        "held-out domain accuracy    29.0%   41.8%   +12.8 points",
+        "bits per character          1.900   1.710         -10.0%",
+        "general-probe accuracy      38.6%   36.7%    -1.9 points",
+        "2,632,704 parameters trained, 32.1% of base and extension; 60 steps, 245,760 tokens in 1:30 "
         "(8,990 tokens/s, 0.4% of the time waiting for data)",
     ]
 
 
 def test_the_result_in_one_sentence() -> None:
     assert describe_result(SUMMARY) == (
-        "Held-out domain loss fell from 4.800 to 3.600 (-25.0%) and domain accuracy rose from 29.0% to 41.8%, while "
-        "accuracy on general sentences fell from 38.6% to 36.7% (-1.9 points); 2,632,704 parameters trained, "
-        "32.1% of base and extension."
+        "Held-out domain loss fell and domain accuracy rose, while accuracy on general sentences fell."
     )
 
 
 def test_a_summary_without_figures_says_so() -> None:
     nothing = {"before": None, "after": None}
     summary = {**SUMMARY, "domain": dict.fromkeys(SUMMARY["domain"], nothing), "general": {"mlm_accuracy": nothing}}
-    assert describe_result(summary).startswith("Held-out domain loss was not measured; 2,632,704 parameters trained")
+    assert describe_result(summary) == "Held-out domain loss was not measured after training."
     assert format_summary(summary).count("–") == 12
-    assert all(row[1:] == ("–", "–", "–") for row in list_intervals(summary))
+    assert all(row[1:] == ("–", "–", "–") for row in list_rows(summary))
 
 
 def test_word_bits_stand_below_the_bits_where_they_were_measured() -> None:
     bits = {"before": 2.0, "after": 1.5}
     summary = {**SUMMARY, "domain": {**SUMMARY["domain"], "word_bits_per_character": bits}}
     row = ("word bits per character", "2.000", "1.500", "-25.0%")
-    assert [each[0] for each in list_intervals(summary)][2:4] == ["bits per character", "word bits per character"]
-    assert row in list_intervals(summary)
-    assert "word bits per character    2.000    1.500         -25.0%" in format_summary(summary)
+    assert [each[0] for each in list_rows(summary)][2:4] == [
+        "bits per character",
+        "word bits per character",
+    ]
+    assert row in list_rows(summary)
+    assert "word bits per character     2.000   1.500         -25.0%" in format_summary(summary)
     assert "the word bits decide" in describe_sizes(summary)
     assert "word bits" not in describe_sizes(SUMMARY) + format_summary(SUMMARY)
     running = {**summary["domain"], "word_bits_per_character": {"before": 2.0, "after": None}}
-    assert ("word bits per character", "2.000", "–", "–") in list_intervals({**summary, "domain": running})
+    assert ("word bits per character", "2.000", "–", "–") in list_rows({**summary, "domain": running})
 
 
 def test_a_router_has_a_column_of_its_own() -> None:
     routed = {"mlm_loss": 3.72, "mlm_accuracy": 0.40, "bits_per_character": 1.729, "word_bits_per_character": None}
     summary = {**SUMMARY, "routed": {"domain": routed, "general": {"mlm_accuracy": 0.3855}}}
     assert format_summary(summary).splitlines()[:5] == [
-        "                          before    after         change         with its router",
-        "held-out domain loss       4.800    3.600         -25.0%          3.720 (-22.5%)",
-        "held-out domain accuracy   29.0%    41.8%   +12.8 points    40.0% (+11.0 points)",
-        "bits per character         1.900    1.710         -10.0%           1.729 (-9.0%)",
-        "general-probe accuracy     38.6%    36.7%    -1.9 points     38.6% (-0.1 points)",
+        "                           before   after         change        with its router",
+        "held-out domain loss        4.800   3.600         -25.0%         3.720 (-22.5%)",
+        "held-out domain accuracy    29.0%   41.8%   +12.8 points   40.0% (+11.0 points)",
+        "bits per character          1.900   1.710         -10.0%          1.729 (-9.0%)",
+        "general-probe accuracy      38.6%   36.7%    -1.9 points    38.6% (-0.1 points)",
     ]
-    assert [len(row) for row in list_intervals(summary)] == [5] * 4
-    assert list_intervals(summary)[3][4] == "38.6% (-0.1 points)"
+    assert [len(row) for row in list_rows(summary)] == [5] * 4
+    assert list_rows(summary)[3][4] == "38.6% (-0.1 points)"
 
 
 def test_accuracies_have_intervals_and_losses_none() -> None:
-    assert [tuple(each.replace(NO_BREAK, "~") for each in row) for row in list_intervals(SUMMARY)] == [
+    assert [tuple(each.replace(NO_BREAK, "~") for each in row) for row in list_rows(SUMMARY)] == [
         ("held-out domain loss", "4.800", "3.600", "-25.0%"),
         (
             "held-out domain accuracy",
@@ -97,7 +98,7 @@ def test_accuracies_have_intervals_and_losses_none() -> None:
     )
     without: dict[str, Any] = copy.deepcopy(SUMMARY)
     without["evaluation"]["general_words"] = 0
-    assert list_intervals(without)[3] == ("general-probe accuracy", "38.6%", "36.7%", "-1.9 points")
+    assert list_rows(without)[3] == ("general-probe accuracy", "38.6%", "36.7%", "-1.9 points")
     assert "general" not in describe_sizes(without)
 
 

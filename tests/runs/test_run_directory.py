@@ -13,7 +13,8 @@ from domext_ray.config.pretrain import EngineConfig, PretrainConfig, TrainConfig
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.export.folder import ExportRecord, new_export
 from domext_ray.options.build import identity_of
-from domext_ray.report.summary import is_finished, read_summary
+from domext_ray.pipeline import is_finished
+from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     check_identity,
     hold_run,

@@ -27,7 +27,7 @@ from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
-from domext_ray.report.parts import measure_parts
+from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
@@ -128,7 +128,7 @@ def test_tokens_and_epochs_are_those_of_the_rows(task: PretrainTask, records: li
         if record["step"] == STEPS // 2:
             assert rows.tolist() == [24, 8, 0]
     assert rows.sum() == 4 * STEPS and rows[1] == 16 and abs(rows[2] - 16) <= 1
-    said = measure_parts(records)
+    said = measure_run(records)["parts"]
     assert list(said) == [*NAMES] and [each["tokens"] for each in said.values()] == tokens.tolist()
     for name, each in said.items():
         assert each["held_out_loss"] == {

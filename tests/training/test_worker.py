@@ -32,7 +32,7 @@ from domext_ray.inputs import provide_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.plan import count_run
-from domext_ray.report.summary import measure_run
+from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place

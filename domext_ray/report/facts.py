@@ -1,4 +1,4 @@
-"""The tables of a run's page below its figures: origin, cost, new words, options; and the commands that may come next.
+"""What a run's page says below its figures: where it comes from, its new words and options, and what may come next.
 
 Enters: a run's configuration, its run.json and its metrics. Leaves: rows of text, without a folder's name.
 """
@@ -16,8 +16,6 @@ from domext_ray.files import read_json
 from domext_ray.options.build import list_values, to_dict
 from domext_ray.options.places import hide_places
 from domext_ray.options.read import read_file
-from domext_ray.progress import format_seconds
-from domext_ray.runs.events import STAGES, measure_times
 from domext_ray.storage import Place, Where
 from domext_ray.training.router import describe_router
 
@@ -28,14 +26,7 @@ def list_facts(
     records: Sequence[Mapping[str, Any]],
     router: Mapping[str, float] | None = None,
 ) -> list[tuple[str, str]]:
-    """Return where a run comes from.
-
-    Args:
-        config: the run.
-        about: what `origin.read_origin` returns.
-        records: lines of metrics.jsonl.
-        router: values of its domain's `RouterRecord`; None: it has none.
-    """
+    """Return where a run comes from, given `origin.read_origin` and its domain's `RouterRecord`."""
     corpus, counts = about["corpus"], about["parameters"]
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(corpus["dropped"].items()))
     kinds = "; ".join(f"{name} {number:,}" for name, number in counts["kinds"].items())
@@ -46,7 +37,8 @@ def list_facts(
     facts = {
         "method": config.method.name,
         "base": base,
-        "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters: {kinds}",
+        "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters, {counts['trainable_frac']:.1%} of "
+        f"base and extension: {kinds}",
         "text": str(corpus["sources"]),
         "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
         "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
@@ -70,7 +62,7 @@ def list_facts(
 def _find_epochs(phases: Sequence[Sequence[int]], records: Sequence[Mapping[str, Any]]) -> float:
     """How often a run has read its text: as it says itself in a mixture, whose shares may change."""
     said = [each["train/domain_epochs"] for each in records if "train/domain_epochs" in each]
-    return said[-1] if said else count_epochs(phases, records[-1]["step"])
+    return said[-1] if said else _count_epochs(phases, records[-1]["step"])
 
 
 def _describe_replay(config: PretrainConfig, records: Sequence[Mapping[str, Any]]) -> str:
@@ -101,45 +93,9 @@ def _describe_mixture(config: PretrainConfig) -> str:
     return f"{'; '.join(parts)}; the text above: weight {config.mixture.weight:g}" if parts else ""
 
 
-def count_epochs(phases: Sequence[Sequence[int]], step: int) -> float:
-    """Return how often a run has read its text.
-
-    Args:
-        phases: first step, end and steps an epoch of every length phase.
-        step: steps made.
-    """
+def _count_epochs(phases: Sequence[Sequence[int]], step: int) -> float:
+    """How often a run has read its text, given first step, end and steps an epoch of every length phase."""
     return sum(max(0, min(step, end) - first) / size for first, end, size in phases)
-
-
-def list_cost(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a run took so far; nothing before its first step."""
-    if "train" not in summary:
-        return []
-    train = summary["train"]
-    return [
-        ("steps", f"{train['steps']:,}"),
-        ("tokens", f"{train['tokens']:,}"),
-        ("tokens per second", f"{train['tokens_per_second']:,.0f}"),
-        ("time of steps", format_seconds(train["wall_seconds"])),
-        ("share of it that waited for data", f"{train['data_wait_frac']:.1%}"),
-        *_list_speed(train),
-    ]
-
-
-def _list_speed(train: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """How near the steps came to what the machine can do."""
-    forms = {
-        "gigaflops_per_second": ("operations per second", "{:,.0f} GFLOP/s"),
-        "product_share": ("share of the step that its matrix products alone would take", "{:.0%}"),
-        "mfu": ("share of the card's published peak", "{:.0%}"),
-        "peak_memory_mb": ("most memory of a worker", "{:,.0f} MB"),
-    }
-    return [(title, form.format(train[name])) for name, (title, form) in forms.items() if name in train]
-
-
-def list_times(run_dir: Where) -> list[tuple[str, str]]:
-    """Return what each stage of a run's newest job took; the page is written before the last one, the export."""
-    return [(STAGES[stage], f"{seconds:,.1f} s") for stage, seconds in measure_times(run_dir).items()]
 
 
 def list_words(tokenizer_dir: Where) -> tuple[int, list[tuple[str, int]]]:
