@@ -4,11 +4,11 @@ What a global batch holds is the sampler's (`corpus.sampler`), what becomes of i
 `corpus.views`): both are functions of numbers, so nothing is replayed to start at another batch or on other ranks.
 
 Ray Data does the reading, in one execution after the other: each has some tasks, which read from memory-mapped Arrow
-shards and make arrays ready for a model, while the model trains on those of the execution before. An execution costs
-some tenths of a second, however long it is. So the next one is twice as long, up to `MAX_ROWS`, whenever a model has
-used one up within `SECONDS`: a slow model's rows never take much memory, and a fast one soon waits for none. In memory
-are at most two executions, 2 · `MAX_ROWS` = 65,536 rows of a rank (or four batches, where its share of one is more), at
-some 30 bytes a token; rows are freed as they are used.
+shards and make arrays ready for a model, while the model trains on those of the execution before. In memory are at most
+two executions, 2 · `TASKS` · `ROWS_PER_TASK` = 8,192 rows of a rank (or eight batches, where its share of one is more),
+at some 30 bytes a token; rows are freed as they are used. Longer executions were tried and do not pay: one has a fixed
+cost of some hundredths of a second, the next is read ahead, and a consumer of 4,000 rows a second waited 0.8 % of its
+time with 4 tasks as with 32, whose first rows come later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pickle
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -35,13 +34,9 @@ from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 
 ROWS_PER_TASK = 1024
-FIRST_TASKS = 2
-"""Reading tasks of the first Ray Data execution; all rows of an execution are made before one is used."""
-MAX_ROWS = 32 * ROWS_PER_TASK
-SECONDS = 20.0
-"""The longest execution, and the time within which a shorter one may be used up before the next is longer."""
+TASKS = 4
+"""Reading tasks of one Ray Data execution, whose rows are all made before the first is used."""
 PREFETCHED_BATCHES = 4
-TASKS_AT_ONCE = 4  # of an execution; each is a process
 READ_CPUS = 0.25  # of a reading task: it leaves a small machine to the model
 
 RankBatch = tuple[list[Arrays], list[int]]
@@ -171,21 +166,17 @@ def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) 
         CorpusError: a shard has gone.
     """
     per_task = max(1, ROWS_PER_TASK // reader.num_rows)
-    num_tasks, most_tasks = FIRST_TASKS, max(FIRST_TASKS, MAX_ROWS // (per_task * reader.num_rows))
-    running, started = list[Prefetch[RankBatch]](), time.monotonic()
+    running = list[Prefetch[RankBatch]]()
     try:
         while True:
             while len(running) < 2 and batch < end:  # the next one begins while a model trains on this one
-                last = min(batch + num_tasks * per_task, end)
+                last = min(batch + TASKS * per_task, end)
                 running.append(Prefetch(_run(BatchRange(reader, batch, last, per_task), reader.paths)))
                 batch = last
             if not running:
                 return
             yield from running[0]
             running.pop(0)
-            if time.monotonic() - started < SECONDS:
-                num_tasks = min(2 * num_tasks, most_tasks)
-            started = time.monotonic()
     finally:
         for each in running:
             each.close()
@@ -197,12 +188,7 @@ def _run(batches: BatchRange, paths: Sequence[str]) -> Iterator[RankBatch]:
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
     numbers = ray.data.from_items([{"number": i} for i in range(num_tasks)], override_num_blocks=num_tasks)
     dataset = numbers.map_batches(
-        batches,
-        batch_size=1,
-        batch_format="pyarrow",
-        num_cpus=READ_CPUS,
-        zero_copy_batch=True,
-        compute=ray.data.TaskPoolStrategy(min(TASKS_AT_ONCE, num_tasks)),
+        batches, batch_size=1, batch_format="pyarrow", num_cpus=READ_CPUS, zero_copy_batch=True
     )
     # Not `iter_batches`: its scheduler polls without pause until the last batch is taken, at the cost of a core.
     try:
