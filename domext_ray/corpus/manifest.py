@@ -246,7 +246,8 @@ def find_shard_fault(manifest: Manifest) -> str:
     shards: list[ShardRecord | TextRecord] = [*manifest.train, *manifest.held_out, *manifest.texts]
     if not manifest.folder.is_local:  # one request; what is there is whole, and is compared when it is opened
         there = {*manifest.folder.list_names()}
-        return next((_describe_fault(manifest.folder / each.path) for each in shards if each.path not in there), "")
+        names = [*(each.path for each in shards), TOKEN_COUNTS]
+        return next((_describe_fault(manifest.folder / each) for each in names if each not in there), "")
     for record in shards:
         fault = find_file_fault(manifest.folder / record.path, record.sha256)
         if fault:
