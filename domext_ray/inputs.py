@@ -17,17 +17,8 @@ from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.texts.sources import Sources, resolve_sources
-from domext_ray.corpus.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension
-from domext_ray.corpus.vocabulary.learn import import_words, learn_extension, measure_extension
-from domext_ray.corpus.vocabulary.vocab import (
-    LAST_FILE,
-    fingerprint_tokenizer,
-    learn_wordpiece,
-    load_tokenizer,
-    make_folder_anew,
-)
+from domext_ray.data.check import check_corpus
+from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
 from domext_ray.plan import count_planned_words, load_run_base, read_run_vocabulary
@@ -35,7 +26,16 @@ from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
 from domext_ray.training.keeping import needs_teacher
-from domext_ray.training.writing import prepare_written, provide_written_text
+from domext_ray.training.writing import get_or_write_text, prepare_written
+from domext_ray.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension
+from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension
+from domext_ray.vocabulary.tokenizer import (
+    LAST_FILE,
+    fingerprint_tokenizer,
+    learn_wordpiece,
+    load_tokenizer,
+    replace_folder,
+)
 
 LISTED_FILES = 20
 
@@ -73,7 +73,7 @@ def check_texts(config: PretrainConfig) -> None:
             raise CorpusError(f"{part.option}: {error}") from error
 
 
-def provide_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Corpora:
+def get_or_prepare_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Corpora:
     """Prepare a run's texts, or find them prepared; Ray is initialised.
 
     Args:
@@ -102,7 +102,7 @@ def _place_text(
     if not part.is_written:
         return part.corpus, config.prepare_for(part)
     assert base is not None, "PretrainConfig refuses none"
-    return str(provide_written_text(base, paths.corpora)), prepare_written(config.prepare)
+    return str(get_or_write_text(base, paths.corpora)), prepare_written(config.prepare)
 
 
 def _tell_overlaps(texts: Sequence[tuple[str, Manifest]]) -> list[str]:
@@ -195,22 +195,22 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
         return None
     start_ray()
     is_own = base is not None and not config.vocab.extends_base
-    tokenizer_dir = base.tokenizer_folder if base and is_own else provide_tokenizer(config, base, paths)
-    corpora = provide_corpora(config, base, tokenizer_dir, paths)
+    tokenizer_dir = base.tokenizer_folder if base and is_own else get_or_build_tokenizer(config, base, paths)
+    corpora = get_or_prepare_corpora(config, base, tokenizer_dir, paths)
     for manifest in (*corpora.domain, *(each for own in corpora.beside for each in own)):
         print(describe_manifest(manifest))
     return corpora.domain[0]
 
 
-def provide_inputs(config: PretrainConfig) -> tuple[Path, Corpora]:
+def get_or_prepare_inputs(config: PretrainConfig) -> tuple[Path, Corpora]:
     """Make a run's tokenizer, in RUN.DIR/RUN.NAME, and its corpora, or take what was made before; Ray is initialised.
 
     Raises:
         DomextError: any mistake of the user's.
     """
     paths, base = resolve_paths(config), load_run_base(config)
-    tokenizer_dir = provide_tokenizer(config, base, paths)
-    return tokenizer_dir, provide_corpora(config, base, tokenizer_dir, paths)
+    tokenizer_dir = get_or_build_tokenizer(config, base, paths)
+    return tokenizer_dir, get_or_prepare_corpora(config, base, tokenizer_dir, paths)
 
 
 def describe_sources(sources: Sources, paths: RunPaths) -> str:
@@ -247,7 +247,7 @@ def count_words(tokenizer_dir: Path) -> tuple[int, int]:
     return len(load_tokenizer(tokenizer_dir)) - num_new, num_new
 
 
-def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
+def get_or_build_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Path:
     """The run's tokenizer, in the run's directory: the base's own, with new words or without, or a learned one.
 
     Of a run in a bucket there is one in the run and one at a local path, which is returned.
@@ -270,7 +270,7 @@ def provide_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths
 def _keep(folder: Path, place: Place) -> None:
     """Keep a vocabulary that was made at a local path in the bucket that it is for, if it is for one."""
     if not place.is_local:
-        with make_folder_anew(place) as temporary:
+        with replace_folder(place) as temporary:
             shutil.copytree(folder, temporary, dirs_exist_ok=True)
 
 
@@ -280,6 +280,6 @@ def _copy_tokenizer(base: Base, folder: Place) -> Place:
     with contextlib.suppress(CorpusError, FileNotFoundError):  # one that cannot be loaded is replaced
         if fingerprint_tokenizer(load_tokenizer(folder.local())) == fingerprint_tokenizer(tokenizer):
             return folder
-    with make_folder_anew(folder) as temporary:
+    with replace_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
     return folder

@@ -17,16 +17,16 @@ from typing import Any
 
 from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
 from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.export.model_folder import export_run
-from domext_ray.inputs import Corpora, check_texts, count_words, provide_corpora, provide_tokenizer
+from domext_ray.inputs import Corpora, check_texts, count_words, get_or_build_tokenizer, get_or_prepare_corpora
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import identity_of
 from domext_ray.options.places import hide_places
-from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, settle_workers
+from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, resolve_workers
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
 from domext_ray.report.forecast import Forecast, describe_plan, make_forecast
@@ -41,7 +41,7 @@ from domext_ray.runs.run_directory import (
     check_identity,
     check_order,
     describe_continuation,
-    hold_run,
+    lock_run,
     read_config,
     resolve_schedule,
     write_config,
@@ -60,7 +60,7 @@ from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
 from domext_ray.training.rate import Trial, estimate_memory, make_trial, measure_rate
-from domext_ray.training.router import provide_routers
+from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.start import check_start
 from domext_ray.training.worker import PretrainTask
 
@@ -110,9 +110,9 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         memory = estimate_memory(trial)
         print(describe_plan(plan.config, plan.paths, plan.counts, memory, _forecast(plan, trial)))
         return run_dir
-    with hold_run(run_dir) as run_dir:  # before Ray starts: storage that refuses is told within seconds
+    with lock_run(run_dir) as run_dir:  # before Ray starts: storage that refuses is told within seconds
         start_ray()
-        plan = replace(plan, config=settle_workers(plan.config), paths=replace(plan.paths, run=run_dir))
+        plan = replace(plan, config=resolve_workers(plan.config), paths=replace(plan.paths, run=run_dir))
         reserve(plan.config)
         print(f"run directory: {run_dir}", flush=True)
         if not run_dir.is_local:
@@ -149,13 +149,13 @@ def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> Run:
             has other words, or the corpus is not the run's.
     """
     config, paths = plan.config, plan.paths
-    tokenizer_dir = provide_tokenizer(config, plan.base, paths)
+    tokenizer_dir = get_or_build_tokenizer(config, plan.base, paths)
     vocab_size, num_new_words = count_words(tokenizer_dir)
     counts = count_run(config, plan.base, vocab_size, num_new_words, plan.earlier)
     _check_budget(config, counts, num_new_words)
     if plan.start is not None and goes_on_from is None:
         check_start(plan.start, plan.identity["base_sha256"], tokenizer_dir)
-    corpora = provide_corpora(config, plan.base, tokenizer_dir, paths)
+    corpora = get_or_prepare_corpora(config, plan.base, tokenizer_dir, paths)
     if config.train.epochs or not config.train.max_steps:
         config = resolve_schedule(resolve_max_steps(config, corpora.domain), paths.run)
     identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": corpora.domain[0].fingerprint}
@@ -189,7 +189,7 @@ def train_run(run: Run) -> None:
     )
     general = run.corpora.beside[0][0] if config.replay.corpus else None  # the first of `config.parts`
     texts = (run.corpora.domain[0], general)
-    provide_routers(config, run_dir, texts, run.tokenizer_dir, run.base, run.start)
+    get_or_train_routers(config, run_dir, texts, run.tokenizer_dir, run.base, run.start)
     report = LiveReport(run_dir)
     task = PretrainTask(
         config,

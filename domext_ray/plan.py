@@ -13,10 +13,7 @@ from typing import Any, TypeVar
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
-from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary
-from domext_ray.corpus.vocabulary.learn import count_new_words
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
@@ -33,12 +30,15 @@ from domext_ray.runs.run_directory import (
     resolve_paths,
     resolve_schedule,
 )
-from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
+from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import hash_values
 from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import check_start, read_extensions
 from domext_ray.training.vectors import count_decoder
+from domext_ray.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary
+from domext_ray.vocabulary.learn import count_new_words
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
@@ -77,7 +77,7 @@ def plan_run(config: PretrainConfig) -> RunPlan:
         DomextError: any mistake of the user's that shows before the corpus is read.
     """
     paths = resolve_paths(config)
-    config = resolve_schedule(resolve_files(settle_workers(keep_precision(config, paths.run))), paths.run)
+    config = resolve_schedule(resolve_files(resolve_workers(keep_precision(config, paths.run))), paths.run)
     base = load_run_base(config)
     read_probe(config.train.general_probe)
     identity: dict[str, Any] = {"base_sha256": base.sha256 if base else "none"}
@@ -104,9 +104,9 @@ def resolve_files(config: ConfigT) -> ConfigT:
     return config
 
 
-def settle_workers(config: PretrainConfig) -> PretrainConfig:
+def resolve_workers(config: PretrainConfig) -> PretrainConfig:
     """Settle `--scale.use_gpu auto` and `--engine.precision auto` once it is known; before Ray starts it may not be."""
-    return settle_precision(settle_gpu(config, config.scale.num_workers, "--scale.num_workers"))
+    return resolve_precision(resolve_gpu(config, config.scale.num_workers, "--scale.num_workers"))
 
 
 def load_run_base(config: PretrainConfig) -> Base | None:

@@ -62,7 +62,7 @@ class StatusLine:
             print(text, end="", file=sys.stderr, flush=True)
 
 
-class Patience:
+class StallTimer:
     """Says when nothing has moved for so long that a user wants to know why: after 30 s, then after twice as long."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Watch:
 
     def __init__(self, work: str, describe_waiting: Callable[[], str]) -> None:
         self.work, self.describe_waiting = work, describe_waiting
-        self.patience, self.line, self.ended = Patience(), StatusLine(), threading.Event()
+        self.patience, self.line, self.ended = StallTimer(), StatusLine(), threading.Event()
         self.thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def __enter__(self) -> Watch:

@@ -49,7 +49,7 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from benchmarks.as_worker import settle_allocator
+from benchmarks.as_worker import configure_allocator
 from benchmarks.end_to_end import add_end_to_end_options, run_end_to_end
 from benchmarks.finetune import add_finetune_options, run_finetune
 from benchmarks.keeping import run_keeping
@@ -188,7 +188,7 @@ def main() -> None:
     with exit_on_user_error():
         options = parse_options()
         if getattr(options, "as_worker", False):
-            settle_allocator()
+            configure_allocator()
         options.run(options)
 
 

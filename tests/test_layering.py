@@ -24,8 +24,7 @@ ROOMS = (
     "config",
     "runs",
     "data",
-    "corpus.texts",
-    "corpus.vocabulary",
+    "vocabulary",
     "corpus",
     "model.domext",
     "model.layouts",
@@ -77,6 +76,7 @@ RESTRICTED = {
         "runtime.ray_cluster",
         "runtime.ray_private",
         "runtime.tasks",
+        "data.ray_tasks",
         "corpus.",
         "training.entry",
         "training.pretrain",
@@ -281,10 +281,10 @@ def test_the_check_finds_what_a_package_file_imports(source: str, found: set[str
 @pytest.mark.parametrize(
     ("module", "source", "reason"),
     [
-        ("config.pretrain", "from domext_ray.corpus.vocabulary.vocab import load_tokenizer", "comes after"),
+        ("config.pretrain", "from domext_ray.vocabulary.tokenizer import load_tokenizer", "comes after"),
         ("config.pretrain", "def f():\n    from domext_ray import pipeline", "comes after"),
-        ("corpus.texts.sources", "from ..vocabulary.vocab import load_tokenizer", "comes after"),
-        ("corpus.vocabulary.vocab", "from ...training import engine", "comes after"),
+        ("data.sources", "from ..vocabulary.tokenizer import load_tokenizer", "comes after"),
+        ("vocabulary.tokenizer", "from ..training import engine", "comes after"),
         (
             "training.objective",
             "import importlib\nimportlib.import_module('domext_ray.export.model_folder')",
@@ -307,7 +307,7 @@ def test_the_check_finds_a_forbidden_import(module: str, source: str, reason: st
     ("module", "source"),
     [
         ("training.pretrain", "import ray\nfrom domext_ray.corpus.stream import stream_batches"),
-        ("corpus.shards", "import ray.data\nfrom .vocabulary.vocab import load_tokenizer"),
+        ("corpus.shards", "import ray.data\nfrom ..vocabulary.tokenizer import load_tokenizer"),
         ("jobs.pretrain_af", "import ray\nfrom domext_ray.pipeline import run"),
         ("model.domext.modeling_domext", "import torch\nfrom transformers.activations import ACT2FN"),
         ("model.domext.modeling_domext", "from .layers_domext import DomextLayer"),

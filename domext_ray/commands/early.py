@@ -56,9 +56,9 @@ def _check_gpu(config: PretrainConfig) -> None:
 
 
 def _check_base(config: PretrainConfig) -> None:
-    from domext_ray.corpus.vocabulary.vocab import check_tokenizer_files
     from domext_ray.extensions.modules import Modules
     from domext_ray.model.base_folder import find_local_base
+    from domext_ray.vocabulary.tokenizer import check_tokenizer_files
 
     folder = find_local_base(config.base) if config.base != "none" else None
     if folder is None:

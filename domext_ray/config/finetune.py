@@ -166,7 +166,7 @@ class TrainingScaleConfig:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether each training has a GPU; `auto` has been settled (`cluster.settle_gpu`)."""
+        """Whether each training has a GPU; `auto` has been settled (`cluster.resolve_gpu`)."""
         return is_gpu_used(self.use_gpu)
 
 

@@ -46,7 +46,7 @@ class InferenceScaleConfig:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether each worker has a GPU; `auto` has been settled (`cluster.settle_gpu`)."""
+        """Whether each worker has a GPU; `auto` has been settled (`cluster.resolve_gpu`)."""
         return is_gpu_used(self.use_gpu)
 
 

@@ -335,7 +335,7 @@ class EngineConfig:
 
     @property
     def uses_bf16(self) -> bool:
-        """Whether products are computed in bf16; `auto` is, until it is settled (`ray_cluster.settle_precision`)."""
+        """Whether products are computed in bf16; `auto` is, until it is settled (`ray_cluster.resolve_precision`)."""
         return self.precision != "fp32"
 
     @property
@@ -355,7 +355,7 @@ class ScaleConfig:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether each worker has a GPU; `auto` has been settled (`cluster.settle_gpu`)."""
+        """Whether each worker has a GPU; `auto` has been settled (`cluster.resolve_gpu`)."""
         return is_gpu_used(self.use_gpu)
 
 

@@ -16,10 +16,10 @@ from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.pairs import build_pairs
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han
 from domext_ray.corpus.shards import CHINESE_FRAC
-from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import ReadTask, Sources
 from domext_ray.corpus.two_texts import build_two_text_rows
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sources import ReadTask, Sources
 
 SAMPLED_TASKS = 8
 READ_BYTES = 2**20

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.estimate import READ_BYTES, sample_tasks
 from domext_ray.corpus.shards import hash_document, split_documents
-from domext_ray.corpus.texts.documents import read_grouped
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import Sources
-from domext_ray.corpus.texts.split import resolve_held_out_by
+from domext_ray.data.documents import read_grouped
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sources import Sources
+from domext_ray.data.split import resolve_held_out_by
 
 SHINGLE_WORDS = 5
 RESEMBLANCE = 0.8

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from domext_ray.corpus.texts.sentences import split_sentences
-from domext_ray.corpus.vocabulary.vocab import make_backend
+from domext_ray.data.sentences import split_sentences
 from domext_ray.errors import CorpusError
+from domext_ray.vocabulary.tokenizer import make_backend
 
 SENTENCES_PER_CALL = 2048
 MAX_CACHED_CHARS = 8 * 2**20

@@ -45,11 +45,12 @@ from domext_ray.corpus.manifest import (
 from domext_ray.corpus.overlap import read_hashes, write_hashes
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, build_pairs
 from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
-from domext_ray.corpus.texts.documents import read_documents, read_grouped
-from domext_ray.corpus.texts.dropped import Dropped, check_dropped, require_text
-from domext_ray.corpus.texts.ray_tasks import run_read_tasks
-from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
-from domext_ray.corpus.texts.split import (
+from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
+from domext_ray.data.documents import read_documents, read_grouped
+from domext_ray.data.dropped import Dropped, check_dropped, require_text
+from domext_ray.data.ray_tasks import run_read_tasks
+from domext_ray.data.sources import ReadTask, Sources, resolve_sources
+from domext_ray.data.split import (
     describe_split,
     hold_out_blocks,
     hold_out_files,
@@ -57,13 +58,12 @@ from domext_ray.corpus.texts.split import (
     require_held_out_group,
     resolve_held_out_by,
 )
-from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
-from domext_ray.runs.attempts import hold_work
+from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.tasks import Records
 from domext_ray.storage import Place, Where, hash_file, hash_values, new_file
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:  # transformers loads torch, which reading tasks need not
     from transformers import PreTrainedTokenizerBase
@@ -114,7 +114,7 @@ def prepare_corpus(
     manifest = _find_prepared(folder, fingerprint)
     if manifest:
         return _tell_dropped(manifest, spec, prepare, is_new=False)
-    with hold_work(folder, f"preparing --corpus {spec!r}") as work:
+    with lock_work(folder, f"preparing --corpus {spec!r}") as work:
         manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
         if manifest:
             return _tell_dropped(manifest, spec, prepare, is_new=False)

@@ -31,7 +31,7 @@ class Snippets:
 
 
 def find_snippets(
-    manifest: Manifest, is_inside: np.ndarray, first_id: int, *, per_word: int, length: int, seed: int
+    manifest: Manifest, is_continuation: np.ndarray, first_id: int, *, per_word: int, length: int, seed: int
 ) -> Snippets:
     """Choose snippets so that each new word occurs `per_word` times in them, where the corpus has it that often.
 
@@ -40,13 +40,13 @@ def find_snippets(
 
     Args:
         manifest: the prepared corpus.
-        is_inside: whether a token is the inside of a word (`##…`), bool [V + E].
+        is_continuation: whether a token is the inside of a word (`##…`), bool [V + E].
         first_id: the first new word's id, V; the others follow.
         per_word: occurrences of a word that are wanted.
         length: tokens of a snippet, at most.
         seed: of the hashes.
     """
-    tokens = manifest.token_counts(len(is_inside))
+    tokens = manifest.token_counts(len(is_continuation))
     counts = tokens[first_id:]
     share = np.minimum(1.0, _SPARE * per_word / np.maximum(counts, 1))
     batches = list(read_train_batches(manifest))
@@ -63,14 +63,14 @@ def find_snippets(
     for i in np.lexsort((draws, words, counts[words])):
         if num_found[words[i]] < per_word:
             lists = batches[numbers[i]].column("input_ids")
-            ids = _cut(lists, int(places[i]), is_inside, length)
+            ids = _cut(lists, int(places[i]), is_continuation, length)
             ids = ids[(ids != manifest.cls_id) & (ids != manifest.sep_id)]
             np.add.at(num_found, ids[ids >= first_id] - first_id, 1)
             snippets.append(ids)
     return Snippets(snippets, counts, int(tokens.sum()))
 
 
-def _cut(lists: pa.ListArray, place: int, is_inside: np.ndarray, length: int) -> np.ndarray:
+def _cut(lists: pa.ListArray, place: int, is_continuation: np.ndarray, length: int) -> np.ndarray:
     """Return the tokens around a place of a list column's values, of one row, from the start of a word on."""
     ends = lists.offsets.to_numpy() - lists.offsets[0].as_py()
     row = int(np.searchsorted(ends, place, side="right"))
@@ -78,6 +78,6 @@ def _cut(lists: pa.ListArray, place: int, is_inside: np.ndarray, length: int) ->
     ids = lists.flatten().to_numpy()
     start = max(first, min(place - length // 2, end - length))
     end = min(end, start + length)
-    while start < place and is_inside[ids[start]]:
+    while start < place and is_continuation[ids[start]]:
         start += 1
     return ids[start:end].astype(np.int64)

@@ -29,7 +29,7 @@ import ray.data
 from domext_ray.corpus.batching import EPOCH, Arrays, join_rows
 from domext_ray.corpus.manifest import Manifest, take_rows
 from domext_ray.corpus.sampler import Sampler
-from domext_ray.corpus.texts.ray_tasks import configure_ray_data
+from domext_ray.data.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.corpus.rows import RowSettings, find_cut, tokenize_documents
-from domext_ray.corpus.texts.documents import PAIR_SEPARATOR
+from domext_ray.data.documents import PAIR_SEPARATOR
 
 NO_TOKEN = "no_token"
 """Why a document makes no row: one of its texts is of characters that the tokenizer leaves out."""

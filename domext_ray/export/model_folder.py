@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from domext_ray.corpus.vocabulary.vocab import check_fit, fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export.card import build_card
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_export
@@ -33,6 +32,7 @@ from domext_ray.model.layouts.table import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where
 from domext_ray.training.rebuild import RebuiltRun, rebuild_run
+from domext_ray.vocabulary.tokenizer import check_fit, fingerprint_tokenizer, load_tokenizer
 
 CODE_FILES = tuple(sorted(each.name for each in Path(code_room.__path__[0]).glob("*_domext.py")))
 HEAD_AUTO_CLASSES = {

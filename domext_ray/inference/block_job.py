@@ -31,8 +31,8 @@ from domext_ray.inference.blocks import PARTS, RECORDS, BlockFolder, BlockRecord
 from domext_ray.inference.input_plan import InputPlan
 from domext_ray.inference.input_rows import TEXT_FIELD, InputRow, RowError
 from domext_ray.inference.labelled_input import LabelledInput
-from domext_ray.runs.run_directory import RUN, check_identity, hold_run, write_config, write_run
-from domext_ray.runtime.ray_cluster import settle_gpu, start_ray
+from domext_ray.runs.run_directory import RUN, check_identity, lock_run, write_config, write_run
+from domext_ray.runtime.ray_cluster import resolve_gpu, start_ray
 from domext_ray.storage import new_file
 from domext_ray.training.pretrain import check_shared_storage
 
@@ -83,7 +83,7 @@ class BlockPlan(Generic[ConfigT]):
 PlanT = TypeVar("PlanT", bound=BlockPlan[Any])
 
 
-def settle_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, Any]) -> Path:
+def resolve_output(config: PredictConfig | EmbedConfig, identity: Mapping[str, Any]) -> Path:
     """Return the folder of an output, which is empty or the job's own.
 
     Raises:
@@ -114,8 +114,8 @@ def run_block_job(
         DomextError: any mistake of the user's.
     """
     start_ray()
-    plan = replace(plan, config=settle_gpu(plan.config))
-    with _name_output(), hold_run(plan.folder):
+    plan = replace(plan, config=resolve_gpu(plan.config))
+    with _name_output(), lock_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_run(plan.folder, identity=plan.identity)
         check_shared_storage(plan.folder)

@@ -20,7 +20,7 @@ import torch
 
 from domext_ray.config.inference import InferenceScaleConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
+from domext_ray.runtime.cpu_kernels import PREDICTION, configure_kernels
 from domext_ray.runtime.ray_cluster import describe_nodes, list_nodes
 from domext_ray.runtime.tasks import Function, Pool, Records, Task, run_tasks
 from domext_ray.storage import Place, new_file
@@ -138,7 +138,7 @@ def run_blocks(
 
     def make_function() -> Function:
         torch.set_num_threads(max(1, int(cpus)))
-        settle_kernels(PREDICTION)
+        configure_kernels(PREDICTION)
         work = make(torch.device("cuda", 0) if scale.uses_gpu else torch.device("cpu"))
         return lambda block: folder.make_part(block, work)
 

@@ -21,7 +21,6 @@ import torch
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.vectors import Pooling
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import StartModel, load_start_model, pick_encoder, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import ConfigError
@@ -33,8 +32,8 @@ from domext_ray.inference.block_job import (
     gather_counts,
     is_blank,
     measure_rate,
+    resolve_output,
     run_block_job,
-    settle_output,
     sort_out,
     write_lines,
 )
@@ -44,8 +43,9 @@ from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
 from domext_ray.inference.predictors import split_bank
 from domext_ray.model.base import hash_tensors
 from domext_ray.options.build import identity_of
-from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import new_file, write_json
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 VECTORS, IDS = "vectors.npy", "ids.jsonl"
 
@@ -107,7 +107,7 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
     Raises:
         DomextError: any mistake of the user's.
     """
-    config = settle_gpu(config)
+    config = resolve_gpu(config)
     embed = load_embedding(config, "cpu")
     num_layers = embed.start.config.num_hidden_layers
     if max(config.layer_numbers, default=0) > num_layers:
@@ -119,7 +119,7 @@ def plan_embedding(config: EmbedConfig) -> EmbedPlan:
         "model_sha256": embed.start.sha256,
         "input_sha256": rows.sha256,
     }
-    return EmbedPlan(config, rows, settle_output(config, identity), identity, embed.width)
+    return EmbedPlan(config, rows, resolve_output(config, identity), identity, embed.width)
 
 
 def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.finetune.batches import plan_prediction
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.windows import RowTemplate, read_template
@@ -27,6 +26,7 @@ from domext_ray.inference.input_rows import check_text
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import choose_attention
+from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"
 """What a mask is called in every text, beside the model's own name for it."""

@@ -26,8 +26,8 @@ from domext_ray.inference.block_job import (
     gather_counts,
     is_blank,
     measure_rate,
+    resolve_output,
     run_block_job,
-    settle_output,
     sort_out,
     write_lines,
 )
@@ -39,7 +39,7 @@ from domext_ray.inference.predictors import ModelPlace, Predictor, find_model, l
 from domext_ray.inference.split_scores import format_scores, score_split
 from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.options.build import identity_of
-from domext_ray.runtime.ray_cluster import settle_gpu
+from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import write_json
 
 MOST_LABELS = 20
@@ -90,11 +90,11 @@ def plan_prediction(config: PredictConfig) -> PredictPlan:
     Raises:
         DomextError: any mistake of the user's.
     """
-    config = settle_gpu(config)
+    config = resolve_gpu(config)
     model = find_model(config)
     rows = _plan_rows(config, model)
     identity = {**identity_of(config), "task": model.task, "model_sha256": model.sha256, "input_sha256": rows.sha256}
-    return PredictPlan(config, rows, settle_output(config, identity), identity, model)
+    return PredictPlan(config, rows, resolve_output(config, identity), identity, model)
 
 
 def _plan_rows(config: PredictConfig, model: ModelPlace) -> InputPlan | LabelledInput:

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.finetune.exported import ExportedModel, hash_export, is_finetuned_model
 from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, TaskLoss
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
@@ -33,6 +32,7 @@ from domext_ray.inference.task_predictor import TaskPredictor
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import choose_attention
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
 class Predictor(Protocol):

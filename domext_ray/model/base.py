@@ -19,13 +19,13 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
-from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
 from domext_ray.errors import BaseModelError, CorpusError
 from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts.layout import SHARED_FIELDS, Layout
 from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -18,13 +18,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.texts.sentences import split_sentences
-from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
+from domext_ray.data.sentences import split_sentences
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 from domext_ray.training.start import apply_start, build_run_model
+from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
 
 NUM_EXAMPLES = 8
 NUM_GUESSES = 3

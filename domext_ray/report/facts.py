@@ -11,13 +11,13 @@ from typing import Any
 
 from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.files import read_json
 from domext_ray.options.build import list_values, to_dict
 from domext_ray.options.places import hide_places
 from domext_ray.options.read import read_file
 from domext_ray.storage import Place, Where
 from domext_ray.training.router import describe_router
+from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 
 def list_facts(

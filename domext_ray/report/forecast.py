@@ -14,8 +14,7 @@ from domext_ray.corpus.estimate import RowEstimate, estimate_rows
 from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, NearDuplicates, count_near_duplicates
 from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
-from domext_ray.corpus.texts.sources import Sources
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.data.sources import Sources
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
@@ -25,6 +24,7 @@ from domext_ray.runs.run_directory import RunPaths
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
 from domext_ray.training.rate import Rate
 from domext_ray.training.writing import estimate_written
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 BYTES_PER_VALUE = 4  # checkpoints and exports are fp32
 TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments

@@ -136,7 +136,7 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def hold_work(where: Where, purpose: str) -> Iterator[Place]:
+def lock_work(where: Where, purpose: str) -> Iterator[Place]:
     """Hold a folder of work that the same command goes on with; another job with the same work is waited for.
 
     It stays for a second start, but after a mistake in the corpus, whose next version has another name. What nobody has

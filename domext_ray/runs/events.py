@@ -53,7 +53,7 @@ class Event:
     stage: str = ""
 
 
-def tell_driver(run_dir: Where, text: str) -> None:
+def notify_driver(run_dir: Where, text: str) -> None:
     """Say a sentence on the driver's terminal, from any process that sees the run's directory.
 
     Args:

@@ -291,7 +291,7 @@ def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
 
 
 @contextlib.contextmanager
-def hold_run(run_dir: Where) -> Iterator[Place]:
+def lock_run(run_dir: Where) -> Iterator[Place]:
     """Make a run's directory and hold it against a second job, as `attempts.hold` does.
 
     A mistake that shows before the run has an identity (an empty corpus, say) leaves no new directory behind. A job

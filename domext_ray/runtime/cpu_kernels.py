@@ -31,7 +31,7 @@ _OVERLOADS = ("mm", "mm.out", "addmm", "addmm.out")
 _products: torch.library.Library | None = None
 
 
-def settle_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
+def configure_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
     """Choose how this process computes its products; before its first one.
 
     Args:
@@ -52,11 +52,11 @@ def settle_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
 def as_worker(num_kept: int, *, uses_fp32: bool = True) -> Iterator[None]:
     """Compute as a worker does, and afterwards as before: in a process that may be its user's own.
 
-    See `settle_kernels`.
+    See `configure_kernels`.
     """
     global _products
     before = _products
-    settle_kernels(num_kept, uses_fp32=uses_fp32)
+    configure_kernels(num_kept, uses_fp32=uses_fp32)
     try:
         yield
     finally:

@@ -200,7 +200,7 @@ def _count_own_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def settle_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
+def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     """Decide `--scale.use_gpu auto`, and refuse `true` where there are too few GPUs.
 
     Args:
@@ -227,7 +227,7 @@ def settle_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     return replace(config, scale=replace(config.scale, use_gpu=num_gpus >= wanted))
 
 
-def settle_precision(config: ConfigT) -> ConfigT:
+def resolve_precision(config: ConfigT) -> ConfigT:
     """Put bf16 or fp32 in the place of `--engine.precision auto`.
 
     Args:
@@ -244,12 +244,12 @@ def settle_precision(config: ConfigT) -> ConfigT:
             return config
         from domext_ray.runtime.cpu_kernels import has_bf16_units
 
-        if not (all(has for _, has in ask_nodes(has_bf16_units)) if is_cluster() else has_bf16_units()):
+        if not (all(has for _, has in run_on_each_node(has_bf16_units)) if is_cluster() else has_bf16_units()):
             return replace(config, engine=replace(engine, precision="fp32"))
     return replace(config, engine=replace(engine, precision="bf16"))
 
 
-def ask_nodes(function: Callable[..., Any], *args: Any, own: bool = True) -> list[tuple[str, Any]]:
+def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True) -> list[tuple[str, Any]]:
     """Call a function on every node that has CPUs; Ray is initialised.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.data.check import check_corpus
 from domext_ray.errors import ConfigError, DomextError
 from domext_ray.files import read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
@@ -20,7 +20,7 @@ from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
 from domext_ray.plan import resolve_files, size_run
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
-from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
+from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
 from domext_ray.search.trial import list_shares, load_trial_base
 
@@ -65,7 +65,7 @@ def plan_sweep(config: SweepConfig) -> SweepPlan:
         DomextError: any mistake of the user's.
     """
     folder = resolve_root(config.run.dir) / (config.run.name or DEFAULT_NAME)
-    config = settle_trials(keep_precision(resolve_files(config), folder))
+    config = resolve_trials(keep_precision(resolve_files(config), folder))
     space = read_space(config.space)
     points, refused = choose_points(config, space)
     sets = tuple(_load_sets(config))
@@ -152,11 +152,11 @@ def _load_sets(config: SweepConfig) -> list[LoadedSet]:
     return sets
 
 
-def settle_trials(config: SweepConfig) -> SweepConfig:
+def resolve_trials(config: SweepConfig) -> SweepConfig:
     """Settle whether trials have GPUs and in which precision they train, as far as that is known; again with Ray."""
-    config = settle_precision(settle_gpu(config, max(config.search.parallel, 1), "--search.parallel"))
+    config = resolve_precision(resolve_gpu(config, max(config.search.parallel, 1), "--search.parallel"))
     tuned = replace(config, engine=config.finetune.engine)
-    return replace(config, finetune=replace(config.finetune, engine=settle_precision(tuned).engine))
+    return replace(config, finetune=replace(config.finetune, engine=resolve_precision(tuned).engine))
 
 
 def describe_sweep(plan: SweepPlan) -> str:

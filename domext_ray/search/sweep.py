@@ -19,10 +19,10 @@ from ray import tune
 
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import find_user_error
-from domext_ray.inputs import count_words, provide_inputs
-from domext_ray.runs.run_directory import check_identity, hold_run, resolve_root, write_config, write_run
+from domext_ray.inputs import count_words, get_or_prepare_inputs
+from domext_ray.runs.run_directory import check_identity, lock_run, resolve_root, write_config, write_run
 from domext_ray.runtime.ray_cluster import start_ray
-from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, settle_trials, take_trials
+from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, resolve_trials, take_trials
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
 from domext_ray.search.results import TrialResult, read_trials
 from domext_ray.search.searcher import PointSearcher, list_waiting, make_study
@@ -59,10 +59,10 @@ def run_sweep(config: SweepConfig, trainable: type[tune.Trainable] = SweepTrial)
         print(f"the sweep in {folder} has ended; nothing is left to do.")
         return folder
     start_ray()
-    plan = replace(plan, config=settle_trials(plan.config))
+    plan = replace(plan, config=resolve_trials(plan.config))
     cpus, parallel = plan_resources(plan.config, estimate_trial_bytes(plan.config, plan.space))
     print(f"sweep directory: {folder}", flush=True)
-    with hold_run(folder):
+    with lock_run(folder):
         check_shared_storage(folder)
         work = prepare_sweep(plan, cpus)
         if plan.config.score_base and plan.config.base != "none":
@@ -111,7 +111,7 @@ def _prepare(config: SweepConfig, space: Space, folder: Path) -> dict[str, Prepa
             prepare=replace(pretrain.prepare, cache_dir=cache),
         )
         base = load_trial_base(pretrain)
-        tokenizer_dir, corpora = provide_inputs(placed)
+        tokenizer_dir, corpora = get_or_prepare_inputs(placed)
         prepared[name] = Prepared(
             tokenizer_dir,
             corpora.domain[0].folder,

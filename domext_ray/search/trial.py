@@ -41,7 +41,7 @@ from domext_ray.plan import size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import write_config
-from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
+from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.storage import Where, write_json, write_text
 from domext_ray.training.metrics import read_metrics
@@ -141,7 +141,7 @@ class Trial:
         configs = configure(work.config, work.space, point)
         self.finetune = configs.finetune
         pretrain = configs.pretrain
-        settle_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
+        configure_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_trial_base(pretrain)
         sized, _, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
@@ -316,7 +316,7 @@ def score_base(work: SweepWork) -> dict[str, Any]:
     use_gpu = work.config.scale.uses_gpu
     if not use_gpu:
         torch.set_num_threads(max(1, round(work.cpus)))
-    settle_kernels(TRAINING, uses_fp32=not work.config.finetune.engine.uses_bf16)
+    configure_kernels(TRAINING, uses_fp32=not work.config.finetune.engine.uses_bf16)
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     return score_sets(load_start_model(work.config.base), work, work.config.finetune, device)
 

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import MASKED_LM, SEQUENCES, TOKENS, BankEntry
 from domext_ray.config.vectors import Pooling
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
 from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
@@ -24,6 +23,7 @@ from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
 from domext_ray.model.domext.routers_domext import Router, choose_domains
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 MOST_TOKENS = 512
 """Tokens of a row where --max_length is 0 and the model takes more."""

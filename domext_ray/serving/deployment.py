@@ -24,7 +24,7 @@ from ray.serve.handle import DeploymentHandle
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import DomextError, find_user_error
 from domext_ray.options.build import from_dict
-from domext_ray.runtime.cpu_kernels import PREDICTION, settle_kernels
+from domext_ray.runtime.cpu_kernels import PREDICTION, configure_kernels
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.runtime.ray_private import close_replica_port, recall, remember
 from domext_ray.serving.app import make_app
@@ -73,7 +73,7 @@ class Encoder:
 
     def __init__(self, config: ServeConfig, on_gpu: bool) -> None:
         close_replica_port()
-        settle_kernels(PREDICTION)
+        configure_kernels(PREDICTION)
         self._thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.scale.threads,))
         with quiet_libraries():
             bank = open_bank(config)

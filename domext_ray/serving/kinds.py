@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.vectors import PoolingChoice
-from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.inference.examples import make_example
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
 from domext_ray.serving.engine import ServedRow
+from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"
 """What a mask is called in every text, beside the model's own name for it."""

@@ -22,7 +22,7 @@ from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import CONFIG
 from domext_ray.runtime.quiet import quiet_libraries
-from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, settle_gpu, start_ray
+from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, resolve_gpu, start_ray
 from domext_ray.runtime.stopping import Stopped, signal_name
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application, forget_served
@@ -113,7 +113,7 @@ def start_serving(config: ServeConfig) -> Iterator[str]:
     _check_address(config)
     os.environ.update({name: os.environ.get(name, "0") for name in _THREADS})
     start_ray()
-    config = settle_gpu(config, config.replicas, "--replicas")
+    config = resolve_gpu(config, config.replicas, "--replicas")
     on_gpu = config.scale.use_gpu is True
     _check_room(config, on_gpu=on_gpu)
     folder = TOKEN_FOLDER.expanduser()

@@ -95,7 +95,7 @@ def train_run(place: Workplace, config: PretrainConfig, name: str, seed: int) ->
     return True
 
 
-def provide_words(place: Workplace, arm: Arm) -> Arm:
+def get_or_learn_words(place: Workplace, arm: Arm) -> Arm:
     """Learn the new words of a method once, so that its runs differ in their seeds only."""
     if not arm.config.vocab.size:
         return arm

@@ -18,8 +18,8 @@ from typing import Any
 
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.data.check import check_corpus
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts
 from domext_ray.model.base import Base
@@ -31,7 +31,7 @@ from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
     check_identity,
-    hold_run,
+    lock_run,
     read_identity,
     resolve_paths,
     write_run,
@@ -45,10 +45,10 @@ from domext_ray.study.runs import (
     BASE,
     Workplace,
     choose_rate,
+    get_or_learn_words,
     limit_run,
     measure_retention,
     name_run,
-    provide_words,
     set_rate,
     train_base,
     train_run,
@@ -89,7 +89,7 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
         print(describe_plan(config, arms, paths))
         return Path(paths.run)
     print(f"study directory: {paths.run}", flush=True)
-    with hold_run(paths.run):
+    with lock_run(paths.run):
         _run_all(Workplace(config, paths), arms, left_out, identity, base)
     return Path(paths.run)
 
@@ -162,7 +162,7 @@ def _run_all(
     unchanged = {"method": {"trains": trains, "heads": 0, "ffn_units": 0}}
     train_base(place, make_configs(config, BASE, unchanged)[BASE])
     write_run(folder, identity={**(read_identity(folder) or {}), **identity})
-    ready = [provide_words(place, each) for each in arms.values()]
+    ready = [get_or_learn_words(place, each) for each in arms.values()]
     rates: Rates = {}
     if config.rates:
         rates = try_rates(place, ready)

@@ -26,14 +26,14 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.snippets import find_snippets
-from domext_ray.corpus.vocabulary.extension import base_token_ids
-from domext_ray.corpus.vocabulary.families import tokenizer_family
-from domext_ray.corpus.vocabulary.family import TokenizerFamily
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import bypass_extensions
 from domext_ray.progress import format_seconds
 from domext_ray.training.evaluate import build_domain_batches
+from domext_ray.vocabulary.extension import base_token_ids
+from domext_ray.vocabulary.families import tokenizer_family
+from domext_ray.vocabulary.family import TokenizerFamily
 
 NUM_SNIPPETS = 4_000
 """Snippets that few words share between them; a word has at least and at most as many as `SNIPPETS_PER_WORD` says."""

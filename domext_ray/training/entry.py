@@ -13,7 +13,7 @@ from typing import Any
 from ray.train import UserCallback
 
 from domext_ray.errors import ConfigError, find_user_error
-from domext_ray.runs.events import tell_driver
+from domext_ray.runs.events import notify_driver
 from domext_ray.storage import Where
 
 
@@ -48,7 +48,7 @@ class RunFailures(UserCallback):
         error = unwrap_death(error)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         ends = self.num_failures > self.max_failures
-        tell_driver(
+        notify_driver(
             self.run_dir,
             f"worker {rank} failed ({reason}): failure {self.num_failures} of at most {self.max_failures}"
             + ("; the job gives up." if ends else " (--train.max_failures); all workers start again."),
@@ -64,12 +64,12 @@ def train_worker(settings: dict[str, Any]) -> None:
     import ray.train.torch
     import torch
 
-    from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
+    from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
     from domext_ray.runtime.ray_cluster import count_cpus
     from domext_ray.training.worker import PretrainTask, PretrainWorker
 
     task: PretrainTask = pickle.loads(settings["task"])
-    settle_kernels(TRAINING, uses_fp32=not task.config.engine.uses_bf16)
+    configure_kernels(TRAINING, uses_fp32=not task.config.engine.uses_bf16)
     context = ray.train.get_context()
     if not task.config.scale.uses_gpu:
         fair = count_cpus() // context.get_local_world_size()

@@ -31,7 +31,6 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, resolve_
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.views import make_masker
-from domext_ray.corpus.vocabulary.vocab import group_pieces
 from domext_ray.errors import CorpusError
 from domext_ray.training.engine import Engine, sum_over_ranks
 from domext_ray.training.objective import MaskedBatch, to_batch
@@ -44,6 +43,7 @@ from domext_ray.training.passages import (
     pad_rows,
     read_passages,
 )
+from domext_ray.vocabulary.tokenizer import group_pieces
 
 GENERAL_PROBE = Path(__file__).parent.parent / "assets" / "general_probe.txt"
 PROBE_PASSES = 7

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import StorageError, name_file
-from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.progress import StallTimer, StatusLine, describe_stillness, format_seconds
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
@@ -166,7 +166,7 @@ class RunProgress:
         self.line = StatusLine()
         self.events = EventReader(self.path.parent)
         self.phase, self.describe_waiting = phase, describe_waiting
-        self.patience = Patience()
+        self.patience = StallTimer()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self.shown_step = find_last_step(path, default=-1)

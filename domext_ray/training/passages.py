@@ -36,9 +36,9 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.texts.sentences import split_sentences
-from domext_ray.corpus.vocabulary.vocab import group_pieces, make_backend
+from domext_ray.data.sentences import split_sentences
 from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
 
 CHOSEN_WORDS_FRAC = 0.15
 READ_PASSAGES = 4

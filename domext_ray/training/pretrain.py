@@ -24,14 +24,14 @@ from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runtime.ray_cluster import (
-    ask_nodes,
     describe_nodes,
     describe_waiting,
     find_shortage,
     is_cluster,
     list_nodes,
-    settle_gpu,
-    settle_precision,
+    resolve_gpu,
+    resolve_precision,
+    run_on_each_node,
     share_cpus,
 )
 from domext_ray.runtime.stopping import Save, Stopped, save_first, signal_name
@@ -81,7 +81,7 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     run = task.run_dir if task.run_dir.fence is not None else supersede(task.run_dir)
     attempt = run.fence
     assert isinstance(attempt, Attempt)
-    config = settle_precision(settle_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers"))
+    config = resolve_precision(resolve_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers"))
     task = replace(task, config=config, run_dir=run)
     resources = reserve(config)
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
@@ -201,7 +201,7 @@ def check_shared_storage(where: Where, corpora: Where | None = None) -> None:
         if not place.is_local:
             continue
         with place.scratch() as marker:
-            for name, sees in ask_nodes(os.path.exists, str(marker), own=False):
+            for name, sees in run_on_each_node(os.path.exists, str(marker), own=False):
                 if not sees:
                     raise RunError(
                         f"{what} {place} is not visible on node {name}; give {option} a folder on storage that all "

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -17,6 +16,7 @@ from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
 from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)

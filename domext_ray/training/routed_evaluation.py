@@ -62,7 +62,7 @@ def find_routed_model(model: nn.Module, run_dir: Where) -> RoutedModel | None:
 
     Args:
         model: on any device; routers stay on the CPU, where batches are.
-        run_dir: the run's directory, with what `router.provide_routers` left.
+        run_dir: the run's directory, with what `router.get_or_train_routers` left.
 
     Raises:
         RunError: a file is damaged.

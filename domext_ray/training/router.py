@@ -31,7 +31,6 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json
 from domext_ray.model.base import Base
@@ -40,6 +39,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
 from domext_ray.storage import Place, Where, write_json
 from domext_ray.training.writing import Writer
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
     from scipy.sparse import csr_matrix
@@ -207,7 +207,7 @@ def _floor(score: float) -> float:
     return float(np.floor(np.nan_to_num(score, neginf=0.0) * 1e4) / 1e4)
 
 
-def provide_routers(
+def get_or_train_routers(
     config: PretrainConfig,
     run_dir: Where,
     texts: tuple[Manifest, Manifest | None],

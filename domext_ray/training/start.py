@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, find_frequent_words
-from domext_ray.corpus.vocabulary.extension import base_token_ids, check_appended, load_extension
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -33,6 +31,8 @@ from domext_ray.training.checkpoint import (
     read_record,
     wait_for_checkpoint,
 )
+from domext_ray.vocabulary.extension import base_token_ids, check_appended, load_extension
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 DECODER = "denoiser"
 """Name of the decoder within a model that trains to denoise; its tensors are in checkpoints, and in nothing else."""

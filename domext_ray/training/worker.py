@@ -22,7 +22,6 @@ from torch import nn
 from domext_ray.config.pretrain import PretrainConfig, count_passes, resolve_warmup_steps
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import Prefetch
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -36,7 +35,7 @@ from domext_ray.runs.events import (
     TRAINING,
     WORKERS,
     enter_phase,
-    tell_driver,
+    notify_driver,
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, LossNames, name_losses
 from domext_ray.storage import Place, Where
@@ -71,6 +70,7 @@ from domext_ray.training.start import (
     pick_fixed,
 )
 from domext_ray.training.vectors import attach_decoder
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 MAX_SKIPPED_STEPS = 10
 """Steps in a row that `--optim.on_non_finite skip` leaves out; after more of them the weights are beyond help."""
@@ -177,7 +177,7 @@ class PretrainWorker:
         choice = agree_on_checkpoint(folder, chosen, rank=self.rank, device=self.device)
         for sentence in choice.passed_over:
             if choice.path is None or identify_checkpoint(choice.path) != chosen:  # the driver has not said it yet
-                tell_driver(self.task.run_dir, f"warning: {sentence}")
+                notify_driver(self.task.run_dir, f"warning: {sentence}")
         return None if choice.path is None else load_checkpoint(choice.path)
 
     def _build_engine(self) -> Engine:
@@ -236,7 +236,7 @@ class PretrainWorker:
                 self.ceilings[phase.first_step] = find_ceiling(module, batch, num_rows * length)
             except Exception as error:  # a kernel that cannot be counted, say: the run is worth more
                 self.ceilings = {}
-                tell_driver(self.task.run_dir, f"note: a step's operations could not be counted ({error}).")
+                notify_driver(self.task.run_dir, f"note: a step's operations could not be counted ({error}).")
                 return
 
     def _describe_speed(self, num_tokens: int, seconds: float) -> dict[str, float]:
@@ -253,7 +253,7 @@ class PretrainWorker:
         try:
             self.ceilings[phase] = time_ceiling(self.ceilings[phase], bf16=self.config.engine.uses_bf16)
         except Exception as error:  # the run is worth more
-            tell_driver(self.task.run_dir, f"note: a step's products could not be timed ({error}).")
+            notify_driver(self.task.run_dir, f"note: a step's products could not be timed ({error}).")
 
     def _distill_words(self, model: DomextForMaskedLM) -> None:
         """Fit the new words on every rank; the first one's result counts."""
@@ -267,7 +267,7 @@ class PretrainWorker:
             self.config.objective,
             seed=self.config.seed,
             device=self.device,
-            tell=lambda text: tell_driver(self.task.run_dir, text) if self.rank == 0 else None,
+            tell=lambda text: notify_driver(self.task.run_dir, text) if self.rank == 0 else None,
         )
         for param in (model.get_parameter(name) for name in NEW_WORD_TENSORS):
             values = param.detach().to(self.device)

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.estimate import RowEstimate
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.model.base import Base
 from domext_ray.model.graft import build_base
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker, has_bf16_units
 from domext_ray.storage import Place, Where, hash_values
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NUM_ROWS, LENGTH = 1_600, 96
 """Rows that are written, and their tokens, [CLS] and [SEP] included; fewer where the base has positions for fewer."""
@@ -40,7 +40,7 @@ FORMAT = 1
 _WORD, _MASK, _ANEW = 71, 72, 73  # purposes of hashes: no two draws share their counters
 
 
-def provide_written_text(base: Base, cache_dir: Where) -> Place:
+def get_or_write_text(base: Base, cache_dir: Where) -> Place:
     """Return the file of text that a base writes, written now where it is not there yet.
 
     Args:

@@ -9,12 +9,12 @@ import sys
 import torch
 
 from domext_ray.errors import ConfigError
-from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
+from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.runtime.ray_cluster import LOCAL_WORKER_SETTINGS
 from domext_ray.runtime.ray_private import find_allocator
 
 
-def settle_allocator() -> None:
+def configure_allocator() -> None:
     """Start this process again with the allocator that a job's workers have, unless it has it; its children have it.
 
     Raises:
@@ -34,9 +34,9 @@ def strip_allocator() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if value != allocator}
 
 
-def settle_process(options: argparse.Namespace) -> None:
+def configure_process(options: argparse.Namespace) -> None:
     """Let this process compute with the threads and the kernels that a verb's options ask for."""
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.as_worker:
-        settle_kernels(TRAINING, uses_fp32=options.precision == "fp32")
+        configure_kernels(TRAINING, uses_fp32=options.precision == "fp32")

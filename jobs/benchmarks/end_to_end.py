@@ -32,16 +32,16 @@ from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.overlap import read_hashes
 from domext_ray.corpus.shards import hash_document
-from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.files import read_json
 from domext_ray.inputs import run_preparation
 from domext_ray.model.base import load_base
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
-from domext_ray.plan import settle_workers
+from domext_ray.plan import resolve_workers
 from domext_ray.runs.events import Event, EventReader
 from domext_ray.runs.run_directory import resolve_schedule
 from domext_ray.runtime.ray_cluster import count_cpus
@@ -149,7 +149,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> Comparison:
     manifest = run_preparation(replace(own, run=replace(config.run, dir=str(folder / "prepared"))))
     ray.shutdown()
     assert manifest is not None, "this is no dry run"
-    config = resolve_schedule(resolve_max_steps(settle_workers(config), [manifest]), folder)
+    config = resolve_schedule(resolve_max_steps(resolve_workers(config), [manifest]), folder)
     dropout = train.dropout if options.rival_dropout is None else options.rival_dropout
     return Comparison(
         config, job_options, manifest, write_text(config, manifest, folder), folder, dropout, count_cpus()

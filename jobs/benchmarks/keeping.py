@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from benchmarks.as_worker import settle_process
+from benchmarks.as_worker import configure_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model
 from benchmarks.timing import MASK_PROB, Seconds, make_step
@@ -26,7 +26,7 @@ KEPT_FRAC = 0.25
 
 def run_keeping(options: argparse.Namespace) -> None:
     """Time both sides in turn at every length; print and write the medians and their ratio."""
-    settle_process(options)
+    configure_process(options)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     records = []
     print(f"{'length':>6} {'rows':>5} {'without s':>10} {'keeping s':>10} {'ratio':>6}")

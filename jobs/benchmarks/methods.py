@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from benchmarks.as_worker import settle_process
+from benchmarks.as_worker import configure_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import (
     SECONDS,
@@ -41,7 +41,7 @@ def name_methods(num_layers: int) -> dict[str, str]:
 
 def run_methods(options: argparse.Namespace) -> None:
     """Time a step of every method in turn; print and write the medians as shares of continued pre-training."""
-    settle_process(options)
+    configure_process(options)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     records = []
     names = name_methods(options.layers)

@@ -26,18 +26,18 @@ from transformers import BertConfig, BertForMaskedLM
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.manifest import read_manifest
 from domext_ray.corpus.stream import BatchReader, CorpusReader
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import load_base
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.graft import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
-from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels
+from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.training.metrics import find_last_step, read_metrics
 from domext_ray.training.objective import to_batch
 from domext_ray.training.optimizer import compute_learning_rate
 from domext_ray.training.phases import make_sampler
 from domext_ray.training.start import build_run_model, read_run_config
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OVERHEAD_TOLERANCE = 0.02  # bf16 losses over tens of steps
 
@@ -103,7 +103,7 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     """Train the run's model on the run's batches without Ray or DeepSpeed; yield seconds and loss of each step."""
     config = read_run_config(run_dir)
     if options.as_worker:
-        settle_kernels(TRAINING, uses_fp32=not config.engine.uses_bf16)
+        configure_kernels(TRAINING, uses_fp32=not config.engine.uses_bf16)
     identity = read_identity(run_dir, {"corpus_fingerprint": str})
     assert identity is not None, "a run that was trained"
     fingerprint = identity["corpus_fingerprint"]

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import partial
 
 import torch
-from benchmarks.as_worker import settle_process
+from benchmarks.as_worker import configure_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import (
     SECONDS,
@@ -45,7 +45,7 @@ def name_kind(operation: str) -> str:
 
 def run_profile(options: argparse.Namespace) -> None:
     """Profile steps at every length; print and write the share of each kind of operation."""
-    settle_process(options)
+    configure_process(options)
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     model = store_as_run(make_model(options, options.method), options.precision)

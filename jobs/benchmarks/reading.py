@@ -28,9 +28,9 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.sampler import Part, Sampler
 from domext_ray.corpus.stream import BatchReader, CorpusReader, stream_batches
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.runtime.ray_cluster import start_ray
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 BATCH, BATCHES_PER_TASK = 32, 32
 RATE = "rows per CPU second"

@@ -84,11 +84,14 @@ def import_libraries() -> tuple[Any, Any]:
 
 def use_kernels(*, uses_fp32: bool) -> None:
     """Compute with the kernels of a job's worker."""
-    from domext_ray.runtime.cpu_kernels import TRAINING, settle_kernels  # which an older torch may not be able to load
+    from domext_ray.runtime.cpu_kernels import (  # which an older torch may not be able to load
+        TRAINING,
+        configure_kernels,
+    )
 
     if not hasattr(torch.library, "get_kernel"):
         sys.exit(f"{sys.executable}: --as_worker needs a newer torch than {torch.__version__}")
-    settle_kernels(TRAINING, uses_fp32=uses_fp32)
+    configure_kernels(TRAINING, uses_fp32=uses_fp32)
 
 
 @contextmanager

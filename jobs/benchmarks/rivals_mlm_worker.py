@@ -159,8 +159,8 @@ class Curve(TrainerCallback):
         self.points: list[Point] = []
         with clock.pause():
             from domext_ray.corpus.manifest import read_manifest
-            from domext_ray.corpus.vocabulary.vocab import load_tokenizer
             from domext_ray.training.passages import build_character_batches, read_passages
+            from domext_ray.vocabulary.tokenizer import load_tokenizer
 
             tokenizer = load_tokenizer(Path(settings.base))
             manifest = read_manifest(Path(settings.held_out))

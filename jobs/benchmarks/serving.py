@@ -38,11 +38,11 @@ from starlette.requests import Request
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import ARCHITECTURES, SEQUENCES
 from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, ServeScaleConfig
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.model.domext.configuration_domext import complete_domain
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.serving.serve import start_serving
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TOKEN = "only-for-this-benchmark"
 CLASSES = ("first", "second", "third", "fourth")

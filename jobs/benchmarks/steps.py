@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from benchmarks.as_worker import settle_process
+from benchmarks.as_worker import configure_process
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.rivals import AfRival, ExbertRival, Rival
 from benchmarks.rivals_adapters import AdaptersRival
@@ -282,7 +282,7 @@ PAIRINGS = {
 
 def measure_step(options: argparse.Namespace) -> list[StepTimes]:
     """Time both sides at every length, in turn."""
-    settle_process(options)
+    configure_process(options)
     results = []
     pairing = PAIRINGS.get((options.layout, options.method))
     if pairing is None:

@@ -16,7 +16,6 @@ from test_bank import make_run
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.corpus.manifest import Manifest, ShardRecord
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import read_model
 from domext_ray.errors import RunError
 from domext_ray.export.model_folder import export_run
@@ -32,11 +31,12 @@ from domext_ray.training.router import (
     choose_threshold,
     describe_router,
     fit_router,
-    provide_routers,
+    get_or_train_routers,
     read_records,
     read_routers,
     save_routers,
 )
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OWN, COMMON, OTHER = range(60, 100), range(100, 180), range(180, 220)
 METHOD = MethodConfig(domain="clinic", heads=1, ffn_units=6)
@@ -140,7 +140,7 @@ def test_special_and_unknown_words_do_not_count(base: Base, texts: tuple[Manifes
 
 def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], start: Path | None = None) -> None:
     config = PretrainConfig(base=str(base.folder), method=METHOD)
-    provide_routers(config, run_dir, texts, run_dir / "tokenizer", base, start)
+    get_or_train_routers(config, run_dir, texts, run_dir / "tokenizer", base, start)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,7 +14,7 @@ from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.runs.run_directory import hold_run
+from domext_ray.runs.run_directory import lock_run
 
 NAMES = (".", "..", ".corpora", "-x", "a/b", " a", "a ", "two\nlines", "tab\there", "nul\0", "a" * 201, "é" * 101)
 PLACES: list[tuple[type[Any], str, list[str]]] = [
@@ -76,5 +76,5 @@ def test_a_run_is_held_where_files_have_no_second_names(tmp_path: Path, monkeypa
         raise OSError(errno.EPERM, "as a file system without hard links answers")
 
     monkeypatch.setattr(os, "link", fail)
-    with hold_run(tmp_path), pytest.raises(RunError, match="another job is working"), hold_run(tmp_path):
+    with lock_run(tmp_path), pytest.raises(RunError, match="another job is working"), lock_run(tmp_path):
         pass

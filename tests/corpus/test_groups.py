@@ -19,14 +19,14 @@ from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConf
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.near_duplicates import count_near_duplicates
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.texts.documents import read_grouped
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary.vocab import learn_wordpiece, load_tokenizer
-from domext_ray.corpus.vocabulary.word_counts import keep_counts
-from domext_ray.corpus.vocabulary.word_groups import Groups, add_groups, add_packed, pack_groups
+from domext_ray.data.check import check_corpus
+from domext_ray.data.documents import read_grouped
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
+from domext_ray.vocabulary.word_counts import keep_counts
+from domext_ray.vocabulary.word_groups import Groups, add_groups, add_packed, pack_groups
 
 PREPARE = PrepareConfig(group_field="patient_id", held_out_frac=0.2, shard_bytes=8192, cross_documents=False)
 ROWS = [{"patient_id": each, "text": f"a note of some length, number {each}"} for each in ("a", "b")]

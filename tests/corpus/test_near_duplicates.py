@@ -10,7 +10,7 @@ import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, count_near_duplicates, find_similar
-from domext_ray.corpus.texts.sources import resolve_sources
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 
 WORDS = [f"word{i}" for i in range(500)]

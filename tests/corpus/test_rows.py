@@ -10,7 +10,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
 from domext_ray.corpus.rows import RowSettings, build_rows, tokenize_sentences
-from domext_ray.corpus.texts.sentences import split_sentences
+from domext_ray.data.sentences import split_sentences
 
 HAN = "我喜欢北京大学的老师。今天天气很好"
 WORDS = ["the", "cat", "dog", "runs", "very", "##ly", "fast", "##er", "a", "and", ".", "!", ",", "[SEPARATE]"]

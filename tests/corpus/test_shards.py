@@ -25,8 +25,8 @@ from domext_ray.corpus import manifest, shards
 from domext_ray.corpus.manifest import Manifest, Split, read_manifest, take_numbered, verify_shards
 from domext_ray.corpus.rows import load_jieba
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.texts.split import describe_split, hold_out_blocks, resolve_held_out_by
+from domext_ray.data.sources import resolve_sources
+from domext_ray.data.split import describe_split, hold_out_blocks, resolve_held_out_by
 from domext_ray.errors import CorpusError
 from domext_ray.runtime import tasks
 from domext_ray.storage import Place

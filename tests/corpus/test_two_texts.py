@@ -22,15 +22,15 @@ from domext_ray.corpus.pairs import NO_NEXT_SENTENCE
 from domext_ray.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
 from domext_ray.corpus.stream import BatchReader, CorpusReader, RankBatch, stream_batches
-from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped, describe_dropped
-from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.corpus.two_texts import NO_TOKEN, build_two_text_rows
 from domext_ray.corpus.views import make_masker
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.data.check import check_corpus
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped, describe_dropped
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.training.evaluate import build_domain_batches
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.sources import resolve_sources
 from domext_ray.data import package_docs
 from domext_ray.data.package_docs import extract_prose, find_distributions, read_paragraphs
+from domext_ray.data.sources import resolve_sources
 
 DOCSTRING = """Return the table in which every row has its own number.
 

@@ -34,10 +34,6 @@ from transformers import (
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, VocabConfig
-from domext_ray.corpus.vocabulary.base_vocabulary import read_base_vocabulary
-from domext_ray.corpus.vocabulary.extension import base_token_ids
-from domext_ray.corpus.vocabulary.learn import import_words
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.card import Terms, build_card, read_terms
@@ -49,6 +45,10 @@ from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
+from domext_ray.vocabulary.extension import base_token_ids
+from domext_ray.vocabulary.learn import import_words
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 WORDS = "the a house river garden bread was is very old new warm cold ##s ##ed . ,".split()
 

@@ -22,7 +22,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, P
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import RunError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
 from domext_ray.export.folder import MARKER
@@ -30,6 +29,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, build_model, detach
 from domext_ray.training.rebuild import RebuiltRun
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 BASES = ("tiny_base_folder", "tiny_roberta_folder")
 TEXTS = ["the dog and the cat run in the garden", "a good book"]

@@ -16,13 +16,13 @@ from tiny_layouts import TINY_LAYOUTS
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig
 from domext_ray.config.vectors import Pooling
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = ["the old house was very cold", "a river", "blood and heart", "protein " * 300, "the cell"]
 METHODS = {

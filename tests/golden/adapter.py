@@ -24,11 +24,10 @@ from domext_ray.commands.main import JOBS, find_verb, main
 from domext_ray.config.finetune import FinetuneConfig, LabelledConfig
 from domext_ray.corpus import stream
 from domext_ray.corpus.manifest import SPLITS, read_manifest, take_rows
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.inference import predict as predicting
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames
-from domext_ray.inputs import provide_inputs
+from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
@@ -37,6 +36,7 @@ from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
 from domext_ray.training.phases import make_phases
 from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 Mistake = errors.DomextError
 """What a user's mistake raises."""
@@ -118,7 +118,7 @@ def read_batches(command: str, world_size: int, number: int) -> list[list[dict[s
     ("predicts"), and, where there are such, its next-sentence label ("follows") and whether it is kept text ("kept").
     """
     config = resolve_schedule(read_config(command), resolve_paths(read_config(command)).run)
-    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer_dir, corpora = get_or_prepare_inputs(config)
     tokenizer = load_tokenizer(tokenizer_dir)
     general = load_tokenizer(corpora.general_tokenizer_dir) if corpora.general_tokenizer_dir else tokenizer
     maker = BatchMaker(config, make_phases(config, corpora.domain, corpora.beside), tokenizer, general)

@@ -180,8 +180,8 @@ def test_a_benchmark_gets_the_allocator_of_a_jobs_workers(tmp_path: Path) -> Non
     script = tmp_path / "look.py"
     script.write_text(
         "import os, sys\n"
-        "from benchmarks.as_worker import settle_allocator, strip_allocator\n"
-        "settle_allocator()\n"
+        "from benchmarks.as_worker import configure_allocator, strip_allocator\n"
+        "configure_allocator()\n"
         "print(sys.argv[1], os.environ['LD_PRELOAD'] in open('/proc/self/maps').read(), strip_allocator().keys())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(JOBS)}

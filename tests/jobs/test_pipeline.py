@@ -30,7 +30,7 @@ from pretrain_jobs import (
 
 from domext_ray.config.pretrain import PretrainConfig, RunConfig
 from domext_ray.errors import ConfigError, ReportError, RunError
-from domext_ray.inputs import provide_tokenizer
+from domext_ray.inputs import get_or_build_tokenizer
 from domext_ray.model.base import load_base
 from domext_ray.pipeline import is_finished
 from domext_ray.runs.events import EVENTS, STAGES
@@ -310,10 +310,10 @@ def test_half_a_copy_of_the_bases_tokenizer_is_replaced(tiny_base_folder: Path, 
     """A job that was killed while it copied it would find it again."""
     config = PretrainConfig(base=str(tiny_base_folder), run=RunConfig(dir=str(tmp_path), name="run"))
     base, paths = load_base(config.base), resolve_paths(config)
-    folder = provide_tokenizer(config, base, paths)
+    folder = get_or_build_tokenizer(config, base, paths)
     whole = (folder / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
-    assert provide_tokenizer(config, base, paths) == folder
+    assert get_or_build_tokenizer(config, base, paths) == folder
     assert (folder / "tokenizer.json").read_bytes() == whole
     assert paths.run.list_names() == ["tokenizer"]
 

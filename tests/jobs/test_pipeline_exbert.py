@@ -16,7 +16,7 @@ from job_processes import kill_job, start_job
 from pretrain_jobs import LONG_EVALUATIONS, check_mistake, run_job, train_here, wait_for_step
 from safetensors.torch import load_file
 
-from domext_ray.corpus.vocabulary.extension import load_extension
+from domext_ray.vocabulary.extension import load_extension
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]  # the matrix (test_methods.py) has the same, by the engine
 NUM_STEPS = 12

@@ -35,9 +35,6 @@ from domext_ray.config.pretrain import (
     VocabConfig,
 )
 from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
-from domext_ray.corpus.vocabulary.base_vocabulary import read_base_vocabulary
-from domext_ray.corpus.vocabulary.learn import import_words
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, name_unwrapped, store_base
@@ -54,6 +51,9 @@ from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.start import apply_start, build_run_model, check_start, load_start, pick_fixed, read_extensions
+from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
+from domext_ray.vocabulary.learn import import_words
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 NUM_ROWS, MICRO_BATCH, STEPS, CUT, SHARD_STEPS = 8, 4, 6, 3, 3

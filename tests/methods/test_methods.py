@@ -31,7 +31,6 @@ from transformers import AutoModelForMaskedLM
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, hash_tensors, load_base
@@ -44,6 +43,7 @@ from domext_ray.plan import size_run
 from domext_ray.training.engine import StepFigures, TrainState
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.rebuild import rebuild_run
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 NUM_SHIPPED_WORDS = 2000

@@ -20,13 +20,13 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
+from domext_ray.data.sources import resolve_sources
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
 from domext_ray.training.rate import Rate, make_trial, measure_rate
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900, num_hidden_layers=2, hidden_size=32)
 

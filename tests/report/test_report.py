@@ -13,7 +13,6 @@ from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
 
 from domext_ray.config.mixture import MixtureConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
-from domext_ray.corpus.vocabulary.extension import STATISTICS_FILE
 from domext_ray.errors import RunError
 from domext_ray.options.build import dump_yaml
 from domext_ray.options.places import hide_places
@@ -21,6 +20,7 @@ from domext_ray.report.examples import Example, Guess, Masked
 from domext_ray.report.facts import list_facts
 from domext_ray.report.figures import format_summary, measure_run
 from domext_ray.report.report import write_report
+from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
 

@@ -19,16 +19,16 @@ from domext_ray.runs.events import (
     EventReader,
     enter_phase,
     measure_times,
-    tell_driver,
+    notify_driver,
 )
 from domext_ray.training.metrics import RunProgress
 
 
 def test_the_driver_says_what_workers_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tell_driver(tmp_path, "said in an earlier attempt")
+    notify_driver(tmp_path, "said in an earlier attempt")
     with RunProgress(tmp_path / "metrics.jsonl", TrainConfig()):
         enter_phase(tmp_path, "evaluating the start")
-        tell_driver(tmp_path, "checkpoint step-20 is damaged; step-10 is used — ü.")
+        notify_driver(tmp_path, "checkpoint step-20 is damaged; step-10 is used — ü.")
     shown = capsys.readouterr().err
     assert "checkpoint step-20 is damaged; step-10 is used — ü.\n" in shown
     assert "earlier" not in shown and "evaluating" not in shown
@@ -77,7 +77,7 @@ def test_what_does_not_move_is_said(
 def test_patience_ends_after_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(status_line.time, "monotonic", lambda: now[0])
-    patience = status_line.Patience()
+    patience = status_line.StallTimer()
 
     def list_ends(last: int) -> list[int]:
         begin, ends = now[0], []
@@ -107,6 +107,6 @@ def test_times_are_of_the_newest_job(tmp_path: Path) -> None:
     phases += [(REPORT, 1020.0), ("", 1021.0)]
     for stage, seconds in phases:
         enter_phase(tmp_path, f"doing {stage}", stage, seconds)
-        tell_driver(tmp_path, "a sentence, which ends nothing")
+        notify_driver(tmp_path, "a sentence, which ends nothing")
     times = {START_UP: 4.5, PREPARING: 0.5, TRAINING: 1.0, EVALUATION: 4.0 + 11.0, REPORT: 1.0}
     assert measure_times(tmp_path) == times and list(times) == list(measure_times(tmp_path))

@@ -13,7 +13,7 @@ from object_store import BUCKET
 
 from domext_ray.errors import CorpusError, RunError
 from domext_ray.runs import attempts
-from domext_ray.runs.attempts import hold, hold_work
+from domext_ray.runs.attempts import hold, lock_work
 from domext_ray.storage import Place
 
 NAME = "0123456789abcdef"
@@ -32,13 +32,13 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path, objects: str) -> Place
 def test_work_stays_for_a_second_start_unless_the_corpus_is_wrong(
     cache: Place, tmp_path: Path, error: type[BaseException], is_kept: bool
 ) -> None:
-    with pytest.raises(error), hold_work(cache / NAME, "trying") as work:
+    with pytest.raises(error), lock_work(cache / NAME, "trying") as work:
         assert not work.is_local or Path(work).stat().st_mode & 0o777 == 0o700
         (work / "part").put(b"")
         raise error
     assert (cache / NAME / "part").is_file() == is_kept
     assert is_kept or (cache.list_files() == [] and list(tmp_path.iterdir()) == [])
-    with hold_work(cache / NAME, "trying") as work:
+    with lock_work(cache / NAME, "trying") as work:
         work.delete()
     assert cache.list_files() == []
 
@@ -50,11 +50,11 @@ def test_a_second_job_waits_and_says_for_whom(
     order: list[str] = []
 
     def go_second() -> None:
-        with hold_work(cache / NAME, "preparing --corpus 'x'"):
+        with lock_work(cache / NAME, "preparing --corpus 'x'"):
             order.append("second")
 
     thread = threading.Thread(target=go_second)
-    with hold_work(cache / NAME, "preparing --corpus 'x'"):
+    with lock_work(cache / NAME, "preparing --corpus 'x'"):
         thread.start()
         told = ""
         ends = time.monotonic() + 120
@@ -81,7 +81,7 @@ def test_what_nobody_came_back_for_is_removed(
     time.sleep(1.1)  # a bucket's times are whole seconds
     monkeypatch.setattr(attempts, "LEFTOVER_SECONDS", 1.0)
     with hold(cache / kept[3]):
-        with hold_work(cache / "00000000aaaaaaaa", "another work"):
+        with lock_work(cache / "00000000aaaaaaaa", "another work"):
             pass
         assert {*cache.list_names()} == {*kept, "00000000aaaaaaaa"}
     told = capsys.readouterr().err
@@ -89,10 +89,10 @@ def test_what_nobody_came_back_for_is_removed(
 
 
 def test_a_leftover_that_a_job_holds_is_not_touched(cache: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    with hold_work(cache / NAME, "a long work"):
+    with lock_work(cache / NAME, "a long work"):
         time.sleep(1.1)
         monkeypatch.setattr(attempts, "LEFTOVER_SECONDS", 0.5)
-        with hold_work(cache / "00000000aaaaaaaa", "another work"):
+        with lock_work(cache / "00000000aaaaaaaa", "another work"):
             pass
         assert NAME in cache.list_names()
 
@@ -102,6 +102,6 @@ def test_a_cache_that_is_no_folder_is_a_sentence(tmp_path: Path) -> None:
     for cache in (tmp_path / "file", tmp_path / "file" / "cache", tmp_path / ("x" * 300)):
         with (
             pytest.raises(RunError, match=r"cannot be made .*another --prepare.cache_dir"),
-            hold_work(cache / NAME, "trying"),
+            lock_work(cache / NAME, "trying"),
         ):
             pass

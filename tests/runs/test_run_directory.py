@@ -17,8 +17,8 @@ from domext_ray.pipeline import is_finished
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     check_identity,
-    hold_run,
     keep_precision,
+    lock_run,
     write_config,
     write_run,
 )
@@ -162,9 +162,9 @@ def test_a_summary_of_wrong_types_is_refused(tmp_path: Path) -> None:
 
 def test_one_job_at_a_time_has_a_run(tmp_path: Path) -> None:
     is_told = pytest.raises(RunError, match="another job is working in .*; wait for it")
-    with hold_run(tmp_path), is_told, hold_run(tmp_path):
+    with lock_run(tmp_path), is_told, lock_run(tmp_path):
         pass
-    with hold_run(tmp_path):
+    with lock_run(tmp_path):
         pass
 
 
@@ -175,10 +175,10 @@ def test_a_job_that_is_stopped_leaves_what_it_learned(
     tmp_path: Path, error: type[BaseException], is_kept: bool
 ) -> None:
     run = tmp_path / "runs" / "new"
-    with pytest.raises(error), hold_run(run):
+    with pytest.raises(error), lock_run(run):
         (run / "tokenizer").mkdir()
         raise error
     assert (run / "tokenizer").exists() == (tmp_path / "runs").exists() == is_kept
-    with pytest.raises(error), hold_run(tmp_path / "other" / "empty"):
+    with pytest.raises(error), lock_run(tmp_path / "other" / "empty"):
         raise error
     assert not (tmp_path / "other").exists()

@@ -18,9 +18,9 @@ from domext_ray.runtime.cpu_kernels import (
     SWITCH,
     TRAINING,
     as_worker,
+    configure_kernels,
     has_bf16_units,
     prefers_onednn,
-    settle_kernels,
 )
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="this torch cannot replace kernels")
@@ -137,7 +137,7 @@ def test_a_process_keeps_few_kernels_and_changes_those_of_fp32(
     monkeypatch.setenv(CACHE, "")
     monkeypatch.delenv(CACHE)
     monkeypatch.setattr(cpu_kernels, "_products", None)
-    settle_kernels(TRAINING, uses_fp32=uses_fp32)
+    configure_kernels(TRAINING, uses_fp32=uses_fp32)
     assert uses_onednn() is uses_fp32 and os.environ[CACHE] == str(TRAINING)
 
 

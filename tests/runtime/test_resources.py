@@ -29,16 +29,16 @@ from domext_ray.runtime import cpu_kernels
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.ray_cluster import (
     Node,
-    ask_nodes,
     count_cpus,
     describe_nodes,
     find_shortage,
-    settle_gpu,
-    settle_precision,
+    resolve_gpu,
+    resolve_precision,
+    run_on_each_node,
     share_cpus,
     start_ray,
 )
-from domext_ray.search.plan import settle_trials
+from domext_ray.search.plan import resolve_trials
 from domext_ray.search.sweep import run_sweep
 
 ONE, TWO, EIGHT, HEAD = Node(1.0, 0.0), Node(2.0, 0.0), Node(8.0, 1.0), Node(0.0, 0.0)
@@ -69,10 +69,10 @@ def test_without_a_gpu_auto_is_the_cpu_and_true_is_refused(
     config: Any, monkeypatch: pytest.MonkeyPatch, local_ray: None
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert settle_gpu(config).scale.uses_gpu is False
+    assert resolve_gpu(config).scale.uses_gpu is False
     asked = replace(config, scale=replace(config.scale, use_gpu=True))
     with pytest.raises(ConfigError, match=r"--scale.use_gpu true needs 2 GPUs and this machine has 0; leave"):
-        settle_gpu(asked, 2, "--scale.num_workers")
+        resolve_gpu(asked, 2, "--scale.num_workers")
 
 
 @needs_no_gpu
@@ -116,20 +116,20 @@ def test_the_machine_decides_the_precision(
 ) -> None:
     rooms = {"use_gpu": "scale", "precision": "engine", "base_dtype": "engine"}
     flags = [each for name, value in options.items() for each in (f"--{rooms[name]}.{name}", value)]
-    assert settle_precision(parse_config(config_class, "", flags)).engine.precision == expected
+    assert resolve_precision(parse_config(config_class, "", flags)).engine.precision == expected
 
 
 @pytest.mark.parametrize("unit", cpu_kernels.BF16_UNITS)
 def test_processors_with_units_for_bf16_use_them(unit: str, without_bf16: None) -> None:
     cpu_kernels.CPU_FACTS.write_text(f"flags : avx2 {unit} fma", encoding="utf-8")
-    assert settle_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False))).engine.precision == "bf16"
+    assert resolve_precision(PretrainConfig(scale=ScaleConfig(use_gpu=False))).engine.precision == "bf16"
 
 
 def test_a_clusters_precision_waits_for_its_nodes(without_bf16: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config = PretrainConfig(scale=ScaleConfig(use_gpu=False))
-    assert settle_precision(config) == config
+    assert resolve_precision(config) == config
 
 
 def test_a_plan_settles_the_precision_once(without_bf16: None, tmp_path: Path) -> None:
@@ -142,23 +142,23 @@ def test_a_plan_settles_the_precision_once(without_bf16: None, tmp_path: Path) -
 
 def test_a_sweep_settles_both_of_its_trainings(without_bf16: None) -> None:
     config = SweepConfig(space={"method.heads": {"choice": [0, 1]}}, scale=ScaleConfig(use_gpu=False))
-    settled = settle_trials(config)
+    settled = resolve_trials(config)
     assert settled.engine.precision == settled.finetune.engine.precision == "fp32"
 
 
 def test_nodes_are_asked(local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((name, answer),) = ask_nodes(os.path.basename, "some/file")
-    assert answer == "file" and not ask_nodes(os.path.basename, "some/file", own=False)
+    ((name, answer),) = run_on_each_node(os.path.basename, "some/file")
+    assert answer == "file" and not run_on_each_node(os.path.basename, "some/file", own=False)
     monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.1)
     with pytest.raises(RunError, match=rf"no answer within 0\.1 s from {re.escape(name)}; .*ray status"):
-        ask_nodes(lambda seconds: time.sleep(seconds), 2.0)
+        run_on_each_node(lambda seconds: time.sleep(seconds), 2.0)
 
 
 @needs_gpu
 def test_with_a_gpu_auto_uses_it_where_there_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
     num_gpus = torch.cuda.device_count()
-    assert settle_gpu(PretrainConfig(), num_gpus).scale.uses_gpu
-    assert not settle_gpu(PretrainConfig(), num_gpus + 1, "--scale.num_workers").scale.uses_gpu
+    assert resolve_gpu(PretrainConfig(), num_gpus).scale.uses_gpu
+    assert not resolve_gpu(PretrainConfig(), num_gpus + 1, "--scale.num_workers").scale.uses_gpu
     assert "lower --scale.num_workers to use it" in capsys.readouterr().out
 
 

@@ -16,7 +16,6 @@ from domext_ray.config.inference import PredictConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.serve import ServeConfig
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError
@@ -26,6 +25,7 @@ from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.whole_model import find_whole_model, open_bank
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = [
     "the drug and the doctor, and heart disease " * 9,  # of a tagger more than a row

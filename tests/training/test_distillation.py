@@ -25,9 +25,8 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.manifest import Manifest, read_manifest
 from domext_ray.corpus.snippets import find_snippets
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import OptionError
-from domext_ray.inputs import provide_inputs
+from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runs.attempts import supersede
@@ -37,6 +36,7 @@ from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.start import NEW_WORD_TENSORS, build_run_model
 from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
 COMMON, RARE, ABSENT = ["morningbook", "greenhouse", "dogs", "##ly"], "paperbird", "zebra"
@@ -107,7 +107,7 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
         optim=OptimConfig(decay_steps=6, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer_dir, corpora = get_or_prepare_inputs(config)
     return Prepared(config, load_base(config.base), tokenizer_dir, read_manifest(corpora.domain[0].folder))
 
 

@@ -24,8 +24,7 @@ from domext_ray.config.pretrain import (
     TrainConfig,
 )
 from domext_ray.corpus.manifest import read_manifest
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
-from domext_ray.inputs import provide_inputs
+from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.model.base import load_base
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import supersede
@@ -34,6 +33,7 @@ from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import make_phases
 from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 STEPS = 16
 NAMES = ("domain", "general", "further")
@@ -65,7 +65,7 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         optim=OptimConfig(lr=1e-3, decay_steps=STEPS, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer_dir, corpora = get_or_prepare_inputs(config)
     beside = tuple((each[0].folder,) for each in corpora.beside)
     base_sha256 = load_base(config.base).sha256
     return PretrainTask(config, folder, (corpora.domain[0].folder,), tokenizer_dir, base_sha256, beside)

@@ -129,7 +129,7 @@ def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeyp
         asked.append(path)
         return [("node-1", True), ("node-2", False)]
 
-    monkeypatch.setattr(pretrain_module, "ask_nodes", ask)
+    monkeypatch.setattr(pretrain_module, "run_on_each_node", ask)
     with pytest.raises(
         RunError, match=f"the run directory {tmp_path / 'run'} is not visible on node node-2; give --run"
     ):

@@ -26,7 +26,6 @@ from domext_ray.config.pretrain import (
     resolve_micro_batch_size,
 )
 from domext_ray.corpus.views import Viewer
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import count_parameters
@@ -35,6 +34,7 @@ from domext_ray.training.engine import Engine, TrainState, join_alone, move_batc
 from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.start import DECODER
 from domext_ray.training.vectors import attach_decoder, make_vector_loss
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 DENOISE = ObjectiveConfig(kind="denoise")
 CROP = ObjectiveConfig(kind="contrast", views="crop", contrast_rows=4)

@@ -28,7 +28,7 @@ from domext_ray.config.pretrain import (
     TrainConfig,
 )
 from domext_ray.errors import RunError, TrainingError
-from domext_ray.inputs import provide_inputs
+from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 from domext_ray.plan import count_run
@@ -68,7 +68,7 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         optim=OptimConfig(decay_steps=16, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer_dir, corpora = get_or_prepare_inputs(config)
     return PretrainTask(
         config, Place(folder), (corpora.domain[0].folder,), tokenizer_dir, load_base(config.base).sha256
     )
@@ -247,7 +247,7 @@ def mixed(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> Pretr
     folder = tmp_path_factory.mktemp("mixed")
     general = ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.3)
     config = replace(task.config, replay=general, run=replace(task.config.run, name="mixed"))
-    _, corpora = provide_inputs(config)
+    _, corpora = get_or_prepare_inputs(config)
     return replace(task, config=config, beside_dirs=((corpora.beside[0][0].folder,),))
 
 
@@ -297,7 +297,7 @@ def test_packed_rows_train_and_go_on_exactly(task: PretrainTask, mixed: Pretrain
     """Beside general rows that the base is asked for; what is read of a document does not depend on its neighbours."""
     train = replace(mixed.config.train, seq_length=64, dropout=0.0)
     config = replace(mixed.config, prepare=replace(mixed.config.prepare, packed=True), train=train)
-    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer_dir, corpora = get_or_prepare_inputs(config)
     folders = (corpora.domain[0].folder,), ((corpora.beside[0][0].folder,),)
     assert folders[0] != task.corpus_dirs, "packed rows are another corpus"
     packed = replace(mixed, config=config, corpus_dirs=folders[0], beside_dirs=folders[1], tokenizer_dir=tokenizer_dir)
@@ -323,7 +323,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         prepare = replace(config.prepare, pair=("title", "body"))
         config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
-    tokenizer_dir, corpora = provide_inputs(config)
+    tokenizer_dir, corpora = get_or_prepare_inputs(config)
     made = replace(task, config=config, corpus_dirs=(corpora.domain[0].folder,), tokenizer_dir=tokenizer_dir)
     count = {"contrast": "compared_rows", "denoise": "written_tokens"}[kind]
     names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")

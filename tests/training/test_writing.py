@@ -23,14 +23,14 @@ from domext_ray.config.pretrain import (
     ScaleConfig,
     TrainConfig,
 )
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
 from domext_ray.errors import ConfigError
-from domext_ray.inputs import check_texts, provide_inputs
+from domext_ray.inputs import check_texts, get_or_prepare_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_base
 from domext_ray.plan import load_run_base
 from domext_ray.training import writing
-from domext_ray.training.writing import Writer, estimate_written, prepare_written, provide_written_text
+from domext_ray.training.writing import Writer, estimate_written, get_or_write_text, prepare_written
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 SELF = PretrainConfig(
     replay=ReplayConfig(corpus="self"), engine=EngineConfig(precision="fp32"), scale=ScaleConfig(use_gpu=False)
@@ -111,16 +111,16 @@ def test_it_is_written_once_and_whole(
     base = load_base(str(tiny_base_folder))
     with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
         stopped.setattr(Path, "write_bytes", raise_interrupt)
-        provide_written_text(base, tmp_path / "cache")
+        get_or_write_text(base, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("written-*")), "it appears whole or not at all"
-    path = Path(provide_written_text(base, tmp_path / "cache"))
+    path = Path(get_or_write_text(base, tmp_path / "cache"))
     texts = [json.loads(line)["text"] for line in path.read_text().splitlines()]
     assert len(texts) == writing.NUM_ROWS and all(texts) and list(path.parent.iterdir()) == [path]
     assert "general text: 64 rows of 96 tokens, written by the base" in capsys.readouterr().out
     before = path.stat().st_mtime_ns
-    assert provide_written_text(base, tmp_path / "cache") == path and path.stat().st_mtime_ns == before
+    assert get_or_write_text(base, tmp_path / "cache") == path and path.stat().st_mtime_ns == before
     path.unlink()
-    again = provide_written_text(base, tmp_path / "cache")
+    again = get_or_write_text(base, tmp_path / "cache")
     assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
 
 
@@ -140,7 +140,7 @@ def test_it_becomes_rows_like_any_general_text(
         train=TrainConfig(seq_length=64),
     )
     check_texts(config)
-    _, corpora = provide_inputs(config)
+    _, corpora = get_or_prepare_inputs(config)
     [general] = corpora.beside[0]
     assert general.num_documents == writing.NUM_ROWS and general.num_rows("held_out") > 0
     expected = estimate_written(64)

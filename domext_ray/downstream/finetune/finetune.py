@@ -47,8 +47,8 @@ from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
 from domext_ray.errors import ConfigError, TrainingError, find_user_error
 from domext_ray.files import read_json
-from domext_ray.runs.run_directory import hold_run, write_config, write_run
-from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision, start_ray
+from domext_ray.runs.run_directory import lock_run, write_config, write_run
+from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision, start_ray
 from domext_ray.storage import write_json, write_text
 from domext_ray.training.pretrain import check_shared_storage
 
@@ -77,9 +77,9 @@ def run_finetuning(config: FinetuneConfig) -> Path:
     if config.export:
         check_places(plan.task, plan.folder / "export")
     start_ray()
-    plan = replace(plan, config=settle_precision(settle_gpu(plan.config)))
+    plan = replace(plan, config=resolve_precision(resolve_gpu(plan.config)))
     cpus, parallel = _plan_resources(plan.config)
-    with hold_run(plan.folder):
+    with lock_run(plan.folder):
         write_config(plan.folder, plan.config)
         write_run(plan.folder, identity=plan.identity)
         check_shared_storage(plan.folder)

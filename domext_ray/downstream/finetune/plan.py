@@ -20,7 +20,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
-from domext_ray.runtime.ray_cluster import settle_gpu, settle_precision
+from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     Raises:
         DomextError: any mistake of the user's.
     """
-    config = settle_gpu(config)
+    config = resolve_gpu(config)
     root = resolve_root(config.run.dir)
     start = load_start_model(config.model, config.model_step, config.keep_head)
     loaded = load_labelled(config)
@@ -78,7 +78,7 @@ def plan_finetuning(config: FinetuneConfig) -> FinetunePlan:
     identity["data"] = ""  # where the files are does not matter; what they hold does
     identity["model"] = start.name
     check_identity(folder, _take_grid(identity, read_identity(folder) or {}))
-    config = settle_precision(keep_precision(config, folder))
+    config = resolve_precision(keep_precision(config, folder))
     return FinetunePlan(config, start, loaded, task, folder, identity, count_parameters(config, start, task))
 
 

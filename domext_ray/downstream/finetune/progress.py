@@ -10,7 +10,7 @@ import numpy as np
 
 from domext_ray.downstream.finetune.grid import has_ended, read_results
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.progress import Patience, StatusLine, describe_stillness, format_seconds
+from domext_ray.progress import StallTimer, StatusLine, describe_stillness, format_seconds
 from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.training.metrics import read_metrics
 
@@ -32,7 +32,7 @@ class FinetuneProgress:
         self.num_kept = self._count_ended()
         self.line = StatusLine(is_due=False)
         self._place: Any = None
-        self._patience = Patience()
+        self._patience = StallTimer()
 
     def __enter__(self) -> FinetuneProgress:
         if self.num_kept:

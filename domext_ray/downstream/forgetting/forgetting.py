@@ -21,8 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig
-from domext_ray.corpus.texts.check import check_corpus
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer
+from domext_ray.data.check import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import TRAININGS, read_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError
@@ -36,6 +35,7 @@ from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
 from domext_ray.storage import new_file
 from domext_ray.training.engine import move_batch
 from domext_ray.training.objective import pad_batch
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"
 PREDICTED = "predicted"  # folder of what models predicted before

@@ -24,12 +24,12 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
-from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped, check_dropped, describe_dropped
-from domext_ray.corpus.texts.sources import ReadTask, resolve_sources
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, group_pieces, make_backend
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped, check_dropped, describe_dropped
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
+from domext_ray.data.sources import ReadTask, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, group_pieces, make_backend
 
 MIN_SHARED_FRAC = 0.5
 """Of the drawn words at least this share must be scored; fewer would be a test of another text."""

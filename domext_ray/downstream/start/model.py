@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.corpus.vocabulary.vocab import check_fit, load_tokenizer
 from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_head
 from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.downstream.tasks.task import Task
@@ -33,6 +32,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextMod
 from domext_ray.model.graft import add_domains, choose_attention, describe_extensions, merge_extensions
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.training.rebuild import rebuild_run
+from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 TRAININGS = "trainings"
 """Folder of a fine-tuning run alone: one JSON a training, and the tensors of the best one and its restarts."""

@@ -19,13 +19,13 @@ import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.learned import Learned, check_learned, read_lists_of_texts
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.texts import SingleLabelTask
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.examples import AnyExample, MarkedText
+from domext_ray.vocabulary.tokenizer import make_backend
 
 MARKS = "@#$%&*^~|=+_<>/\\`{}[]!?;:()-,."
 """Characters to mark stretches with, the first two that the vocabulary has."""

@@ -19,7 +19,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.learned import Learned, check_learned, read_number
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
 from domext_ray.downstream.tasks.records import rank_classes, round_score
@@ -29,6 +28,7 @@ from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.labelled.examples import AnyExample, LabelledText, MarkedText, MultiLabelText
 from domext_ray.labelled.metrics.metrics import score_classes, score_values
 from domext_ray.labelled.metrics.scores import Score
+from domext_ray.vocabulary.tokenizer import make_backend
 
 USUAL_VALUES = (0.1, 10.0)
 """Least standard deviation, and largest mean and standard deviation, of values that a fresh head learns readily."""

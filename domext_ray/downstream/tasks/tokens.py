@@ -21,7 +21,6 @@ from tokenizers import Encoding, Tokenizer, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.downstream.tasks.losses import NO_TARGET, ClassTask, balance
 from domext_ray.downstream.tasks.records import describe_entity
 from domext_ray.downstream.tasks.task import Row, keep_note
@@ -30,6 +29,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.labelled.examples import AnyExample, Entity, RawSentence, TaggedSentence
 from domext_ray.labelled.metrics.metrics import read_tags, score_tags
 from domext_ray.labelled.metrics.scores import Score
+from domext_ray.vocabulary.tokenizer import make_backend
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from domext_ray.corpus.vocabulary.vocab import make_backend
 from domext_ray.errors import ConfigError
+from domext_ray.vocabulary.tokenizer import make_backend
 
 Window = tuple[int, int]
 """First piece, and the piece after the last."""

@@ -38,7 +38,7 @@ from domext_ray.inference.finetuned import load_finetuned
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
-from domext_ray.runs.run_directory import hold_run
+from domext_ray.runs.run_directory import lock_run
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_a_damaged_record_is_named(run_dir: Path, config: FinetuneConfig, tmp_pa
 
 
 def test_a_second_job_is_refused(run_dir: Path, config: FinetuneConfig) -> None:
-    with hold_run(run_dir), pytest.raises(RunError, match="another job is working in"):
+    with lock_run(run_dir), pytest.raises(RunError, match="another job is working in"):
         run_finetuning(with_grid(config, restarts=3))
 
 

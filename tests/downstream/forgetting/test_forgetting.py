@@ -20,7 +20,6 @@ from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.downstream.forgetting.forgetting import (
     Forgetting,
     hash_model,
@@ -35,6 +34,7 @@ from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NEW_WORD = "gluconate"
 PREPARE = PrepareConfig(min_document_chars=1)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
+from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
 
 if TYPE_CHECKING:
     from transformers import BertTokenizer, PreTrainedTokenizerBase

@@ -11,15 +11,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
-from domext_ray.corpus.vocabulary.vocab import (
+from domext_ray.errors import CorpusError
+from domext_ray.vocabulary.tokenizer import (
     LAST_FILE,
     check_fit,
     fingerprint_tokenizer,
     learn_wordpiece,
     load_tokenizer,
-    make_folder_anew,
+    replace_folder,
 )
-from domext_ray.errors import CorpusError
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PREPARE = PrepareConfig(min_document_chars=5)
@@ -150,21 +150,21 @@ def test_a_folder_is_made_anew_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
     killed = tmp_path / f".tokenizer.{socket.gethostname()}-{2**22 + 1}-0a1b2c3d"  # no process has that number
     killed.mkdir()
-    with make_folder_anew(folder) as temporary:
+    with replace_folder(folder) as temporary:
         (temporary / "vocab.txt").write_text("old")
         (temporary / LAST_FILE).write_text("{}")
     assert not killed.exists()
-    with pytest.raises(KeyboardInterrupt), make_folder_anew(folder) as temporary:
+    with pytest.raises(KeyboardInterrupt), replace_folder(folder) as temporary:
         (temporary / "vocab.txt").write_text("new")
         raise KeyboardInterrupt
     assert [each.name for each in tmp_path.iterdir()] == ["tokenizer"]
     assert (folder / "vocab.txt").read_text() == "old"
-    with make_folder_anew(folder) as temporary:
+    with replace_folder(folder) as temporary:
         (temporary / LAST_FILE).write_text("{}")
     assert [each.name for each in folder.iterdir()] == [LAST_FILE] and [each.name for each in tmp_path.iterdir()] == [
         "tokenizer"
     ]
     (folder / "notes.md").write_text("mine")
-    with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), make_folder_anew(folder):
+    with pytest.raises(CorpusError, match=r"notes\.md is no part of the vocabulary"), replace_folder(folder):
         pass
     assert (folder / "notes.md").read_text() == "mine"

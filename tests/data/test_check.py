@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.check import check_corpus
+from domext_ray.data.check import check_corpus
 from domext_ray.errors import CorpusError
 
 PREPARE = PrepareConfig()

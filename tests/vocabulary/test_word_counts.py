@@ -13,15 +13,15 @@ from tokenizers import Tokenizer
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary import word_counts
-from domext_ray.corpus.vocabulary.families import tokenizer_family
-from domext_ray.corpus.vocabulary.family import WordCounts
-from domext_ray.corpus.vocabulary.word_counts import forget_rarest, keep_counts
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.runtime import tasks
+from domext_ray.vocabulary import word_counts
+from domext_ray.vocabulary.families import tokenizer_family
+from domext_ray.vocabulary.family import WordCounts
+from domext_ray.vocabulary.word_counts import forget_rarest, keep_counts
 
 PREPARE = PrepareConfig(min_document_chars=5)
 FRAGMENTS = (

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts import documents as reading
-from domext_ray.corpus.texts import sources
-from domext_ray.corpus.texts.documents import clean_text, read_documents
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import ReadTask, Sources, resolve_sources
+from domext_ray.data import documents as reading
+from domext_ray.data import sources
+from domext_ray.data.documents import clean_text, read_documents
+from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import SourceFile
+from domext_ray.data.sources import ReadTask, Sources, resolve_sources
 from domext_ray.errors import CorpusError
 
 

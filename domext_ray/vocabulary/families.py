@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from domext_ray.corpus.vocabulary.byte_level import ByteLevelFamily
-from domext_ray.corpus.vocabulary.family import TokenizerFamily
-from domext_ray.corpus.vocabulary.wordpiece import WordPieceFamily
 from domext_ray.errors import CorpusError
+from domext_ray.vocabulary.byte_level import ByteLevelFamily
+from domext_ray.vocabulary.family import TokenizerFamily
+from domext_ray.vocabulary.wordpiece import WordPieceFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, models
 
-from domext_ray.corpus.texts.sentences import split_sentences
-from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
+from domext_ray.data.sentences import split_sentences
+from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

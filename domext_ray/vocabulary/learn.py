@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_groups
-from domext_ray.corpus.texts.sources import resolve_sources
-from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary, read_words
-from domext_ray.corpus.vocabulary.extension import (
+from domext_ray.data.sources import resolve_sources
+from domext_ray.errors import CorpusError
+from domext_ray.options.build import identity_of
+from domext_ray.storage import Where
+from domext_ray.vocabulary.base_vocabulary import BaseVocabulary, read_words
+from domext_ray.vocabulary.extension import (
     RECORD_FILE,
     ExtensionVocabulary,
     find_made,
@@ -18,15 +21,12 @@ from domext_ray.corpus.vocabulary.extension import (
     save_extension,
     write_statistics,
 )
-from domext_ray.corpus.vocabulary.families import tokenizer_family
-from domext_ray.corpus.vocabulary.family import WordCounts
-from domext_ray.corpus.vocabulary.ranking import Ranking, rank_new_entries
-from domext_ray.corpus.vocabulary.statistics import count_pieces, describe_vocabulary
-from domext_ray.corpus.vocabulary.vocab import load_tokenizer
-from domext_ray.corpus.vocabulary.word_counts import keep_counts
-from domext_ray.errors import CorpusError
-from domext_ray.options.build import identity_of
-from domext_ray.storage import Where
+from domext_ray.vocabulary.families import tokenizer_family
+from domext_ray.vocabulary.family import WordCounts
+from domext_ray.vocabulary.ranking import Ranking, rank_new_entries
+from domext_ray.vocabulary.statistics import count_pieces, describe_vocabulary
+from domext_ray.vocabulary.tokenizer import load_tokenizer
+from domext_ray.vocabulary.word_counts import keep_counts
 
 MAX_REFILLS = 20
 

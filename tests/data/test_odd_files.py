@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.documents import read_documents
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import Sources, resolve_sources
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import find_files
+from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig, resolve_min_groups
-from domext_ray.corpus.texts.documents import read_grouped
-from domext_ray.corpus.texts.dropped import Dropped
-from domext_ray.corpus.texts.sources import Sources, resolve_sources
-from domext_ray.corpus.vocabulary.word_groups import Groups, add_groups
+from domext_ray.data.documents import read_grouped
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where, write_json
+from domext_ray.vocabulary.word_groups import Groups, add_groups
 
 _FILES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
@@ -240,7 +240,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
     tokenizer = BertTokenizer(
         vocab=wordpiece.get_vocab(), do_lower_case=vocab.lowercase, model_max_length=model_max_length
     )
-    with make_folder_anew(folder) as temporary:
+    with replace_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
         write_json(temporary / path.name, record)
     return folder
@@ -336,7 +336,7 @@ def _choose_alphabet(sources: Sources, documents: Iterator[str], vocab: VocabCon
 
 
 @contextlib.contextmanager
-def make_folder_anew(folder: Where) -> Iterator[Path]:
+def replace_folder(folder: Where) -> Iterator[Path]:
     """Give a temporary folder, and a vocabulary's place to what is written there; failing changes nothing.
 
     Raises:

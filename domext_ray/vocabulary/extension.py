@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from domext_ray.corpus.vocabulary.base_vocabulary import BaseVocabulary
-from domext_ray.corpus.vocabulary.families import make_refusal, tokenizer_family
-from domext_ray.corpus.vocabulary.statistics import format_table
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer, make_folder_anew
 from domext_ray.errors import CorpusError
 from domext_ray.storage import write_json, write_text
+from domext_ray.vocabulary.base_vocabulary import BaseVocabulary
+from domext_ray.vocabulary.families import make_refusal, tokenizer_family
+from domext_ray.vocabulary.statistics import format_table
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, replace_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,7 +118,7 @@ def save_extension(
         "made_from": made_from,
         "words": list(words),
     }
-    with make_folder_anew(folder) as temporary:
+    with replace_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
         write_json(temporary / RECORD_FILE, record)
         if statistics:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from domext_ray.config.pretrain import VocabConfig
-from domext_ray.corpus.vocabulary.family import PREFIX, TokenizerFamily, WordCounts
+from domext_ray.vocabulary.family import PREFIX, TokenizerFamily, WordCounts
 
 NUM_CANDIDATES = 40_000
 """Words and learned pieces that are considered, of each, at least; so sizes up to that are nested."""

@@ -17,8 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.dropped import BLANK, Dropped, Place
-from domext_ray.corpus.texts.sources import ReadTask
+from domext_ray.data.dropped import BLANK, Dropped, Place
 from domext_ray.data.files import (
     CSV,
     JSONL,
@@ -31,6 +30,7 @@ from domext_ray.data.files import (
 )
 from domext_ray.data.groups import hash_group
 from domext_ray.data.readers import TEXT_FIELD, Row, is_text, read_lines, read_rows
+from domext_ray.data.sources import ReadTask
 from domext_ray.errors import CorpusError
 
 Numbered = tuple[int, tuple[str | bytes, ...], Any]

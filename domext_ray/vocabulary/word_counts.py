@@ -19,13 +19,18 @@ from typing import Any
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.documents import read_grouped
-from domext_ray.corpus.texts.dropped import Dropped, check_dropped
-from domext_ray.corpus.texts.ray_tasks import run_read_tasks
-from domext_ray.corpus.texts.sources import ReadTask, Sources
-from domext_ray.corpus.vocabulary.families import tokenizer_family
-from domext_ray.corpus.vocabulary.family import TokenizerFamily, WordCounts
-from domext_ray.corpus.vocabulary.word_groups import (
+from domext_ray.data.documents import read_grouped
+from domext_ray.data.dropped import Dropped, check_dropped
+from domext_ray.data.ray_tasks import run_read_tasks
+from domext_ray.data.sources import ReadTask, Sources
+from domext_ray.errors import CorpusError
+from domext_ray.options.build import identity_of
+from domext_ray.runs.attempts import lock_work
+from domext_ray.runtime.tasks import Records
+from domext_ray.storage import Place, Where
+from domext_ray.vocabulary.families import tokenizer_family
+from domext_ray.vocabulary.family import TokenizerFamily, WordCounts
+from domext_ray.vocabulary.word_groups import (
     Groups,
     add_groups,
     add_packed,
@@ -33,11 +38,6 @@ from domext_ray.corpus.vocabulary.word_groups import (
     forget_missing,
     pack_groups,
 )
-from domext_ray.errors import CorpusError
-from domext_ray.options.build import identity_of
-from domext_ray.runs.attempts import hold_work
-from domext_ray.runtime.tasks import Records
-from domext_ray.storage import Place, Where
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""
@@ -70,7 +70,7 @@ def keep_counts(
     identity = [sources.fingerprint, identity_of(prepare), splitter_json, min_groups]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     folder = Place(cache_dir) / f"words-{key[:16]}"
-    with hold_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
+    with lock_work(folder, f"counting the words of --corpus {sources.spec!r}") as work:
         yield _count_words(sources, prepare, splitter_json, Records(work / "parts", key), min_groups)
         work.delete()
 

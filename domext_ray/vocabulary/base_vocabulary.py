@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domext_ray.corpus.vocabulary.families import tokenizer_family
-from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
-from domext_ray.corpus.vocabulary.vocab import fingerprint_tokenizer, load_tokenizer
 from domext_ray.errors import CorpusError
+from domext_ray.vocabulary.families import tokenizer_family
+from domext_ray.vocabulary.family import MAX_WORD_CHARS, PREFIX, TokenizerFamily
+from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

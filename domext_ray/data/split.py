@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from domext_ray.config.pretrain import MOST_HELD_OUT, PrepareConfig
-from domext_ray.corpus.texts.sources import Sources
 from domext_ray.data.files import TEXT
+from domext_ray.data.sources import Sources
 from domext_ray.errors import CorpusError
 
 BLOCK_DOCUMENTS = 64

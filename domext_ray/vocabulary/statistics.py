@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from domext_ray.corpus.vocabulary.family import MAX_WORD_CHARS, TokenizerFamily, WordCounts
+from domext_ray.vocabulary.family import MAX_WORD_CHARS, TokenizerFamily, WordCounts
 
 TABLE_SIZES = (0, 1_000, 2_000, 5_000, 10_000, 20_000)
 NUM_TOP_WORDS = 50

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import ray.data
 
-from domext_ray.corpus.texts.sources import ReadTask, Sources
+from domext_ray.data.sources import ReadTask, Sources
 from domext_ray.runtime.tasks import Records, Result, Task, run_tasks
 
 

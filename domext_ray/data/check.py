@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.texts.documents import read_documents, require_fields
-from domext_ray.corpus.texts.dropped import Dropped, count_rows, describe_dropped, require_text
-from domext_ray.corpus.texts.sources import ReadTask
+from domext_ray.data.documents import read_documents, require_fields
+from domext_ray.data.dropped import Dropped, count_rows, describe_dropped, require_text
 from domext_ray.data.files import JSONL, LOCAL, PACKAGE_DOCS, TEXT, SourceFile, find_files
+from domext_ray.data.sources import ReadTask
 from domext_ray.errors import CorpusError
 
 MAX_FILES = 32

@@ -1,1 +1,0 @@
-"""Files, folders, hub datasets and installed packages become documents."""
