@@ -32,7 +32,7 @@ from domext_ray.runs.run_directory import (
 )
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import hash_values
-from domext_ray.training.checkpoint import CheckpointId, find_latest, identify_checkpoint, read_tensors_sha256
+from domext_ray.training.checkpoint import CheckpointId, find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.start import check_start, read_extensions
 from domext_ray.training.vectors import count_decoder
@@ -226,7 +226,7 @@ def _find_start(
     if not start.is_dir():
         raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
     found = check_start(start, base_sha256)
-    return read_tensors_sha256(found), identify_checkpoint(found)
+    return found.tensors_sha256, found.id
 
 
 def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str]:

@@ -27,8 +27,6 @@ from domext_ray.training.checkpoint import (
     Checkpoint,
     CheckpointId,
     find_latest,
-    load_checkpoint,
-    read_record,
     wait_for_checkpoint,
 )
 from domext_ray.vocabulary.extension import base_token_ids, check_appended, load_extension
@@ -53,7 +51,7 @@ def read_extensions(run_dir: Where) -> Extensions | None:
     latest = find_latest(Place(run_dir) / "checkpoints")
     if latest is None:
         return None
-    return Extensions(**read_record(latest).get("extensions", {}))
+    return Extensions(**latest.run_info.get("extensions", {}))
 
 
 def build_run_model(
@@ -93,7 +91,7 @@ def build_run_model(
     )
 
 
-def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Place:
+def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Checkpoint:
     """Check that a run can start from another one; return the checkpoint that it starts from.
 
     Args:
@@ -111,7 +109,7 @@ def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = No
     latest = find_latest(run_dir / "checkpoints")
     if latest is None:
         raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
-    record = read_record(latest)
+    record = latest.run_info
     if record["base_sha256"] != base_sha256:
         raise RunError(
             f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
@@ -149,7 +147,7 @@ def load_start(run_dir: Path, chosen: CheckpointId | None) -> Checkpoint:
         RunError: it has gone since.
     """
     assert chosen is not None, "the driver has checked it"
-    return load_checkpoint(wait_for_checkpoint(run_dir / "checkpoints", chosen))
+    return wait_for_checkpoint(run_dir / "checkpoints", chosen)
 
 
 def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:
