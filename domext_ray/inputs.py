@@ -10,7 +10,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
@@ -75,26 +75,25 @@ def get_or_prepare_texts(config: PretrainConfig, base: Base | None, tokenizer_di
     general: Place | None = None
     if base is not None and needs_teacher(config) and config.vocab.extends_base:  # which the base could not read
         general = _copy_tokenizer(base, paths.run / "replay_tokenizer")
-    by_text = list[list[Manifest]]()
+    sources = list[tuple[str, PrepareConfig, Path]]()
     for text in config.texts:
         corpus, prepare = text.corpus, config.prepare_for(text)
         if text.is_written:
             assert base is not None, "PretrainConfig refuses none"
             corpus, prepare = str(get_or_write_text(base, paths.corpora)), prepare_written(config.prepare)
-        folder, pairs = general.local() if general and text.keep else tokenizer_dir, config.objective.next_sentence
-        by_text.append(
-            [
-                prepare_corpus(corpus, prepare, folder, length, paths.corpora, pairs=pairs)
-                for length in config.train.lengths
-            ]
-        )
+        sources.append((corpus, prepare, general.local() if general and text.keep else tokenizer_dir))
+    pairs = config.objective.next_sentence
+    texts = tuple(
+        tuple(prepare_corpus(*each, length, paths.corpora, pairs=pairs) for each in sources)
+        for length in config.train.lengths
+    )
     overlaps = list[str]()
     if config.parts:
-        named = zip((text.option for text in config.texts), by_text, strict=True)
-        overlaps = find_overlaps([(option, read_hashes(first.folder)) for option, (first, *_) in named])
+        named = zip(config.texts, texts[0], strict=True)
+        overlaps = find_overlaps([(text.option, read_hashes(manifest.folder)) for text, manifest in named])
         for each in overlaps:
             print(f"{each}.", flush=True)
-    return Inputs(Place(tokenizer_dir), tuple(zip(*by_text, strict=True)), general, tuple(overlaps))
+    return Inputs(Place(tokenizer_dir), texts, general, tuple(overlaps))
 
 
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:

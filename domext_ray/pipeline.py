@@ -246,30 +246,22 @@ def is_finished(where: Where, config: PretrainConfig) -> bool:
         RunError: its summary.json is damaged.
     """
     run_dir = Place(where)
-    summary = run_dir / "summary.json"
-    if not (summary.is_file() and (run_dir / "report.html").is_file() and (run_dir / "export").exists()):
+    summary, checkpoints = run_dir / "summary.json", run_dir / "checkpoints"
+    if not (summary.is_file() and (run_dir / "report.html").is_file()):
         return False
     try:
         read_config(run_dir, PretrainConfig)
     except RunError:  # going on writes it anew
         return False
     done, limits = read_summary(summary)["train"], config.train
-    has_reached_limit = (
-        0 < limits.max_steps <= done["steps"]
-        or 0 < limits.max_tokens <= done["tokens"]
-        or 0 < limits.max_seconds <= done["wall_seconds"]
-    )
-    return has_reached_limit and _is_exported(run_dir, done["steps"])
-
-
-def _is_exported(run_dir: Place, step: int) -> bool:
-    """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
-    record = read_export_record(run_dir / "export")
-    if record is None:
-        return False
-    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
-    return newest == record.step == step and record.checkpoint_sha256 == (
-        find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
+    reached = [(limits.max_steps, "steps"), (limits.max_tokens, "tokens"), (limits.max_seconds, "wall_seconds")]
+    record, step = read_export_record(run_dir / "export"), done["steps"]  # an export is what a job writes last
+    newest = max(list_steps(checkpoints), default=step)  # none: they were deleted to save space
+    return (
+        any(0 < limit <= done[name] for limit, name in reached)
+        and record is not None
+        and newest == record.step == step
+        and (find_tensors_sha256(checkpoints, step) or record.checkpoint_sha256) == record.checkpoint_sha256
     )
 
 

@@ -34,9 +34,8 @@ from domext_ray.errors import TrainingError
 from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.labelled.readers.loading import LoadedSet
-from domext_ray.model.base import Base, load_base
 from domext_ray.options.build import identity_of
-from domext_ray.plan import size_run
+from domext_ray.plan import load_run_base, size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
@@ -89,11 +88,6 @@ class SweepWork:
     cpus: float
 
 
-def load_trial_base(config: PretrainConfig) -> Base | None:
-    """Load what a trial's base is; None: random weights."""
-    return None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
-
-
 def name_preparation(config: PretrainConfig) -> str:
     """Return a name for everything that a tokenizer and a corpus are made from."""
     identity = identity_of(config)
@@ -135,7 +129,7 @@ class Trial:
         pretrain = configs.pretrain
         configure_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
         self.prepared = work.prepared[name_preparation(pretrain)]
-        base = load_trial_base(pretrain)
+        base = load_run_base(pretrain)
         sized, self.shape, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
         pretrain = replace(
             sized,

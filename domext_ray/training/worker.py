@@ -158,8 +158,7 @@ class PretrainWorker:
                 self.fixed |= copy_new_words(model)
             if config.method.domain not in (self.plan.earlier or Extensions()).domains:
                 self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
-        longest = max(config.train.seq_length, config.train.long_seq_length)
-        attach_decoder(model, config.objective, longest, config.seed)
+        attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.uses_bf16)
@@ -186,7 +185,8 @@ class PretrainWorker:
             return
         module = MaskedLoss(network, self.device, bf16=config.engine.uses_bf16)
         vocab_size = cast(DomextConfig, network.config).vocab_size
-        for phase, length in zip(self.phases, (config.train.seq_length, config.train.long_seq_length), strict=False):
+        for phase in self.phases:
+            length = phase.manifest.seq_length
             num_rows = max(1, COUNTED_TOKENS // length)
             batch = make_full_batch(config, vocab_size, num_rows, length)
             try:
