@@ -265,26 +265,19 @@ def is_finished(where: Where, config: PretrainConfig) -> bool:
     )
 
 
-def describe_end(run_dir: Where, config: PretrainConfig) -> str:
-    """Return what to say when there is nothing left to do, and how it could go on."""
-    steps, horizon = read_summary(Place(run_dir) / "summary.json")["train"]["steps"], config.optim.decay_steps
-    if steps < horizon:
-        more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
-    else:
-        more = describe_continuation(config, run_dir)
-    return (
-        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
-    )
-
-
 def _say_finished(run: Run) -> None:
-    """Say so, and keep where the base and the text are now: an export reads the base again."""
+    """Say so, and how the run could go on; keep where the base and the text are now: an export reads the base again."""
     run_dir, config = run.paths.run, run.config
     stored = read_config(run_dir, PretrainConfig)
     moved = replace(stored, base=config.base, corpus=config.corpus, init_from=config.init_from)
     if moved != stored:
         write_config(run_dir, moved)
-    print(describe_end(run_dir, config))
+    steps, horizon = read_summary(run_dir / "summary.json")["train"]["steps"], config.optim.decay_steps
+    more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
+    more = more if steps < horizon else describe_continuation(config, run_dir)
+    print(
+        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+    )
 
 
 def _look_back(run_dir: Place) -> CheckpointId | None:

@@ -35,7 +35,7 @@ from domext_ray.runs.events import (
     enter_phase,
     notify_driver,
 )
-from domext_ray.runs.losses import DOMAIN, TRAIN, LossNames, name_losses
+from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
@@ -319,10 +319,20 @@ class PretrainWorker:
         self._check_masked()
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
-        record = _describe_step(
-            self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens, self.losses
-        )
-        record |= self._describe_speed(num_tokens, seconds)
+        record = {
+            "step": self.step,
+            TRAIN + self.losses.loss: figures.loss,
+            "train/lr": figures.learning_rate,
+            "train/grad_norm": figures.grad_norm,
+            TRAIN + self.losses.count: num_masked,
+            "train/tokens": self.tokens,
+            "train/skipped": int(figures.skipped),
+            "throughput/tokens_per_second": num_tokens / seconds,
+            "data/wait_seconds": waited,
+            "time/step_seconds": seconds,
+            "time/seconds": self.seconds,
+            **self._describe_speed(num_tokens, seconds),
+        }
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
         record |= self.parts.describe(self.step, of_parts, figures.part_losses)
         return record | self._describe_replay(figures, num_kept)
@@ -474,29 +484,3 @@ def _check_state(state: TrainState, step: int) -> None:
                 f"after step {step:,} the weights {name} or their moments are not finite, so they are not saved; give "
                 "a lower --optim.lr under another --run.name."
             )
-
-
-def _describe_step(
-    step: int,
-    figures: StepFigures,
-    num_masked: int,
-    num_tokens: int,
-    seconds: float,
-    waited: float,
-    total_seconds: float,
-    total_tokens: int,
-    losses: LossNames,
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        TRAIN + losses.loss: figures.loss,
-        "train/lr": figures.learning_rate,
-        "train/grad_norm": figures.grad_norm,
-        TRAIN + losses.count: num_masked,
-        "train/tokens": total_tokens,
-        "train/skipped": int(figures.skipped),
-        "throughput/tokens_per_second": num_tokens / seconds,
-        "data/wait_seconds": waited,
-        "time/step_seconds": seconds,
-        "time/seconds": total_seconds,
-    }
