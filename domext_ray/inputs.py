@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from domext_ray.config.mixture import TextPart
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
@@ -26,6 +23,7 @@ from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
 from domext_ray.training.keeping import needs_teacher
+from domext_ray.training.run import Inputs
 from domext_ray.training.writing import get_or_write_text, prepare_written
 from domext_ray.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension
 from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension
@@ -38,23 +36,6 @@ from domext_ray.vocabulary.tokenizer import (
 )
 
 LISTED_FILES = 20
-
-
-@dataclass(frozen=True)
-class Corpora:
-    """What a run reads, prepared.
-
-    Args:
-        domain: the domain's text, for each length phase.
-        beside: the texts of `config.parts`, each likewise.
-        general_tokenizer_dir: the tokenizer that general text was prepared with; None: the run's.
-        overlaps: a sentence for every two of these texts that share documents.
-    """
-
-    domain: tuple[Manifest, ...]
-    beside: tuple[tuple[Manifest, ...], ...]
-    general_tokenizer_dir: Place | None
-    overlaps: tuple[str, ...] = ()
 
 
 def check_texts(config: PretrainConfig) -> None:
@@ -73,8 +54,17 @@ def check_texts(config: PretrainConfig) -> None:
             raise CorpusError(f"{part.option}: {error}") from error
 
 
-def get_or_prepare_corpora(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Corpora:
-    """Prepare a run's texts, or find them prepared; Ray is initialised.
+def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Inputs:
+    """Make a run's tokenizer, in RUN.DIR/RUN.NAME, and its corpora, or take what was made before; Ray is initialised.
+
+    Raises:
+        DomextError: any mistake of the user's.
+    """
+    return get_or_prepare_texts(config, base, get_or_build_tokenizer(config, base, paths), paths)
+
+
+def get_or_prepare_texts(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Inputs:
+    """Prepare a run's texts for every length phase, or find them prepared; Ray is initialised.
 
     Args:
         config: the run.
@@ -82,55 +72,28 @@ def get_or_prepare_corpora(config: PretrainConfig, base: Base | None, tokenizer_
         tokenizer_dir: the run's tokenizer.
         paths: where the run lives.
     """
-    domain = _prepare_text(config, config.corpus, config.prepare, tokenizer_dir, paths)
-    general_dir = _provide_general_tokenizer(config, base, paths)
-    texts = [_place_text(part, config, base, paths) for part in config.parts]
-    beside = tuple(
-        _prepare_text(config, *text, general_dir.local() if general_dir and part.keep else tokenizer_dir, paths)
-        for part, text in zip(config.parts, texts, strict=True)
-    )
-    options = ["--corpus", *(part.option for part in config.parts)]
-    manifests = [domain[0], *(each[0] for each in beside)]
-    overlaps = _tell_overlaps(list(zip(options, manifests, strict=True)))
-    return Corpora(domain, beside, general_dir, tuple(overlaps))
-
-
-def _place_text(
-    part: TextPart, config: PretrainConfig, base: Base | None, paths: RunPaths
-) -> tuple[str, PrepareConfig]:
-    """Where a text beside the domain's is, and how it becomes rows; the base's own is written where it is not yet."""
-    if not part.is_written:
-        return part.corpus, config.prepare_for(part)
-    assert base is not None, "PretrainConfig refuses none"
-    return str(get_or_write_text(base, paths.corpora)), prepare_written(config.prepare)
-
-
-def _tell_overlaps(texts: Sequence[tuple[str, Manifest]]) -> list[str]:
-    """Say which documents a run's texts have in common; nothing of one text."""
-    if len(texts) == 1:
-        return []
-    sentences = find_overlaps([(option, read_hashes(manifest.folder)) for option, manifest in texts])
-    for each in sentences:
-        print(f"{each}.", flush=True)
-    return sentences
-
-
-def _prepare_text(
-    config: PretrainConfig, corpus: str, prepare: PrepareConfig, tokenizer_dir: Path, paths: RunPaths
-) -> tuple[Manifest, ...]:
-    """Prepare a text for every length phase."""
-    lengths = filter(None, (config.train.seq_length, config.train.long_seq_length))
+    general: Place | None = None
+    if base is not None and needs_teacher(config) and config.vocab.extends_base:  # which the base could not read
+        general = _copy_tokenizer(base, paths.run / "replay_tokenizer")
+    sources = list[tuple[str, PrepareConfig, Path]]()
+    for text in config.texts:
+        corpus, prepare = text.corpus, config.prepare_for(text)
+        if text.is_written:
+            assert base is not None, "PretrainConfig refuses none"
+            corpus, prepare = str(get_or_write_text(base, paths.corpora)), prepare_written(config.prepare)
+        sources.append((corpus, prepare, general.local() if general and text.keep else tokenizer_dir))
     pairs = config.objective.next_sentence
-    return tuple(
-        prepare_corpus(corpus, prepare, tokenizer_dir, length, paths.corpora, pairs=pairs) for length in lengths
+    texts = tuple(
+        tuple(prepare_corpus(*each, length, paths.corpora, pairs=pairs) for each in sources)
+        for length in config.train.lengths
     )
-
-
-def _provide_general_tokenizer(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Place | None:
-    """The tokenizer of general text that a base without the run's new words must read; None: the run's own does."""
-    if base is None or not (needs_teacher(config) and config.vocab.extends_base):
-        return None
-    return _copy_tokenizer(base, paths.run / "replay_tokenizer")
+    overlaps = list[str]()
+    if config.parts:
+        named = zip(config.texts, texts[0], strict=True)
+        overlaps = find_overlaps([(text.option, read_hashes(manifest.folder)) for text, manifest in named])
+        for each in overlaps:
+            print(f"{each}.", flush=True)
+    return Inputs(Place(tokenizer_dir), texts, general, tuple(overlaps))
 
 
 def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
@@ -196,21 +159,10 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     start_ray()
     is_own = base is not None and not config.vocab.extends_base
     tokenizer_dir = base.tokenizer_folder if base and is_own else get_or_build_tokenizer(config, base, paths)
-    corpora = get_or_prepare_corpora(config, base, tokenizer_dir, paths)
-    for manifest in (*corpora.domain, *(each for own in corpora.beside for each in own)):
-        print(describe_manifest(manifest))
-    return corpora.domain[0]
-
-
-def get_or_prepare_inputs(config: PretrainConfig) -> tuple[Path, Corpora]:
-    """Make a run's tokenizer, in RUN.DIR/RUN.NAME, and its corpora, or take what was made before; Ray is initialised.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
-    paths, base = resolve_paths(config), load_run_base(config)
-    tokenizer_dir = get_or_build_tokenizer(config, base, paths)
-    return tokenizer_dir, get_or_prepare_corpora(config, base, tokenizer_dir, paths)
+    inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
+    for own in zip(*inputs.texts, strict=True):
+        print("\n".join(map(describe_manifest, own)))
+    return inputs.domain
 
 
 def describe_sources(sources: Sources, paths: RunPaths) -> str:

@@ -11,25 +11,23 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from domext_ray.config.mixture import GENERAL, TextPart
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
 from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.export.model_folder import export_run
-from domext_ray.inputs import Corpora, check_texts, count_words, get_or_build_tokenizer, get_or_prepare_corpora
+from domext_ray.inputs import check_texts, count_words, get_or_build_tokenizer, get_or_prepare_texts
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
-from domext_ray.options.build import identity_of
 from domext_ray.options.places import hide_places
-from domext_ray.plan import RunPlan, count_run, describe_run, plan_run, resolve_workers
+from domext_ray.plan import count_run, identify_run, plan_run, resolve_workers
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
-from domext_ray.report.forecast import Forecast, describe_plan, make_forecast
+from domext_ray.report.forecast import describe_plan, make_forecast
 from domext_ray.report.index import write_index
 from domext_ray.report.live import LiveReport
 from domext_ray.report.origin import count_trained, describe_origin
@@ -56,31 +54,16 @@ from domext_ray.training.checkpoint import (
     list_steps,
 )
 from domext_ray.training.metrics import find_last_step
-from domext_ray.training.phases import describe_order, make_phases, resolve_max_steps
+from domext_ray.training.phases import Phase, describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
-from domext_ray.training.rate import Trial, estimate_memory, make_trial, measure_rate
+from domext_ray.training.rate import estimate_memory, make_trial, measure_rate
 from domext_ray.training.router import get_or_train_routers
-from domext_ray.training.start import check_start
-from domext_ray.training.worker import PretrainTask
+from domext_ray.training.run import Run
+from domext_ray.training.start import check_vocabulary
 
 REPORT_LOG = "report_error.log"
 FEW_EPOCHS = 0.1
 """Below this a run says how little of its corpus it reads."""
-
-
-@dataclass(frozen=True)
-class Run(RunPlan):
-    """A run whose tokenizer and corpus are there: its plan, with what only they tell.
-
-    Args:
-        tokenizer_dir: the run's tokenizer.
-        corpora: its texts, prepared.
-        goes_on_from: the run's own checkpoint; None: it begins.
-    """
-
-    tokenizer_dir: Path
-    corpora: Corpora
-    goes_on_from: CheckpointId | None
 
 
 def run_pretraining(config: PretrainConfig, started: float | None = None) -> Place:
@@ -97,77 +80,56 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
         DomextError: any mistake of the user's, before anything is written where that can be known.
     """
     started = time.time() if started is None else started
-    plan = plan_run(config)
-    run_dir = plan.paths.run
-    if not config.dry_run and is_finished(run_dir, plan.config):
-        _say_finished(plan)
+    run = plan_run(config)
+    run_dir = run.paths.run
+    if not config.dry_run and is_finished(run_dir, run.config):
+        _say_finished(run)
         return run_dir
     check_texts(config)
-    goes_on_from = _look_back(run_dir)
+    run = replace(run, goes_on_from=_look_back(run_dir))
     if config.dry_run:
-        trial = make_trial(plan.config, plan.base, plan.config.vocab.size, plan.num_new_words, plan.earlier)
-        memory = estimate_memory(trial)
-        print(describe_plan(plan.config, plan.paths, plan.counts, memory, _forecast(plan, trial)))
+        print(_forecast(run))
         return run_dir
-    with lock_run(run_dir) as run_dir:  # before Ray starts: storage that refuses is told within seconds
+    with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
         start_ray()
-        plan = replace(plan, config=resolve_workers(plan.config), paths=replace(plan.paths, run=run_dir))
-        reserve(plan.config)
-        print(f"run directory: {run_dir}", flush=True)
-        if not run_dir.is_local:
-            print(f"prepared corpora: {plan.paths.corpora}", flush=True)
-        check_target(run_dir / "export", HUGGINGFACE)
-        enter_phase(run_dir, "starting the job", START_UP, started)
-        enter_phase(run_dir, "preparing the text", PREPARING)
-        run = prepare_run(plan, goes_on_from)
-        if is_finished(run_dir, run.config):  # known only now, where the corpus says how many steps there are
+        run = replace(run.at(held), config=resolve_workers(run.config))
+        reserve(run.config)
+        print(f"run directory: {held}", flush=True)
+        if not held.is_local:
+            print(f"prepared corpora: {run.paths.corpora}", flush=True)
+        check_target(held / "export", HUGGINGFACE)
+        enter_phase(held, "starting the job", START_UP, started)
+        enter_phase(held, "preparing the text", PREPARING)
+        run = prepare_run(run)
+        if is_finished(held, run.config):  # known only now, where the corpus says how many steps there are
             _say_finished(run)
-            return run_dir
-        train_run(run)
-        failure = _try_to_report(run)
-        enter_phase(run_dir, "exporting the model", EXPORT)
-        export_run(run_dir, run_dir / "export")  # last: by its record a later start sees that all of this was done
-        enter_phase(run_dir, "done")
-        if failure is not None:
-            print(f"export: {run_dir / 'export'}")
-            raise failure
-        print(describe_times(add_times(run_dir)))
-        print(f"export: {run_dir / 'export'}\nreport: {run_dir / 'report.html'}")
-    return run_dir
+        else:
+            train_run(run)
+            publish_run(run)
+    return held
 
 
-def prepare_run(plan: RunPlan, goes_on_from: CheckpointId | None) -> Run:
-    """Provide a run's tokenizer and corpus, and settle what depends on them.
-
-    Args:
-        plan: the run; its directory is held, and Ray is initialised.
-        goes_on_from: the run's own checkpoint; None: it begins.
+def prepare_run(run: Run) -> Run:
+    """Provide a run's tokenizer and corpora, and settle what depends on them; its directory is held, Ray initialised.
 
     Raises:
         DomextError: the text gave another vocabulary than a budget was solved for, the run that this one starts from
             has other words, or the corpus is not the run's.
     """
-    config, paths = plan.config, plan.paths
-    tokenizer_dir = get_or_build_tokenizer(config, plan.base, paths)
+    config, base, paths = run.config, run.base, run.paths
+    tokenizer_dir = get_or_build_tokenizer(config, base, paths)
     vocab_size, num_new_words = count_words(tokenizer_dir)
-    counts = count_run(config, plan.base, vocab_size, num_new_words, plan.earlier)
+    shape, counts = count_run(config, base, run.earlier, num_new_words, vocab_size)
     _check_budget(config, counts, num_new_words)
-    if plan.start is not None and goes_on_from is None:
-        check_start(plan.start, plan.identity["base_sha256"], tokenizer_dir)
-    corpora = get_or_prepare_corpora(config, plan.base, tokenizer_dir, paths)
+    if run.start is not None and run.goes_on_from is None:
+        check_vocabulary(run.start, tokenizer_dir)
+    inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
+    inputs = replace(inputs, tokenizer=paths.run / "tokenizer")  # which workers on all nodes see
     if config.train.epochs or not config.train.max_steps:
-        config = resolve_schedule(resolve_max_steps(config, corpora.domain), paths.run)
-    identity = {**plan.identity, **identity_of(config), "corpus_fingerprint": corpora.domain[0].fingerprint}
-    for part, manifests in zip(config.parts, corpora.beside, strict=True):
-        identity |= {_name_fingerprint(part): manifests[0].fingerprint}
-    check_identity(paths.run, identity)
-    known = {"config": config, "identity": identity, "counts": counts, "num_new_words": num_new_words}
-    return Run(**{**vars(plan), **known}, tokenizer_dir=tokenizer_dir, corpora=corpora, goes_on_from=goes_on_from)
-
-
-def _name_fingerprint(part: TextPart) -> str:
-    """What a run's identity calls the text of a part."""
-    return "replay_fingerprint" if part.name == GENERAL else f"part_fingerprint.{part.name}"
+        config = resolve_schedule(resolve_max_steps(config, [own for own, *_ in inputs.texts]), paths.run)
+    run = replace(run, config=config, shape=shape, counts=counts, prepared=inputs)
+    check_identity(paths.run, identify_run(run))
+    return run
 
 
 def train_run(run: Run) -> None:
@@ -176,84 +138,78 @@ def train_run(run: Run) -> None:
     Raises:
         DomextError: see `training.pretrain.pretrain`.
     """
-    config, run_dir = run.config, run.paths.run
-    _print_corpus(config, run.corpora)
-    write_config(run_dir, config)
+    run_dir, phases = run.paths.run, make_phases(run.config, run.inputs.texts)
+    _print_corpus(run.config, phases)
+    write_config(run_dir, run.config)
     write_run(
         run_dir,
-        identity=run.identity,
+        identity=identify_run(run),
         order=describe_order(),
         versions=add_versions(run_dir, run.goes_on_from.step if run.goes_on_from else 0),
-        origin=_describe_origin(run),
+        origin=_describe_origin(run, phases),
     )
-    general = run.corpora.beside[0][0] if config.replay.corpus else None  # the first of `config.parts`
-    texts = (run.corpora.domain[0], general)
-    get_or_train_routers(config, run_dir, texts, run.tokenizer_dir, run.base, run.start)
+    get_or_train_routers(run)
     report = LiveReport(run_dir)
-    task = PretrainTask(
-        config,
-        run_dir,
-        tuple(manifest.folder for manifest in run.corpora.domain),
-        run.tokenizer_dir if run_dir.is_local else run_dir / "tokenizer",
-        run.identity["base_sha256"],
-        beside_dirs=tuple(tuple(each.folder for each in own) for own in run.corpora.beside),
-        general_tokenizer_dir=run.corpora.general_tokenizer_dir,
-        init_from=run.start,
-        earlier=run.earlier,
-        goes_on_from=run.goes_on_from,
-        starts_from=run.starts_from,
-        scratch_dir=run.paths.scratch,
-    )
     enter_phase(run_dir, "starting the workers", WORKERS)
     try:
-        pretrain(task, report.note_evaluation)
+        pretrain(run, report.note_evaluation)
     except BaseException:  # a signal, too
         report.note_stop()
         raise
     report.close()
 
 
-def _try_to_report(run: Run) -> ReportError | None:
-    """Report a run, and return what to say where that fails: a page is no reason to go without the model."""
-    run_dir = run.paths.run
+def publish_run(run: Run) -> None:
+    """Report a trained run and export its model; a page that fails is no reason to go without the model.
+
+    Raises:
+        ReportError: the report failed, and the export is there.
+    """
+    run_dir, log, failure = run.paths.run, run.paths.run / REPORT_LOG, None
     try:
-        report_run(run)
-        (run_dir / REPORT_LOG).delete()
-        return None
+        _report(run)
+        log.delete()
     except Exception as error:
         with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
-            write_text(run_dir / REPORT_LOG, traceback.format_exc())
+            write_text(log, traceback.format_exc())
             (run_dir / "report.html").delete()  # one of before the end: without it the same command writes it anew
         reason = " ".join(str(error).split()).removesuffix(".")
-        return ReportError(
+        failure = ReportError(
             f"the model in {run_dir / 'export'} is whole, but the report could not be written ({type(error).__name__}: "
-            f"{reason}; see {run_dir / REPORT_LOG}); the same command writes it again."
+            f"{reason}; see {log}); the same command writes it again."
         )
+    enter_phase(run_dir, "exporting the model", EXPORT)
+    export_run(run_dir, run_dir / "export")  # last: by its record a later start sees that all of this was done
+    enter_phase(run_dir, "done")
+    if failure is None:
+        print(describe_times(add_times(run_dir)))
+    print(f"export: {run_dir / 'export'}")
+    if failure is not None:
+        raise failure
+    print(f"report: {run_dir / 'report.html'}")
 
 
-def report_run(run: Run) -> None:
+def _report(run: Run) -> None:
     """Write a trained run's summary, report and line in the index, and print the table."""
-    run_dir, manifest = run.paths.run, run.corpora.domain[0]
+    run_dir = run.paths.run
     enter_phase(run_dir, "writing the report", REPORT)
     summary = write_summary(run_dir, run.config)
-    write_report(run_dir, examples=make_examples(run_dir, manifest))
+    write_report(run_dir, examples=make_examples(run_dir, run.inputs.domain))
     write_index(run_dir.parent)
     print(format_summary(summary))
 
 
-def _describe_origin(run: Run) -> dict[str, Any]:
+def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
     """What the run's page says of its text and of what trains."""
-    counts, corpora = run.counts, run.corpora
-    manifest, phases = corpora.domain[0], make_phases(run.config, corpora.domain, corpora.beside)
-    shape = describe_run(run.config, run.base, *count_words(run.tokenizer_dir), run.earlier)
+    counts, manifest = run.counts, run.inputs.domain
     return describe_origin(
         run.paths.run,
-        base_sha256=run.identity["base_sha256"],
+        base_sha256=run.base_sha256,
         parameters={
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
-            "kinds": count_trained(shape, run.config.method, counts.trainable),
+            "kinds": count_trained(run.shape, run.config.method, counts.trainable),
             **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
@@ -263,19 +219,23 @@ def _describe_origin(run: Run) -> dict[str, Any]:
             "rows": manifest.num_rows("train"),
             "tokens": manifest.num_tokens("train"),
             "held_out_rows": manifest.num_rows("held_out"),
-            "overlaps": list(corpora.overlaps),
+            "overlaps": list(run.inputs.overlaps),
             "phases": [[each.first_step, each.end_step, each.steps_per_epoch] for each in phases],
         },
     )
 
 
-def _forecast(plan: RunPlan, trial: Trial) -> Forecast:
-    """What the run will take; its corpus is read in part, and its model is timed for a moment."""
-    config = plan.config
+def _forecast(run: Run) -> str:
+    """What a dry run says; the corpus is read in part, and the model is timed for a moment."""
+    config = run.config
+    trial = make_trial(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
+    memory = estimate_memory(trial)
     sources = resolve_sources(config.corpus, config.prepare)
-    own = [(each, config.prepare_for(each)) for each in config.parts]
-    beside = [None if part.is_written else resolve_sources(part.corpus, prepare) for part, prepare in own]
-    return make_forecast(config, plan.base, sources, plan.counts, lambda: measure_rate(trial), beside)
+    beside = [
+        None if part.is_written else resolve_sources(part.corpus, config.prepare_for(part)) for part in config.parts
+    ]
+    forecast = make_forecast(config, run.base, sources, run.counts, lambda: measure_rate(trial), beside)
+    return describe_plan(config, run.paths, run.counts, memory, forecast)
 
 
 def is_finished(where: Where, config: PretrainConfig) -> bool:
@@ -285,56 +245,38 @@ def is_finished(where: Where, config: PretrainConfig) -> bool:
         RunError: its summary.json is damaged.
     """
     run_dir = Place(where)
-    summary = run_dir / "summary.json"
-    if not (summary.is_file() and (run_dir / "report.html").is_file() and (run_dir / "export").exists()):
+    summary, checkpoints = run_dir / "summary.json", run_dir / "checkpoints"
+    if not (summary.is_file() and (run_dir / "report.html").is_file()):
         return False
     try:
         read_config(run_dir, PretrainConfig)
     except RunError:  # going on writes it anew
         return False
     done, limits = read_summary(summary)["train"], config.train
-    has_reached_limit = (
-        0 < limits.max_steps <= done["steps"]
-        or 0 < limits.max_tokens <= done["tokens"]
-        or 0 < limits.max_seconds <= done["wall_seconds"]
-    )
-    return has_reached_limit and _is_exported(run_dir, done["steps"])
-
-
-def _is_exported(run_dir: Place, step: int) -> bool:
-    """Whether a run's export is of its newest checkpoint, at the step of its summary: it is what a job writes last."""
-    record = read_export_record(run_dir / "export")
-    if record is None:
-        return False
-    newest = max(list_steps(run_dir / "checkpoints"), default=step)  # none: they were deleted to save space
-    return newest == record.step == step and record.checkpoint_sha256 == (
-        find_tensors_sha256(run_dir / "checkpoints", step) or record.checkpoint_sha256
-    )
-
-
-def describe_end(run_dir: Where, config: PretrainConfig) -> str:
-    """Return what to say when there is nothing left to do, and how it could go on."""
-    steps, horizon = read_summary(Place(run_dir) / "summary.json")["train"]["steps"], config.optim.decay_steps
-    if steps < horizon:
-        more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
-    else:
-        more = describe_continuation(config, run_dir)
+    reached = [(limits.max_steps, "steps"), (limits.max_tokens, "tokens"), (limits.max_seconds, "wall_seconds")]
+    record, step = read_export_record(run_dir / "export"), done["steps"]  # an export is what a job writes last
+    newest = max(list_steps(checkpoints), default=step)  # none: they were deleted to save space
     return (
-        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+        any(0 < limit <= done[name] for limit, name in reached)
+        and record is not None
+        and newest == record.step == step
+        and (find_tensors_sha256(checkpoints, step) or record.checkpoint_sha256) == record.checkpoint_sha256
     )
 
 
-def _say_finished(plan: RunPlan) -> None:
-    _note_moved(plan.paths.run, plan.config)
-    print(describe_end(plan.paths.run, plan.config))
-
-
-def _note_moved(run_dir: Place, config: PretrainConfig) -> None:
-    """Keep where the base and the text of a finished run are now: an export of it reads the base again."""
+def _say_finished(run: Run) -> None:
+    """Say so, and how the run could go on; keep where the base and the text are now: an export reads the base again."""
+    run_dir, config = run.paths.run, run.config
     stored = read_config(run_dir, PretrainConfig)
     moved = replace(stored, base=config.base, corpus=config.corpus, init_from=config.init_from)
     if moved != stored:
         write_config(run_dir, moved)
+    steps, horizon = read_summary(run_dir / "summary.json")["train"]["steps"], config.optim.decay_steps
+    more = f"a larger --train.max_steps, max_tokens or max_seconds goes on, up to step {horizon:,}"
+    more = more if steps < horizon else describe_continuation(config, run_dir)
+    print(
+        f"the run in {run_dir} has reached its limit; nothing is left to do ({more}; another --run.name starts anew)."
+    )
 
 
 def _look_back(run_dir: Place) -> CheckpointId | None:
@@ -363,11 +305,11 @@ def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words
         )
 
 
-def _print_corpus(config: PretrainConfig, corpora: Corpora) -> None:
+def _print_corpus(config: PretrainConfig, phases: Sequence[Phase]) -> None:
     limits = config.train
     is_open = config.optim.schedule == "wsd" and (limits.max_seconds > 0 or limits.max_tokens > 0)  # steps are no guess
     num_epochs = 0.0
-    for phase in make_phases(config, corpora.domain, corpora.beside):
+    for phase in phases:
         manifest, sampler = phase.manifest, phase.sampler
         num_steps = max(0, min(config.train.max_steps, phase.end_step) - phase.first_step)
         own, *others = sampler.count_epochs(num_steps)

@@ -27,7 +27,7 @@ _FIELDS = ("corpus", "weight", "keep")
 
 @dataclass(frozen=True)
 class TextPart:
-    """A text beside --corpus.
+    """A text of a run: --corpus, or one beside it.
 
     Args:
         name: what figures and sentences call it.
@@ -44,7 +44,7 @@ class TextPart:
     @property
     def option(self) -> str:
         """Where it was given, for sentences."""
-        return "--replay.corpus" if self.name == GENERAL else f"--mixture.parts {self.name}"
+        return {DOMAIN: "--corpus", GENERAL: "--replay.corpus"}.get(self.name, f"--mixture.parts {self.name}")
 
     @property
     def is_written(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.config.mixture import GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
+from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.declare import (
@@ -282,6 +282,11 @@ class TrainConfig:
             f"0, or above --train.seq_length ({self.seq_length})",
         )
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of a row in each length phase, rising."""
+        return (self.seq_length, self.long_seq_length) if self.long_seq_length else (self.seq_length,)
+
 
 @option_group
 class OptimConfig:
@@ -498,8 +503,13 @@ class PretrainConfig:
         replay = (TextPart(GENERAL, self.replay.corpus, (), keep=True),) if self.replay.corpus else ()
         return (*replay, *self.mixture.list_parts())
 
+    @property
+    def texts(self) -> tuple[TextPart, ...]:
+        """All that the run reads: --corpus, then `parts`."""
+        return (TextPart(DOMAIN, self.corpus, (), keep=False), *self.parts)
+
     def prepare_for(self, part: TextPart) -> PrepareConfig:
-        """Return how a text beside --corpus becomes rows: general text is nobody's, so its rows have no groups."""
+        """Return how a text becomes rows: general text is nobody's, so its rows have no groups."""
         is_grouped = bool(self.prepare.group_field) and part.keep
         return replace(self.prepare, group_field="", held_out_by="auto") if is_grouped else self.prepare
 

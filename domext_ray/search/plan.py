@@ -18,11 +18,11 @@ from domext_ray.files import read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled
 from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
-from domext_ray.plan import resolve_files, size_run
+from domext_ray.plan import load_run_base, resolve_files, size_run
 from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_root
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.search.space import Point, Space, TrialConfig, configure, describe_point, read_space
-from domext_ray.search.trial import list_shares, load_trial_base
+from domext_ray.search.trial import list_shares
 
 DEFAULT_NAME = "sweep"
 MIN_DRAWS, DRAWS_PER_TRIAL = 200, 10
@@ -138,7 +138,7 @@ def _check_point(
     pretrain = configs.pretrain
     key = pretrain.base, pretrain.objective.next_sentence
     if key not in bases:
-        bases[key] = load_trial_base(pretrain)
+        bases[key] = load_run_base(pretrain)
     size_run(pretrain, bases[key])
     return configs
 

@@ -7,9 +7,9 @@ import ray
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError
+from domext_ray.plan import load_run_base
 from domext_ray.runtime.ray_cluster import describe_nodes, find_shortage, list_nodes, share_cpus
 from domext_ray.search.space import Space, configure
-from domext_ray.search.trial import load_trial_base
 
 PROCESS_BYTES = 2**30
 """Memory of a trial's process without any model: torch, DeepSpeed, transformers, Ray and the rows that it reads."""
@@ -24,7 +24,7 @@ def estimate_trial_bytes(config: SweepConfig, space: Space) -> int:
     weights = []
     for point in space.list_preparations():
         pretrain = configure(config, space, point).pretrain
-        base, shape = load_trial_base(pretrain), pretrain.shape
+        base, shape = load_run_base(pretrain), pretrain.shape
         if base is not None:
             weights.append(sum(each.numel() for each in base.tensors.values()))
         else:

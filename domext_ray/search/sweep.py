@@ -20,7 +20,8 @@ from ray import tune
 from domext_ray.config.sweep import SweepConfig
 from domext_ray.errors import find_user_error
 from domext_ray.inputs import count_words, get_or_prepare_inputs
-from domext_ray.runs.run_directory import check_identity, lock_run, resolve_root, write_config, write_run
+from domext_ray.plan import load_run_base
+from domext_ray.runs.run_directory import check_identity, lock_run, resolve_paths, resolve_root, write_config, write_run
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.search.plan import SweepPlan, describe_sweep, is_finished, plan_sweep, resolve_trials, take_trials
 from domext_ray.search.resources import estimate_trial_bytes, plan_resources
@@ -29,7 +30,7 @@ from domext_ray.search.searcher import PointSearcher, list_waiting, make_study
 from domext_ray.search.space import Point, Space, configure
 from domext_ray.search.sweep_report import BASE, read_base_scores, write_sweep_report
 from domext_ray.search.trainable import TRIALS, SweepTrial
-from domext_ray.search.trial import DEATHS, FAILURE, Prepared, SweepWork, load_trial_base, name_preparation, score_base
+from domext_ray.search.trial import DEATHS, FAILURE, Prepared, SweepWork, name_preparation, score_base
 from domext_ray.search.watching import get_trial_name, make_callbacks, make_scheduler, read_walls
 from domext_ray.storage import write_json
 from domext_ray.training.pretrain import check_shared_storage
@@ -89,7 +90,7 @@ def prepare_sweep(plan: SweepPlan, cpus: float) -> SweepWork:
     config, folder = plan.config, plan.folder
     prepared = _prepare(config, plan.space, folder)
     identity = {**plan.identity, **{f"base_sha256.{name}": each.base_sha256 for name, each in prepared.items()}}
-    identity |= {f"corpus_fingerprint.{name}": each.fingerprint for name, each in prepared.items()}
+    identity |= {f"corpus_fingerprint.{name}": each.inputs.domain.fingerprint for name, each in prepared.items()}
     check_identity(folder, take_trials(identity, folder))
     write_config(folder, config)
     write_run(folder, identity=identity)
@@ -110,17 +111,10 @@ def _prepare(config: SweepConfig, space: Space, folder: Path) -> dict[str, Prepa
             run=replace(pretrain.run, name=name, dir=str(folder / PREPARED)),
             prepare=replace(pretrain.prepare, cache_dir=cache),
         )
-        base = load_trial_base(pretrain)
-        tokenizer_dir, corpora = get_or_prepare_inputs(placed)
-        prepared[name] = Prepared(
-            tokenizer_dir,
-            corpora.domain[0].folder,
-            corpora.domain[0].fingerprint,
-            base.sha256 if base else "none",
-            count_words(tokenizer_dir)[1],
-            tuple(manifests[0].folder for manifests in corpora.beside),
-            corpora.general_tokenizer_dir,
-        )
+        base = load_run_base(pretrain)
+        inputs = get_or_prepare_inputs(placed, base, resolve_paths(placed))
+        num_new_words = count_words(inputs.tokenizer.local())[1]
+        prepared[name] = Prepared(inputs, base.sha256 if base else "none", num_new_words)
     return prepared
 
 

@@ -25,7 +25,6 @@ import torch
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.corpus.manifest import read_manifest
 from domext_ray.downstream.finetune.finetuned import make_set_task
 from domext_ray.downstream.finetune.training import Point as FinetunePoint
 from domext_ray.downstream.finetune.training import fit_stages
@@ -35,17 +34,17 @@ from domext_ray.errors import TrainingError
 from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.labelled.readers.loading import LoadedSet
-from domext_ray.model.base import Base, load_base
 from domext_ray.options.build import identity_of
-from domext_ray.plan import size_run
+from domext_ray.plan import load_run_base, size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
-from domext_ray.runs.run_directory import write_config
+from domext_ray.runs.run_directory import RunPaths, write_config
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.search.space import PREPARATION, Point, Space, configure
-from domext_ray.storage import Where, write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.training.run import Inputs, Run
+from domext_ray.training.worker import PretrainWorker
 
 RUNGS, FAILURE, DEATHS = "rungs.jsonl", "failure.txt", "deaths.txt"
 TRIAL_REMEDY = "delete the trial's folder: the same command trains it anew"
@@ -58,22 +57,14 @@ class Prepared:
     """What pre-training reads, made once for all trials that agree in it.
 
     Args:
-        tokenizer: folder of the tokenizer, with its new words.
-        corpus: folder of the corpus' manifest.
-        fingerprint: of the corpus, as it was read.
+        inputs: tokenizer and corpora.
         base_sha256: hash of the base's tensors, or "none".
         num_new_words: words that the tokenizer has beside the base's.
-        beside: folders of the manifests of the texts beside it.
-        general_tokenizer: the tokenizer of general text; None: the trial's.
     """
 
-    tokenizer: Path
-    corpus: Where
-    fingerprint: str
+    inputs: Inputs
     base_sha256: str
     num_new_words: int
-    beside: tuple[Where, ...] = ()
-    general_tokenizer: Where | None = None
 
 
 @dataclass(frozen=True)
@@ -95,11 +86,6 @@ class SweepWork:
     sets: tuple[LoadedSet, ...]
     prepared: Mapping[str, Prepared]
     cpus: float
-
-
-def load_trial_base(config: PretrainConfig) -> Base | None:
-    """Load what a trial's base is; None: random weights."""
-    return None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
 
 
 def name_preparation(config: PretrainConfig) -> str:
@@ -143,8 +129,8 @@ class Trial:
         pretrain = configs.pretrain
         configure_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
         self.prepared = work.prepared[name_preparation(pretrain)]
-        base = load_trial_base(pretrain)
-        sized, _, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
+        base = load_run_base(pretrain)
+        sized, self.shape, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
         pretrain = replace(
             sized,
             run=replace(sized.run, name=folder.name, dir=str(folder.parent)),
@@ -160,21 +146,14 @@ class Trial:
         write_json(self.folder / "point.json", point)
         if not (self.folder / "tokenizer").exists():
             temporary = self.folder / f".tokenizer-{uuid.uuid4().hex[:8]}"
-            shutil.copytree(self.prepared.tokenizer, temporary)
+            shutil.copytree(self.prepared.inputs.tokenizer, temporary)
             temporary.rename(self.folder / "tokenizer")
 
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
-        prepared = self.prepared
-        task = PretrainTask(
-            config,
-            supersede(folder),
-            (prepared.corpus,),
-            folder / "tokenizer",
-            prepared.base_sha256,
-            beside_dirs=tuple((each,) for each in prepared.beside),
-            general_tokenizer_dir=prepared.general_tokenizer,
-        )
-        return PretrainWorker(task, device=self.device)
+        inputs = replace(self.prepared.inputs, tokenizer=Place(folder / "tokenizer"))
+        paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder)
+        run = Run(config, paths, self.prepared.base_sha256, self.shape, self.counts, prepared=inputs)
+        return PretrainWorker(run, device=self.device)
 
     def _plan(self, config: PretrainConfig) -> PretrainConfig:
         """Turn the budget into steps, once: a trial that goes on keeps its horizon."""
@@ -193,7 +172,7 @@ class Trial:
         if budget.steps:
             return budget.steps
         if budget.tokens:
-            manifest = read_manifest(self.prepared.corpus)
+            manifest = self.prepared.inputs.domain
             per_step = config.train.global_batch_size * manifest.num_tokens("train") / manifest.num_rows("train")
             return max(self.work.config.search.rungs, math.ceil(budget.tokens / per_step))
         pilot = self.folder / "pilot"

@@ -38,7 +38,7 @@ class BatchMaker:
         general_tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.config, self.phases = config, phases
-        is_general = [False, *(part.keep for part in config.parts)]
+        is_general = [text.keep for text in config.texts]
         tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
         self.maskers = tuple(
             make_masker(each, config.objective, seed, packed=config.prepare.packed)

@@ -37,6 +37,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError
+from domext_ray.model.graft import Extensions
 from domext_ray.storage import Place, Where, hash_file, hash_values, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
@@ -95,6 +96,11 @@ class Checkpoint:
     def run_info(self) -> dict[str, Any]:
         """What the run is: base, corpus, tokenizer, extensions."""
         return self.manifest["run_info"]
+
+    @property
+    def extensions(self) -> Extensions:
+        """What the model carries beside its base."""
+        return Extensions(**self.run_info.get("extensions", {}))
 
     @property
     def tensors_sha256(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domext_ray.config.mixture import DOMAIN
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.training.phases import Phase, count_epochs
 
@@ -17,7 +16,7 @@ CURSOR = "part_tokens"
 
 def name_parts(config: PretrainConfig) -> list[str]:
     """Return what the texts of a mixture are called, in the order of its parts; empty: there is one text."""
-    return [DOMAIN, *(part.name for part in config.parts)] if config.parts else []
+    return [text.name for text in config.texts] if config.parts else []
 
 
 class PartFigures:

@@ -58,23 +58,19 @@ class Phase:
         return float(self.sampler.rows_per_epoch(0) / own)
 
 
-def make_phases(
-    config: PretrainConfig, manifests: Sequence[Manifest], beside: Sequence[Sequence[Manifest]] = ()
-) -> list[Phase]:
+def make_phases(config: PretrainConfig, texts: Sequence[Sequence[Manifest]]) -> list[Phase]:
     """Return the length phases of a run (BERT appendix A.2: 90 % of the steps on short rows, then 10 % on long ones).
 
     Args:
         config: the run, its horizon resolved: phases are parts of the schedule, whatever the limits.
-        manifests: the corpus prepared for each phase's length, in order.
-        beside: each of the texts of `config.parts`, prepared likewise.
+        texts: those of `config.texts`, prepared for each phase's length.
     """
     sizes = [resolve_micro_batch_size(config), resolve_long_micro_batch_size(config)]
-    starts = [0, resolve_first_long_step(config)] if len(manifests) > 1 else [0]
+    starts = [0, resolve_first_long_step(config)] if len(texts) > 1 else [0]
     ends: list[int] = [*starts[1:], sys.maxsize]
-    together = zip(manifests, *beside, strict=True)
     return [
-        Phase(own, make_sampler(config, (own, *others), start), start, end, size, tuple(others))
-        for (own, *others), start, end, size in zip(together, starts, ends, sizes, strict=False)
+        Phase(own[0], make_sampler(config, own, start), start, end, size, tuple(own[1:]))
+        for own, start, end, size in zip(texts, starts, ends, sizes, strict=False)
     ]
 
 
@@ -144,10 +140,9 @@ def make_sampler(config: PretrainConfig, manifests: Sequence[Manifest], first_st
         first_step: of the run's steps, the sampler's first batch.
     """
     first, *changes = make_stages(config, first_step)
-    names = ["--corpus", *(part.option for part in config.parts)]
     parts = tuple(
-        Part(name, tuple(each.num_rows for each in own.records("train")), seed, share)
-        for name, own, seed, share in zip(names, manifests, seed_parts(config), first.shares, strict=True)
+        Part(text.option, tuple(each.num_rows for each in own.records("train")), seed, share)
+        for text, own, seed, share in zip(config.texts, manifests, seed_parts(config), first.shares, strict=True)
     )
     return Sampler(parts, config.train.global_batch_size, tuple(changes))
 

@@ -1,6 +1,6 @@
 """Pre-training under Ray Train: the driver's function, and what starts its workers.
 
-Enters: a `PretrainTask` (configuration, run directory, prepared corpus). Leaves, in the run directory: metrics.jsonl,
+Enters: a `Run`, prepared. Leaves, in the run directory: metrics.jsonl,
 TensorBoard events and checkpoints. A worker that dies is started again by Ray Train; a job that dies is started again
 by its user; both go on from the newest checkpoint that verifies.
 """
@@ -22,15 +22,13 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
 from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
-from domext_ray.runs.attempts import Attempt, supersede
+from domext_ray.runs.attempts import Attempt
 from domext_ray.runtime.ray_cluster import (
     describe_nodes,
     describe_waiting,
     find_shortage,
     is_cluster,
     list_nodes,
-    resolve_gpu,
-    resolve_precision,
     run_on_each_node,
     share_cpus,
 )
@@ -39,7 +37,7 @@ from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.entry import RunFailures, train_worker, unwrap_death
 from domext_ray.training.metrics import RunProgress, find_last_step
-from domext_ray.training.worker import PretrainTask
+from domext_ray.training.run import Run
 
 COLLECTIVE_TIMEOUT_SECONDS = 300
 CROWDED_CPUS = 0.5
@@ -63,13 +61,13 @@ class _Trainer(TorchTrainer):
         return [each for each in callbacks if type(each).__name__ not in spared]
 
 
-def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: None) -> None:
+def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> None:
     """Train until a limit (`train.max_steps`, `max_tokens`, `max_seconds`), going on from the newest checkpoint.
 
     Ray is initialised.
 
     Args:
-        task: what to train; a run that is not held begins an attempt here.
+        run: what to train, prepared and held.
         note_evaluation: called in a thread of the driver when the run has evaluated itself.
 
     Raises:
@@ -78,30 +76,27 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
         TrainingError: a loss or gradient was not finite, or workers failed more than `train.max_failures` times.
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
-    run = task.run_dir if task.run_dir.fence is not None else supersede(task.run_dir)
-    attempt = run.fence
-    assert isinstance(attempt, Attempt)
-    config = resolve_precision(resolve_gpu(task.config, task.config.scale.num_workers, "--scale.num_workers"))
-    task = replace(task, config=config, run_dir=run)
-    resources = reserve(config)
+    config, run_dir = run.config, run.paths.run
+    attempt, resources = run_dir.fence, reserve(config)
+    assert isinstance(attempt, Attempt), "the run is held"
     if resources["CPU"] < min(CROWDED_CPUS, config.scale.cpus_per_worker or 1.0):
         print(
             f"note: {config.scale.num_workers} workers have {resources['CPU']:g} CPUs each on "
             f"{describe_nodes(list_nodes())}, and start and train slowly; lower --scale.num_workers.",
             flush=True,
         )
-    check_shared_storage(run, *(Place(each).parent for each in task.corpus_dirs[:1]))
+    check_shared_storage(run_dir, run.inputs.domain.folder.parent)
     trainer = _Trainer(
         train_worker,
-        train_loop_config={"task": pickle.dumps(task)},  # unpickled by those who train
+        train_loop_config={"run": pickle.dumps(replace(run, base=None))},  # unpickled by those who train
         scaling_config=ScalingConfig(
             num_workers=config.scale.num_workers, use_gpu=config.scale.uses_gpu, resources_per_worker=resources
         ),
         run_config=RunConfig(
             name=f"attempt-{attempt.number}-{uuid.uuid4().hex[:8]}",  # a known name would be gone on with
-            storage_path=str(task.scratch / "ray"),
+            storage_path=str(run.paths.scratch / "ray"),
             failure_config=FailureConfig(max_failures=config.train.max_failures),
-            callbacks=cast(Any, [RunFailures(task.run_dir, config.train.max_failures)]),  # typed as Ray Tune's
+            callbacks=cast(Any, [RunFailures(run_dir, config.train.max_failures)]),  # typed as Ray Tune's
         ),
         torch_config=TorchConfig(
             backend="nccl" if config.scale.uses_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
@@ -109,14 +104,14 @@ def pretrain(task: PretrainTask, note_evaluation: Callable[[], None] = lambda: N
     )
     number = config.scale.num_workers
     phase = f"starting {number} worker{'s' if number > 1 else ''}"
-    with RunProgress(task.run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
+    with RunProgress(run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
         try:
             with save_first(_plan_save(attempt)):
                 trainer.fit()
         except KeyboardInterrupt:
             with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
                 attempt.shut_out_workers()  # a step under way shall not be saved behind the sentence
-            raise Stopped(_describe_stop(task.run_dir)) from None
+            raise Stopped(_describe_stop(run_dir)) from None
         except Exception as error:
             raise find_user_error(error) or describe_deaths(error, config) or error from None
 

@@ -74,7 +74,7 @@ def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
             "bring the original base back."
         )
     dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
-    extensions = Extensions(**checkpoint.run_info.get("extensions", {}))
+    extensions = checkpoint.extensions
     tokenizer_dir = (run_dir / "tokenizer").local()
     model = build_run_model(config, base, tokenizer_dir, dropout, extensions)
     tensors = changed_tensors(checkpoint)

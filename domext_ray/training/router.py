@@ -19,7 +19,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +37,7 @@ from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
 from domext_ray.storage import Place, Where, write_json
+from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -207,36 +207,22 @@ def _floor(score: float) -> float:
     return float(np.floor(np.nan_to_num(score, neginf=0.0) * 1e4) / 1e4)
 
 
-def get_or_train_routers(
-    config: PretrainConfig,
-    run_dir: Where,
-    texts: tuple[Manifest, Manifest | None],
-    tokenizer_dir: Path,
-    base: Base | None,
-    start: Path | None,
-) -> None:
+def get_or_train_routers(run: Run) -> None:
     """Fit the router of a run's domain, where it has one and general text, beside those of the run it starts from.
 
     A router depends on the run's texts and seed alone. It comes before the training, whose last evaluation asks it; a
-    run that goes on has it already.
-
-    Args:
-        config: the run.
-        run_dir: its directory.
-        texts: its prepared domain text and general text.
-        tokenizer_dir: its tokenizer.
-        base: its base; None for random weights, beside which no row is left.
-        start: the run that it starts from.
+    run that goes on has it already. Without a base there is none: no row is left to it.
 
     Raises:
         RunError: routers of the earlier run are damaged.
     """
+    config, base, run_dir = run.config, run.base, run.paths.run
     known = read_routers(run_dir)
-    routers = {**(read_routers(start) if start else {}), **known}
-    domain, general = texts
-    if config.method.has_domain and config.method.domain not in known and general is not None and base is not None:
-        tokenizer = load_tokenizer(tokenizer_dir)
+    routers = {**(read_routers(run.start.run_dir) if run.start else {}), **known}
+    if config.method.has_domain and config.method.domain not in known and config.replay.corpus and base is not None:
+        domain, general, *_ = run.inputs.texts[0]
         writer = base if config.replay.is_written else None
+        tokenizer = load_tokenizer(run.inputs.tokenizer.local())
         fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed, writer)
         routers[config.method.domain] = fitted
         print(f"router: {describe_router(config, asdict(fitted[1]))}", flush=True)

@@ -22,13 +22,13 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Where
 from domext_ray.training.checkpoint import (
     Checkpoint,
-    CheckpointId,
     find_latest,
     wait_for_checkpoint,
 )
+from domext_ray.training.run import Start
 from domext_ray.vocabulary.extension import base_token_ids, check_appended, load_extension
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
@@ -44,14 +44,6 @@ def read_run_config(run_dir: Where) -> PretrainConfig:
         RunError: `run_dir` is no run directory, or its config.yaml is damaged.
     """
     return read_config(run_dir, PretrainConfig)
-
-
-def read_extensions(run_dir: Where) -> Extensions | None:
-    """Return the extensions that the model of a run's newest checkpoint carries; None without a checkpoint."""
-    latest = find_latest(Place(run_dir) / "checkpoints")
-    if latest is None:
-        return None
-    return Extensions(**latest.run_info.get("extensions", {}))
 
 
 def build_run_model(
@@ -91,16 +83,15 @@ def build_run_model(
     )
 
 
-def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = None) -> Checkpoint:
-    """Check that a run can start from another one; return the checkpoint that it starts from.
+def find_start(run_dir: Path, base_sha256: str) -> Start:
+    """Find the checkpoint of an earlier run that another run starts from.
 
     Args:
         run_dir: the earlier run.
         base_sha256: hash of the new run's base.
-        tokenizer_dir: the new run's tokenizer; None: not known yet, so not compared.
 
     Raises:
-        RunError: it is no run, has no usable checkpoint, or is of another base or vocabulary.
+        RunError: it is no run, has no usable checkpoint, or is of another base.
     """
     try:
         read_run_config(run_dir)
@@ -115,13 +106,16 @@ def check_start(run_dir: Path, base_sha256: str, tokenizer_dir: Path | None = No
             f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
             f"{base_sha256[:12]}; give the base of that run ({record['base']!r})."
         )
-    if tokenizer_dir is not None:
-        _check_vocabulary(run_dir, tokenizer_dir)
-    return latest
+    return Start(run_dir, latest.id, latest.tensors_sha256, latest.extensions)
 
 
-def _check_vocabulary(run_dir: Path, tokenizer_dir: Path) -> None:
-    """Words may only be appended between stages: an id must mean the same word in both."""
+def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
+    """Refuse new words that are not those of the earlier run, or these and more: an id must mean the same in both.
+
+    Raises:
+        RunError: they are others.
+    """
+    run_dir = start.run_dir
     old, new = load_extension(run_dir / "tokenizer"), load_extension(tokenizer_dir)
     if old is not None and new is None:
         raise RunError(
@@ -136,18 +130,14 @@ def _check_vocabulary(run_dir: Path, tokenizer_dir: Path) -> None:
         raise RunError(f"--init_from {str(run_dir)!r} was made with another tokenizer; give the base of that run.")
 
 
-def load_start(run_dir: Path, chosen: CheckpointId | None) -> Checkpoint:
-    """Read the checkpoint that `check_start` approved.
-
-    Args:
-        run_dir: the earlier run.
-        chosen: the checkpoint.
+def load_start(start: Start) -> Checkpoint:
+    """Read the checkpoint that a run starts from.
 
     Raises:
-        RunError: it has gone since.
+        RunError: it has gone since it was found.
     """
-    assert chosen is not None, "the driver has checked it"
-    return wait_for_checkpoint(run_dir / "checkpoints", chosen)
+    assert start.checkpoint is not None, "a run with checkpoints of its own goes on from these"
+    return wait_for_checkpoint(start.run_dir / "checkpoints", start.checkpoint)
 
 
 def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:

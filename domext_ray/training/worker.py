@@ -1,6 +1,6 @@
 """One rank of a pre-training run: model, engine, data position and, on rank 0, the metrics.
 
-Enters: a `PretrainTask` and a rank. Leaves, in the run directory: metrics.jsonl, TensorBoard events and checkpoints. It
+Enters: a `Run` and a rank. Leaves, in the run directory: metrics.jsonl, TensorBoard events and checkpoints. It
 goes on from the newest checkpoint that verifies, and stops at any step that its caller names.
 """
 
@@ -11,16 +11,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from domext_ray.config.pretrain import PretrainConfig, count_passes, resolve_warmup_steps
-from domext_ray.corpus.manifest import read_manifest
+from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
@@ -37,12 +35,10 @@ from domext_ray.runs.events import (
     enter_phase,
     notify_driver,
 )
-from domext_ray.runs.losses import DOMAIN, TRAIN, LossNames, name_losses
-from domext_ray.storage import Place, Where
+from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
-    CheckpointId,
     agree_on_resume_point,
     list_steps,
     save_checkpoint,
@@ -57,6 +53,7 @@ from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
 from domext_ray.training.rate import COUNTED_TOKENS, make_full_batch
 from domext_ray.training.routed_evaluation import find_routed_model
+from domext_ray.training.run import Run
 from domext_ray.training.start import (
     NEW_WORD_TENSORS,
     apply_start,
@@ -78,48 +75,11 @@ QUIET_STEPS = 10
 """Steps after which what starts beside a worker (readers, above all) has started, so that products may be timed."""
 
 
-@dataclass(frozen=True)
-class PretrainTask:
-    """Everything that a worker needs to know.
-
-    Args:
-        config: configuration with `optim.decay_steps` resolved.
-        run_dir: the run's directory, on storage that all workers see, as the attempt has it that trains.
-        corpus_dirs: folders of the prepared corpora's manifests, one a length phase.
-        beside_dirs: the same of each of the texts of `config.parts`.
-        general_tokenizer_dir: the tokenizer of general text; None: the run's.
-        tokenizer_dir: the run's tokenizer.
-        base_sha256: hash of the base's tensors, or "none".
-        init_from: directory of the run whose parameters this one starts from, if any.
-        earlier: extensions that the model has beside the method's own, from that run.
-        goes_on_from: the run's own checkpoint that the driver chose; None: there was none.
-        starts_from: the checkpoint of `init_from` that the driver checked.
-        scratch_dir: each machine's folder of what libraries write by themselves; None: the run's directory.
-    """
-
-    config: PretrainConfig
-    run_dir: Place
-    corpus_dirs: tuple[Where, ...]
-    tokenizer_dir: Where
-    base_sha256: str
-    beside_dirs: tuple[tuple[Where, ...], ...] = ()
-    general_tokenizer_dir: Where | None = None
-    init_from: Path | None = None
-    earlier: Extensions | None = None
-    goes_on_from: CheckpointId | None = None
-    starts_from: CheckpointId | None = None
-    scratch_dir: Path | None = None
-
-    @property
-    def scratch(self) -> Path:
-        return self.scratch_dir or Path(self.run_dir)
-
-
 class PretrainWorker:
     """The state of one rank; a process group exists.
 
     Args:
-        task: the run.
+        run: what to train, prepared.
         rank: from 0 to `world_size` - 1.
         world_size: number of ranks.
         device: where to train.
@@ -128,78 +88,74 @@ class PretrainWorker:
 
     def __init__(
         self,
-        task: PretrainTask,
+        run: Run,
         *,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device,
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
-        self.task, self.config = task, task.config
-        self.losses = name_losses(task.config.objective.kind)
+        self.plan, self.config, self.run_dir = run, run.config, run.paths.run
+        self.losses = name_losses(self.config.objective.kind)
         self.rank, self.world_size, self.device, self.report = rank, world_size, device, report
         self._enter_phase("loading the model", LOADING)
-        self.manifest = read_manifest(task.corpus_dirs[0])
-        self.tokenizer_dir = Place(task.tokenizer_dir).local()
+        inputs = run.inputs
+        self.manifest, self.tokenizer_dir = inputs.domain, inputs.tokenizer.local()
         self.tokenizer = load_tokenizer(self.tokenizer_dir)
         self.checkpoint = self._find_checkpoint()
         self.step = self.start_step = 0 if self.checkpoint is None else self.checkpoint.step
         self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.trainer_state["seconds"])
         self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.trainer_state["tokens"])
-        manifests = [self.manifest, *map(read_manifest, task.corpus_dirs[1:])]
-        beside = [[*map(read_manifest, folders)] for folders in task.beside_dirs]
-        self.phases = make_phases(self.config, manifests, beside)
+        self.phases = make_phases(self.config, inputs.texts)
         self.parts = PartFigures(self.config, self.phases, self.checkpoint.trainer_state if self.checkpoint else None)
-        general_dir = task.general_tokenizer_dir
-        general_tokenizer = load_tokenizer(Place(general_dir).local()) if general_dir else self.tokenizer
+        general = inputs.general_tokenizer
+        general_tokenizer = load_tokenizer(general.local()) if general else self.tokenizer
         maker = BatchMaker(self.config, self.phases, self.tokenizer, general_tokenizer)
         # Reading starts now: its first batches are there when the model is.
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
-        self.base = None if self.config.base == "none" else _load_checked_base(task)
+        self.base = None if self.config.base == "none" else _load_checked_base(run)
         self.engine = self._build_engine()
         self.score: Score = functools.partial(evaluate, self.engine)
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
-        shortest = zip((each[0] for each in beside), tokenizers, strict=True)
+        shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
         self._save_waits = False
         self.is_stopping = False
         self.log: MetricsLog | None = None
         if rank == 0:
-            self.log = MetricsLog(task.run_dir, self.step, tensorboard=self.config.run.tensorboard)
+            self.log = MetricsLog(self.run_dir, self.step, tensorboard=self.config.run.tensorboard)
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """The checkpoint that all ranks go on from; None at the start."""
-        chosen = self.task.goes_on_from
-        point = agree_on_resume_point(self.task.run_dir / "checkpoints", chosen, device=self.device)
+        chosen = self.plan.goes_on_from
+        point = agree_on_resume_point(self.run_dir / "checkpoints", chosen, device=self.device)
         if point.checkpoint is None or point.checkpoint.id != chosen:  # the driver has not said it yet
             for sentence in point.passed_over:
-                notify_driver(self.task.run_dir, f"warning: {sentence}")
+                notify_driver(self.run_dir, f"warning: {sentence}")
         return point.checkpoint
 
     def _build_engine(self) -> Engine:
         config = self.config
-        model = build_run_model(config, self.base, self.tokenizer_dir, config.train.dropout, self.task.earlier)
+        model = build_run_model(config, self.base, self.tokenizer_dir, config.train.dropout, self.plan.earlier)
         self.extensions = describe_extensions(cast(DomextConfig, model.config))
         self.fixed: dict[str, torch.Tensor] = {}
         if self.checkpoint is not None:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
         else:
-            init_from = self.task.init_from
-            start = None if init_from is None else load_start(init_from, self.task.starts_from)
+            start = load_start(self.plan.start) if self.plan.start else None
             distills = config.method.word_init == "distill" and has_own_words(model, start)
             if distills:
                 self._distill_words(model)
-            if init_from is not None and start is not None:
-                apply_start(model, start, init_from)
+            if self.plan.start and start is not None:
+                apply_start(model, start, self.plan.start.run_dir)
                 self.fixed = pick_fixed(model, start)
             if distills and config.method.trains == "domain":  # the words stay as they are now
                 self.fixed |= copy_new_words(model)
-            if config.method.domain not in (self.task.earlier or Extensions()).domains:
+            if config.method.domain not in (self.plan.earlier or Extensions()).domains:
                 self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
-        longest = max(config.train.seq_length, config.train.long_seq_length)
-        attach_decoder(model, config.objective, longest, config.seed)
+        attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.uses_bf16)
@@ -226,14 +182,15 @@ class PretrainWorker:
             return
         module = MaskedLoss(network, self.device, bf16=config.engine.uses_bf16)
         vocab_size = cast(DomextConfig, network.config).vocab_size
-        for phase, length in zip(self.phases, (config.train.seq_length, config.train.long_seq_length), strict=False):
+        for phase in self.phases:
+            length = phase.manifest.seq_length
             num_rows = max(1, COUNTED_TOKENS // length)
             batch = make_full_batch(config, vocab_size, num_rows, length)
             try:
                 self.ceilings[phase.first_step] = find_ceiling(module, batch, num_rows * length)
             except Exception as error:  # a kernel that cannot be counted, say: the run is worth more
                 self.ceilings = {}
-                notify_driver(self.task.run_dir, f"note: a step's operations could not be counted ({error}).")
+                notify_driver(self.run_dir, f"note: a step's operations could not be counted ({error}).")
                 return
 
     def _describe_speed(self, num_tokens: int, seconds: float) -> dict[str, float]:
@@ -250,7 +207,7 @@ class PretrainWorker:
         try:
             self.ceilings[phase] = time_ceiling(self.ceilings[phase], bf16=self.config.engine.uses_bf16)
         except Exception as error:  # the run is worth more
-            notify_driver(self.task.run_dir, f"note: a step's products could not be timed ({error}).")
+            notify_driver(self.run_dir, f"note: a step's products could not be timed ({error}).")
 
     def _distill_words(self, model: DomextForMaskedLM) -> None:
         """Fit the new words on every rank; the first one's result counts."""
@@ -264,7 +221,7 @@ class PretrainWorker:
             self.config.objective,
             seed=self.config.seed,
             device=self.device,
-            tell=lambda text: notify_driver(self.task.run_dir, text) if self.rank == 0 else None,
+            tell=lambda text: notify_driver(self.run_dir, text) if self.rank == 0 else None,
         )
         for param in (model.get_parameter(name) for name in NEW_WORD_TENSORS):
             values = param.detach().to(self.device)
@@ -359,10 +316,20 @@ class PretrainWorker:
         self._check_masked()
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
-        record = _describe_step(
-            self.step, figures, num_masked, num_tokens, seconds, waited, self.seconds, self.tokens, self.losses
-        )
-        record |= self._describe_speed(num_tokens, seconds)
+        record = {
+            "step": self.step,
+            TRAIN + self.losses.loss: figures.loss,
+            "train/lr": figures.learning_rate,
+            "train/grad_norm": figures.grad_norm,
+            TRAIN + self.losses.count: num_masked,
+            "train/tokens": self.tokens,
+            "train/skipped": int(figures.skipped),
+            "throughput/tokens_per_second": num_tokens / seconds,
+            "data/wait_seconds": waited,
+            "time/step_seconds": seconds,
+            "time/seconds": self.seconds,
+            **self._describe_speed(num_tokens, seconds),
+        }
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
         record |= self.parts.describe(self.step, of_parts, figures.part_losses)
         return record | self._describe_replay(figures, num_kept)
@@ -401,7 +368,7 @@ class PretrainWorker:
             )
 
     def _describe_resumption(self) -> str:
-        latest = max(list_steps(self.task.run_dir / "checkpoints"), default=0)
+        latest = max(list_steps(self.run_dir / "checkpoints"), default=0)
         return f"goes on from step {latest:,}" if latest else "starts anew"
 
     def _check_masked(self) -> None:
@@ -444,7 +411,7 @@ class PretrainWorker:
     def _evaluate_routed(self) -> dict[str, Any]:
         """What users get who let the run's router choose; empty where it has none."""
         masks = self.config.objective.kind == "masked"
-        routed = find_routed_model(self.model, self.task.run_dir) if masks else None
+        routed = find_routed_model(self.model, self.run_dir) if masks else None
         if routed is None:
             return {}
         self._enter_evaluation("all of it, with the router")
@@ -464,7 +431,7 @@ class PretrainWorker:
 
     def _enter_phase(self, phase: str, stage: str) -> None:
         if self.rank == 0:
-            enter_phase(self.task.run_dir, phase, stage)
+            enter_phase(self.run_dir, phase, stage)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.log is not None:
@@ -476,14 +443,14 @@ class PretrainWorker:
         if self.log is not None:
             self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
         save_checkpoint(
-            self.task.run_dir / "checkpoints",
+            self.run_dir / "checkpoints",
             self.step,
             self.engine.gather_state(),
             self.fixed,
             trainer_state={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_cursor()},
             run_info={
                 "base": self.config.base,
-                "base_sha256": self.task.base_sha256,
+                "base_sha256": self.plan.base_sha256,
                 "corpus_fingerprint": self.manifest.fingerprint,
                 "tokenizer_fingerprint": self.manifest.tokenizer_fingerprint,
                 "extensions": asdict(self.extensions),
@@ -492,37 +459,11 @@ class PretrainWorker:
         )
 
 
-def _load_checked_base(task: PretrainTask) -> Base:
-    base = load_base(task.config.base, next_sentence=task.config.objective.next_sentence)
-    if base.sha256 != task.base_sha256:
+def _load_checked_base(run: Run) -> Base:
+    base = load_base(run.config.base, next_sentence=run.config.objective.next_sentence)
+    if base.sha256 != run.base_sha256:
         raise RunError(
-            f"the base {task.config.base!r} on this node has sha256 {base.sha256[:12]}, the run was made with "
-            f"{task.base_sha256[:12]}; give all nodes the same base."
+            f"the base {run.config.base!r} on this node has sha256 {base.sha256[:12]}, the run was made with "
+            f"{run.base_sha256[:12]}; give all nodes the same base."
         )
     return base
-
-
-def _describe_step(
-    step: int,
-    figures: StepFigures,
-    num_masked: int,
-    num_tokens: int,
-    seconds: float,
-    waited: float,
-    total_seconds: float,
-    total_tokens: int,
-    losses: LossNames,
-) -> dict[str, Any]:
-    return {
-        "step": step,
-        TRAIN + losses.loss: figures.loss,
-        "train/lr": figures.learning_rate,
-        "train/grad_norm": figures.grad_norm,
-        TRAIN + losses.count: num_masked,
-        "train/tokens": total_tokens,
-        "train/skipped": int(figures.skipped),
-        "throughput/tokens_per_second": num_tokens / seconds,
-        "data/wait_seconds": waited,
-        "time/step_seconds": seconds,
-        "time/seconds": total_seconds,
-    }

@@ -23,6 +23,9 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
+from domext_ray.plan import size_run
+from domext_ray.runs.run_directory import RunPaths
+from domext_ray.storage import Place
 from domext_ray.training import router as router_room
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.router import (
@@ -36,6 +39,7 @@ from domext_ray.training.router import (
     read_routers,
     save_routers,
 )
+from domext_ray.training.run import Inputs, Run, Start
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OWN, COMMON, OTHER = range(60, 100), range(100, 180), range(180, 220)
@@ -139,8 +143,14 @@ def test_special_and_unknown_words_do_not_count(base: Base, texts: tuple[Manifes
 
 
 def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], start: Path | None = None) -> None:
-    config = PretrainConfig(base=str(base.folder), method=METHOD)
-    get_or_train_routers(config, run_dir, texts, run_dir / "tokenizer", base, start)
+    domain, general = texts
+    replay = ReplayConfig(corpus="general.txt" if general else "")
+    config = PretrainConfig(base=str(base.folder), method=METHOD, replay=replay)
+    paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
+    inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
+    started = Start(start, None, "", None) if start else None
+    _, *sizes = size_run(config, base)
+    get_or_train_routers(Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -31,11 +31,13 @@ from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
+from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
 from domext_ray.training.phases import make_phases
-from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.training.run import Run
+from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 Mistake = errors.DomextError
@@ -118,10 +120,10 @@ def read_batches(command: str, world_size: int, number: int) -> list[list[dict[s
     ("predicts"), and, where there are such, its next-sentence label ("follows") and whether it is kept text ("kept").
     """
     config = resolve_schedule(read_config(command), resolve_paths(read_config(command)).run)
-    tokenizer_dir, corpora = get_or_prepare_inputs(config)
-    tokenizer = load_tokenizer(tokenizer_dir)
-    general = load_tokenizer(corpora.general_tokenizer_dir) if corpora.general_tokenizer_dir else tokenizer
-    maker = BatchMaker(config, make_phases(config, corpora.domain, corpora.beside), tokenizer, general)
+    inputs = get_or_prepare_inputs(config, load_run_base(config), resolve_paths(config))
+    tokenizer = load_tokenizer(inputs.tokenizer.local())
+    general = load_tokenizer(inputs.general_tokenizer.local()) if inputs.general_tokenizer else tokenizer
+    maker = BatchMaker(config, make_phases(config, inputs.texts), tokenizer, general)
     stream.ROWS_PER_TASK = 8 * number  # a task that reads no more than is asked for
     streams = [maker.make(0, rank=rank, world_size=world_size) for rank in range(world_size)]
     batches = [[row for each in streams for batch in next(each)[0] for row in _list_rows(batch)] for _ in range(number)]
@@ -160,9 +162,9 @@ def _list_rows(batch: Any) -> Iterator[dict[str, Any]]:
 def train(command: str) -> Ended:
     """Carry out a training job whose one worker is this process: all of it but Ray Train's workers and the page."""
 
-    def train_here(task: PretrainTask, note_evaluation: Any = None) -> None:
+    def train_here(run: Run, note_evaluation: Any = None) -> None:
         join_alone()
-        worker = PretrainWorker(task, device=torch.device("cpu"))
+        worker = PretrainWorker(run, device=torch.device("cpu"))
         worker.run()
         worker.close()
 

@@ -49,7 +49,7 @@ from domext_ray.training.checkpoint import (
 from domext_ray.training.engine import Engine, StepFigures, TrainState
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.objective import MaskedBatch, to_batch
-from domext_ray.training.start import apply_start, build_run_model, check_start, load_start, pick_fixed, read_extensions
+from domext_ray.training.start import apply_start, build_run_model, check_vocabulary, find_start, load_start, pick_fixed
 from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
 from domext_ray.vocabulary.learn import import_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -139,7 +139,6 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
     """Build a row's model as a worker of a job does: fresh, after an earlier run, or from the row's own checkpoint."""
     config = make_config(row, places)
     base = load_base(config.base, next_sentence=row.pairs)
-    start_dir = Path(config.init_from)
     if checkpoint is not None:
         earlier: Extensions | None = Extensions(**checkpoint.run_info["extensions"])
         model = build_run_model(config, base, places.tokenizer_of(row), dropout, earlier)
@@ -147,11 +146,12 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
         return Built(model, base, checkpoint.fixed)
     if not row.after:
         return Built(build_run_model(config, base, places.tokenizer_of(row), dropout), base, {})
-    found = check_start(start_dir, base.sha256, places.tokenizer_of(row))
-    model = build_run_model(config, base, places.tokenizer_of(row), dropout, read_extensions(start_dir))
-    start = load_start(start_dir, found.id)
-    apply_start(model, start, start_dir)
-    return Built(model, base, pick_fixed(model, start))
+    start = find_start(Path(config.init_from), base.sha256)
+    check_vocabulary(start, places.tokenizer_of(row))
+    model = build_run_model(config, base, places.tokenizer_of(row), dropout, start.extensions)
+    loaded = load_start(start)
+    apply_start(model, loaded, start.run_dir)
+    return Built(model, base, pick_fixed(model, loaded))
 
 
 def make_engine(

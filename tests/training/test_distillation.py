@@ -23,19 +23,21 @@ from domext_ray.config.pretrain import (
     TrainConfig,
     VocabConfig,
 )
-from domext_ray.corpus.manifest import Manifest, read_manifest
+from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.snippets import find_snippets
 from domext_ray.errors import OptionError
-from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.pipeline import prepare_run
+from domext_ray.plan import plan_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.distillation import distill_new_words, fit_biases
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.run import Run
 from domext_ray.training.start import NEW_WORD_TENSORS, build_run_model
-from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
@@ -46,12 +48,22 @@ NUM_RARE = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run's configuration and inputs."""
+    """A run and its base."""
 
-    config: PretrainConfig
+    run: Run
     base: Base
-    tokenizer_dir: Path
-    manifest: Manifest
+
+    @property
+    def config(self) -> PretrainConfig:
+        return self.run.config
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.run.inputs.tokenizer.local()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.run.inputs.domain
 
     @property
     def first_id(self) -> int:
@@ -107,8 +119,7 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
         optim=OptimConfig(decay_steps=6, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, corpora = get_or_prepare_inputs(config)
-    return Prepared(config, load_base(config.base), tokenizer_dir, read_manifest(corpora.domain[0].folder))
+    return Prepared(prepare_run(plan_run(config)), load_base(config.base))
 
 
 @torch.no_grad()
@@ -215,10 +226,8 @@ def start(prepared: Prepared, tmp_path: Path) -> Iterator[Callable[..., Pretrain
     def begin(name: str, **parts: Any) -> PretrainWorker:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        config = replace(prepared.config, **parts)
-        folders, sha256 = (prepared.manifest.folder,), prepared.base.sha256
-        task = PretrainTask(config, supersede(folder), folders, prepared.tokenizer_dir, sha256)
-        workers.append(PretrainWorker(task, device=CPU))
+        run = replace(prepared.run.at(supersede(folder)), config=replace(prepared.config, **parts))
+        workers.append(PretrainWorker(run, device=CPU))
         return workers[-1]
 
     yield begin

@@ -23,16 +23,16 @@ from domext_ray.config.pretrain import (
     RunConfig,
     TrainConfig,
 )
-from domext_ray.corpus.manifest import read_manifest
-from domext_ray.inputs import get_or_prepare_inputs
-from domext_ray.model.base import load_base
+from domext_ray.pipeline import prepare_run
+from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import make_phases
-from domext_ray.training.worker import PretrainTask, PretrainWorker
+from domext_ray.training.run import Run
+from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 STEPS = 16
@@ -40,7 +40,7 @@ NAMES = ("domain", "general", "further")
 
 
 @pytest.fixture(scope="module")
-def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> PretrainTask:
+def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Run:
     """A corpus, general text, and a further part that comes in the second half."""
     folder = tmp_path_factory.mktemp("parts")
     further = {"corpus": str(write_corpus(folder / "further.txt", 120, seed=11)), "weight": {0: 0, 0.5: 2}}
@@ -65,20 +65,17 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         optim=OptimConfig(lr=1e-3, decay_steps=STEPS, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, corpora = get_or_prepare_inputs(config)
-    beside = tuple((each[0].folder,) for each in corpora.beside)
-    base_sha256 = load_base(config.base).sha256
-    return PretrainTask(config, folder, (corpora.domain[0].folder,), tokenizer_dir, base_sha256, beside)
+    return prepare_run(plan_run(config))
 
 
-def begin(task: PretrainTask, folder: Path) -> PretrainWorker:
+def begin(task: Run, folder: Path) -> PretrainWorker:
     join_alone()
     folder.mkdir(exist_ok=True)
-    return PretrainWorker(replace(task, run_dir=supersede(folder)), device=torch.device("cpu"))
+    return PretrainWorker(task.at(supersede(folder)), device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def records(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def records(task: Run, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What an undisturbed run says; the first line is of its start."""
     folder = tmp_path_factory.mktemp("straight")
     worker = begin(task, folder)
@@ -92,9 +89,7 @@ def pick(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name in exact or name.startswith("parts/")}
 
 
-def test_a_run_that_stops_anywhere_says_the_same(
-    task: PretrainTask, records: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_run_that_stops_anywhere_says_the_same(task: Run, records: list[dict[str, Any]], tmp_path: Path) -> None:
     for end in (3, 8, 9, STEPS):  # the further part comes with step 9
         worker = begin(task, tmp_path)
         worker.run(end)
@@ -110,10 +105,10 @@ def test_a_run_that_stops_anywhere_says_the_same(
         assert cut[step].keys() - straight[step].keys() == {f"parts/{name}/held_out_loss" for name in NAMES}
 
 
-def test_tokens_and_epochs_are_those_of_the_rows(task: PretrainTask, records: list[dict[str, Any]]) -> None:
-    manifests = [read_manifest(each) for each in (task.corpus_dirs[0], *(own[0] for own in task.beside_dirs))]
-    (phase,) = make_phases(task.config, manifests[:1], [[each] for each in manifests[1:]])
-    tokenizer, sampler = load_tokenizer(task.tokenizer_dir), phase.sampler
+def test_tokens_and_epochs_are_those_of_the_rows(task: Run, records: list[dict[str, Any]]) -> None:
+    (manifests,) = task.inputs.texts
+    (phase,) = make_phases(task.config, [manifests])
+    tokenizer, sampler = load_tokenizer(task.inputs.tokenizer.local()), phase.sampler
     reader = BatchMaker(task.config, [phase], tokenizer, tokenizer).open(phase, rank=0, world_size=1)
     tokens, rows = np.zeros(3), np.zeros(3, dtype=int)
     for batch, record in enumerate(records[1:]):
@@ -137,7 +132,7 @@ def test_tokens_and_epochs_are_those_of_the_rows(task: PretrainTask, records: li
 
 
 def test_training_losses_are_those_of_the_parts_own_tokens(
-    task: PretrainTask, records: list[dict[str, Any]], tmp_path: Path
+    task: Run, records: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     worker = begin(task, tmp_path)
     maker = BatchMaker(worker.config, worker.phases, worker.tokenizer, worker.tokenizer)
@@ -161,13 +156,11 @@ def test_training_losses_are_those_of_the_parts_own_tokens(
     assert any("parts/further/train_loss" in each for each in records[STEPS // 2 + 1 :])
 
 
-def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: PretrainTask, tmp_path: Path) -> None:
+def test_the_held_out_loss_of_a_part_is_that_of_a_run_on_its_text(task: Run, tmp_path: Path) -> None:
     alone = replace(task.config, replay=ReplayConfig(), mixture=MixtureConfig())
-    folders = (task.corpus_dirs[0], *(own[0] for own in task.beside_dirs))
+    inputs = [replace(task.inputs, texts=((each,),)) for each in task.inputs.texts[0]]
     found = []
-    for number, made in enumerate(
-        [task, *(replace(task, config=alone, corpus_dirs=(each,), beside_dirs=()) for each in folders)]
-    ):
+    for number, made in enumerate([task, *(replace(task, config=alone, prepared=each) for each in inputs)]):
         worker = begin(made, tmp_path / str(number))
         found.append(worker._evaluate())
         worker.close()

@@ -28,10 +28,10 @@ from domext_ray.config.pretrain import (
     TrainConfig,
 )
 from domext_ray.errors import RunError, TrainingError
-from domext_ray.inputs import get_or_prepare_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
-from domext_ray.plan import count_run
+from domext_ray.pipeline import prepare_run
+from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EventReader
@@ -43,13 +43,14 @@ from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import make_phases
 from domext_ray.training.router import RouterRecord, save_routers
-from domext_ray.training.worker import MAX_SKIPPED_STEPS, QUIET_STEPS, PretrainTask, PretrainWorker
+from domext_ray.training.run import Run
+from domext_ray.training.worker import MAX_SKIPPED_STEPS, QUIET_STEPS, PretrainWorker
 
 Start = Callable[..., PretrainWorker]
 
 
 @pytest.fixture(scope="module")
-def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> PretrainTask:
+def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Run:
     folder = tmp_path_factory.mktemp("worker")
     config = PretrainConfig(
         base=str(tiny_base_folder),
@@ -68,20 +69,17 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         optim=OptimConfig(decay_steps=16, warmup_steps=1),
         engine=EngineConfig(precision="fp32"),
     )
-    tokenizer_dir, corpora = get_or_prepare_inputs(config)
-    return PretrainTask(
-        config, Place(folder), (corpora.domain[0].folder,), tokenizer_dir, load_base(config.base).sha256
-    )
+    return prepare_run(plan_run(config))
 
 
 @pytest.fixture
-def start(task: PretrainTask, tmp_path: Path) -> Iterator[Start]:
+def start(task: Run, tmp_path: Path) -> Iterator[Start]:
     """Gives the worker of a new attempt in one run's directory."""
     join_alone()
     workers: list[PretrainWorker] = []
 
     def begin(**parts: Any) -> PretrainWorker:
-        made = replace(task, run_dir=supersede(tmp_path), config=replace(task.config, **parts))
+        made = replace(task.at(supersede(tmp_path)), config=replace(task.config, **parts))
         workers.append(PretrainWorker(made, device=torch.device("cpu")))
         return workers[-1]
 
@@ -196,8 +194,8 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
         each.rename(tmp_path / each.name)
     worker = start()
     worker.run(6)
-    assert worker.task.run_dir.fence is not None
-    Attempt(Place(tmp_path), worker.task.run_dir.fence.number).ask_to_end()
+    assert worker.run_dir.fence is not None
+    Attempt(Place(tmp_path), worker.run_dir.fence.number).ask_to_end()
     worker.run()
     assert read_steps(tmp_path)[-1] == list_steps(tmp_path / "checkpoints")[-1] == 8  # 7 finds it, 8 is the last
     worker = start()
@@ -208,10 +206,10 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
 
 
-def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: PretrainTask) -> None:
+def test_a_phase_of_long_rows_begins_with_the_first_of_its_order(start: Start, task: Run) -> None:
     """And it goes on anywhere: the same corpus in both phases, of 12 steps and of 4."""
     worker = start(train=replace(task.config.train, long_seq_length=64, long_frac=0.25))
-    phases = make_phases(worker.config, [worker.manifest] * 2)
+    phases = make_phases(worker.config, [[worker.manifest]] * 2)
     maker = BatchMaker(worker.config, phases, worker.tokenizer, worker.tokenizer)
 
     def read(first: int, end: int) -> list[torch.Tensor]:
@@ -242,30 +240,29 @@ def test_a_damaged_record_of_steps_is_no_obstacle(start: Start, tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def mixed(task: PretrainTask, tmp_path_factory: pytest.TempPathFactory) -> PretrainTask:
+def mixed(task: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The task with general text beside its corpus."""
     folder = tmp_path_factory.mktemp("mixed")
     general = ReplayConfig(corpus=str(write_corpus(folder / "general.txt", 300, seed=9)), frac=0.3)
     config = replace(task.config, replay=general, run=replace(task.config.run, name="mixed"))
-    _, corpora = get_or_prepare_inputs(config)
-    return replace(task, config=config, beside_dirs=((corpora.beside[0][0].folder,),))
+    return prepare_run(plan_run(config))
 
 
 def train_in_cuts(
-    task: PretrainTask, run_dir: Path, cuts: Sequence[int], names: Sequence[str]
+    task: Run, run_dir: Path, cuts: Sequence[int], names: Sequence[str]
 ) -> tuple[list[list[Any]], PretrainWorker]:
     """Train up to each of some steps in an attempt of its own; return figures of every step, and the last worker."""
     join_alone()
     run_dir.mkdir()
     for cut in cuts:
-        worker = PretrainWorker(replace(task, run_dir=supersede(run_dir)), device=torch.device("cpu"))
+        worker = PretrainWorker(task.at(supersede(run_dir)), device=torch.device("cpu"))
         worker.run(cut)
         worker.close()
     records = [each for each in read_metrics(run_dir / "metrics.jsonl") if names[0] in each]
     return [[each[name] for name in names] for each in records], worker
 
 
-def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTask, tmp_path: Path) -> None:
+def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: Run, tmp_path: Path) -> None:
     names = ("train/mlm_loss", "train/keep_loss", "train/keep_tokens", "train/replay_epochs")
     losses = [train_in_cuts(mixed, tmp_path / str(cuts), cuts, names)[0] for cuts in ((16,), (5, 11, 16))]
     assert losses[0] == losses[1] and len(losses[0]) == 16
@@ -274,13 +271,13 @@ def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: PretrainTas
 
 
 @pytest.mark.parametrize(("threshold", "step"), [(-math.inf, 16), (math.inf, 0)])
-def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed: PretrainTask, tmp_path: Path) -> None:
+def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed: Run, tmp_path: Path) -> None:
     """One that sends every row to the domain gives the model's figures, one that sends none the base's."""
     join_alone()
     words = load_base(mixed.config.base).config.vocab_size
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
     save_routers(tmp_path, {mixed.config.method.domain: (table, RouterRecord(threshold, 1.0, 0.0))})
-    worker = PretrainWorker(replace(mixed, run_dir=supersede(tmp_path)), device=torch.device("cpu"))
+    worker = PretrainWorker(mixed.at(supersede(tmp_path)), device=torch.device("cpu"))
     worker.run()
     worker.close()
     records = {each["step"]: each for each in read_metrics(tmp_path / "metrics.jsonl")}
@@ -293,14 +290,12 @@ def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed:
     assert [each for each in records.values() if "eval/routed_domain_mlm_loss" in each] == [records[16]]
 
 
-def test_packed_rows_train_and_go_on_exactly(task: PretrainTask, mixed: PretrainTask, tmp_path: Path) -> None:
+def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Path) -> None:
     """Beside general rows that the base is asked for; what is read of a document does not depend on its neighbours."""
     train = replace(mixed.config.train, seq_length=64, dropout=0.0)
     config = replace(mixed.config, prepare=replace(mixed.config.prepare, packed=True), train=train)
-    tokenizer_dir, corpora = get_or_prepare_inputs(config)
-    folders = (corpora.domain[0].folder,), ((corpora.beside[0][0].folder,),)
-    assert folders[0] != task.corpus_dirs, "packed rows are another corpus"
-    packed = replace(mixed, config=config, corpus_dirs=folders[0], beside_dirs=folders[1], tokenizer_dir=tokenizer_dir)
+    packed = prepare_run(plan_run(config))
+    assert packed.inputs.domain.folder != task.inputs.domain.folder, "packed rows are another corpus"
     names = ("train/mlm_loss", "train/keep_loss")
     straight, _ = train_in_cuts(packed, tmp_path / "straight", (16,), names)
     cut, worker = train_in_cuts(packed, tmp_path / "cut", (7, 16), names)
@@ -312,9 +307,7 @@ def test_packed_rows_train_and_go_on_exactly(task: PretrainTask, mixed: Pretrain
 
 
 @pytest.mark.parametrize("kind", ["contrast", "denoise"])
-def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(
-    kind: Any, task: PretrainTask, tmp_path: Path
-) -> None:
+def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, task: Run, tmp_path: Path) -> None:
     """contrast with titles and bodies, which are both read; denoise with a decoder, which is in the checkpoints."""
     config = replace(task.config, objective=ObjectiveConfig(kind=kind, contrast_rows=2))
     if kind == "contrast":
@@ -323,8 +316,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         prepare = replace(config.prepare, pair=("title", "body"))
         config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
-    tokenizer_dir, corpora = get_or_prepare_inputs(config)
-    made = replace(task, config=config, corpus_dirs=(corpora.domain[0].folder,), tokenizer_dir=tokenizer_dir)
+    made = prepare_run(plan_run(config))
     count = {"contrast": "compared_rows", "denoise": "written_tokens"}[kind]
     names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")
     straight, _ = train_in_cuts(made, tmp_path / "straight", (16,), names)
@@ -336,13 +328,12 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(
     measured = measure_run(records)
     loss, share = (measured["domain"][f"{kind}_{name}"] for name in ("loss", "accuracy"))
     assert loss["after"] < loss["before"] and 0 <= share["after"] <= 1
-    assert worker.base is not None
-    counts = count_run(config, worker.base, worker.base.config.vocab_size, 0, None)
+    counts = made.counts
     trained = sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
     assert counts.trainable + counts.decoder == trained and (counts.decoder > 0) == (kind == "denoise")
 
 
-def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: PretrainTask, tmp_path: Path) -> None:
+def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
     worker = start(train=replace(task.config.train, max_steps=6, eval_every=2))
     worker.run(4)
     name, records = "eval/domain_word_bits_per_character", read_metrics(tmp_path / "metrics.jsonl")

@@ -28,6 +28,7 @@ from domext_ray.inputs import check_texts, get_or_prepare_inputs
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_base
 from domext_ray.plan import load_run_base
+from domext_ray.runs.run_directory import resolve_paths
 from domext_ray.training import writing
 from domext_ray.training.writing import Writer, estimate_written, get_or_write_text, prepare_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -140,8 +141,8 @@ def test_it_becomes_rows_like_any_general_text(
         train=TrainConfig(seq_length=64),
     )
     check_texts(config)
-    _, corpora = get_or_prepare_inputs(config)
-    [general] = corpora.beside[0]
+    inputs = get_or_prepare_inputs(config, load_run_base(config), resolve_paths(config))
+    [[_, general]] = inputs.texts
     assert general.num_documents == writing.NUM_ROWS and general.num_rows("held_out") > 0
     expected = estimate_written(64)
     assert abs(general.num_tokens("train") - expected.num_tokens) < 0.3 * expected.num_tokens
