@@ -202,12 +202,15 @@ def save_checkpoint(
     target = folder / f"step-{step:08d}{attempt}"
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
-    def withdraw() -> None:
-        if rank == 0 and target.exists():  # half of one, or one that was passed over
+    def make_room() -> bool:
+        """Whether the checkpoint is there already; half of one, or one that was passed over, goes."""
+        _check_finite(state, step)
+        is_there = rank == 0 and isinstance(_open(target), Checkpoint)
+        if rank == 0 and not is_there:
             target.delete()
+        return is_there
 
     def write_share() -> dict[str, Any]:
-        _check_finite(state, step)
         values = {name: each.param for name, each in state.tensors.items()} | (fixed if rank == 0 else {})
         moments = {f"{each}/{name}": getattr(own, each) for name, own in state.tensors.items() for each in MOMENTS}
         share = f"-{rank + 1:05d}-of-{num_ranks:05d}.safetensors" if num_ranks > 1 else ".safetensors"
@@ -219,7 +222,8 @@ def save_checkpoint(
 
     try:
         with _saying_which(step, folder):
-            _do_on_all_ranks(withdraw)
+            if any(_do_on_all_ranks(make_room)):
+                return target
             files = {name: each for share in _do_on_all_ranks(write_share) for name, each in share.items()}
             if rank == 0:
                 stated = {"trainer_state": trainer_state, "run_info": run_info, "files": files}
@@ -228,7 +232,7 @@ def save_checkpoint(
                 _prune(target, keep)
     except DomextError:
         with contextlib.suppress(OSError, DomextError):
-            withdraw()
+            make_room()
         raise
     return target
 

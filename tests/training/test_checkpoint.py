@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from domext_ray import storage
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, TrainingError
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place, Where
 from domext_ray.training import checkpoint as checkpoint_module
@@ -135,6 +135,15 @@ def test_damage_never_costs_the_last_sound_checkpoint(tmp_path: Path) -> None:
     replaced = save(tmp_path, 3, keep=2)
     assert replaced == damaged and find_path(tmp_path) == replaced
     assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_a_sound_checkpoint_of_the_step_is_left_alone(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    made = (path / "tensors.safetensors").stat().st_mtime_ns
+    assert save(tmp_path, 1) == path and (path / "tensors.safetensors").stat().st_mtime_ns == made
+    with pytest.raises(TrainingError, match="not finite"):
+        save(tmp_path, 1, state=TrainState({"a": TensorState(*[torch.full((1,), torch.nan)] * 3)}, 1))
+    assert find_path(tmp_path) == path
 
 
 def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
