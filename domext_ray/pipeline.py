@@ -49,9 +49,8 @@ from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place, Where, write_text
 from domext_ray.training.checkpoint import (
     CheckpointId,
-    choose_checkpoint,
+    find_resume_point,
     find_tensors_sha256,
-    identify_checkpoint,
     list_steps,
 )
 from domext_ray.training.metrics import find_last_step
@@ -284,11 +283,11 @@ def _look_back(run_dir: Place) -> CheckpointId | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
     for changed in check_order(run_dir, describe_order()):
         print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)
-    choice = choose_checkpoint(run_dir / "checkpoints")
-    for sentence in choice.passed_over:
+    point = find_resume_point(run_dir / "checkpoints")
+    for sentence in point.passed_over:
         print(f"warning: {sentence}", flush=True)
-    if choice.path is not None:
-        return identify_checkpoint(choice.path)
+    if point.checkpoint is not None:
+        return point.checkpoint.id
     step = find_last_step(run_dir / "metrics.jsonl")
     if step:
         print(f"note: step {step:,} was the last one and no checkpoint is there; the run begins anew.", flush=True)

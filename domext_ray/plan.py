@@ -29,7 +29,7 @@ from domext_ray.storage import Place, hash_values
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Run, Start
-from domext_ray.training.start import find_start, read_extensions
+from domext_ray.training.start import find_start
 from domext_ray.training.vectors import count_decoder
 from domext_ray.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
@@ -190,7 +190,7 @@ def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Sta
     folder, stored = Path(config.init_from).expanduser().resolve(), read_identity(run_dir)
     own = find_latest(run_dir / "checkpoints")
     if own is not None and stored is not None and "init_sha256" in stored:
-        return Start(folder, None, str(stored["init_sha256"]), read_extensions(own))
+        return Start(folder, None, str(stored["init_sha256"]), own.extensions)
     if not folder.is_dir():
         raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
     return find_start(folder, base_sha256)

@@ -38,7 +38,7 @@ class ExportRecord:
         kind: `HUGGINGFACE`, `FINE_TUNED`, `ADAPTERHUB` or `PEFT`.
         run: name of the pre-training run; "" for a model that was in memory, and for a fine-tuned one.
         step: optimiser steps of its checkpoint.
-        checkpoint_sha256: sha256 of the checkpoint's tensors.safetensors; "" where there is no run.
+        checkpoint_sha256: what the checkpoint's tensors are recognised by; "" where there is no run.
         files: sha256 by path inside the folder; "" of each while the export is being replaced.
     """
 

@@ -21,7 +21,7 @@ from domext_ray.corpus.manifest import Manifest
 from domext_ray.data.sentences import split_sentences
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.storage import Place, Where
-from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
+from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.rebuild import RebuiltRun, rebuild_run
 from domext_ray.training.start import apply_start, build_run_model
 from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
@@ -108,9 +108,9 @@ def _rebuild_start(run: RebuiltRun, run_dir: Where) -> Any | None:
     if run.config.init_from:
         folder = Path(run.config.init_from).expanduser()
         found = find_latest(folder / "checkpoints")
-        if found is None or read_tensors_sha256(found) != (read_identity(run_dir) or {}).get("init_sha256"):
+        if found is None or found.tensors_sha256 != (read_identity(run_dir) or {}).get("init_sha256"):
             return None
-        apply_start(model, load_checkpoint(found), folder)
+        apply_start(model, found, folder)
     return model
 
 

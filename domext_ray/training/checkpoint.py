@@ -1,72 +1,171 @@
 """Training state -> a folder that survives crashes, full storage and resizes, and back.
 
-Enters: what `Engine.gather_state` collected, and JSON about where the run stands. Leaves: one folder a checkpoint,
+Enters: each rank's share of what training changed (`Engine.gather_state`), and JSON about where the run stands. Leaves:
+one folder a checkpoint,
 
     checkpoints/step-00000200-0003/tensors.safetensors   trainable tensors, and frozen ones that differ from the base
                                    moments.safetensors   AdamW's two moments of each trainable tensor
-                                   cursor.json           position in the data
-                                   record.json           identity: base, corpus, tokenizer
-                                   manifest.json         bytes and sha256 of the four, the step, its own sha256; last
+                                   manifest.json         the step, position in the data, what the run is, bytes and
+                                                         sha256 of the other files and of itself; comes last
 
-No pickle, whole tensors under the model's names: nothing depends on the ZeRO stage or the number of workers. A folder
-without a manifest is no checkpoint; one that does not verify is passed over. The folder's name ends with the number of
-the run's attempt (runs/attempts.py): what an attempt that was thought dead still saves replaces nothing of a later one,
-and the later one's comes first. The driver chooses the checkpoint that a run goes on from, rank 0 chooses again when
-Ray Train restarts the workers, and the other ranks take that one or none.
+and of four ranks tensors-00001-of-00004.safetensors and so on. No pickle, whole tensors under the model's names:
+nothing depends on the ZeRO stage or the number of workers. A folder without a manifest is no checkpoint; one that does
+not verify is passed over. The folder's name ends with the number of the run's attempt (runs/attempts.py): what an
+attempt that was thought dead still saves replaces nothing of a later one, and the later one's comes first. The driver
+chooses the checkpoint that a run goes on from, rank 0 chooses again when Ray Train restarts the workers, and the other
+ranks take that one or none.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from domext_ray.errors import RunError, StorageError
+from domext_ray.errors import DomextError, RunError, StorageError, TrainingError
+from domext_ray.model.graft import Extensions
 from domext_ray.storage import Place, Where, hash_file, hash_values, write_json
-from domext_ray.training.engine import TensorState, TrainState
+from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
-FORMAT = 1
-TENSORS, MOMENTS, CURSOR, RECORD, MANIFEST = (
-    "tensors.safetensors",
-    "moments.safetensors",
-    "cursor.json",
-    "record.json",
-    "manifest.json",
-)
+FORMAT = 2
+TENSORS, MANIFEST = "tensors", "manifest.json"
 SEEN_WITHIN_SECONDS = 90.0
 """How long a process waits until it sees a checkpoint that another one chose: network file systems cache listings."""
 
 _FOLDER_NAME = re.compile(r"step-(\d{8,})(?:-(\d{4,}))?")
+T = TypeVar("T")
+
+
+class CheckpointId(NamedTuple):
+    """Which checkpoint is meant, on any node.
+
+    Args:
+        name: of its folder.
+        sha256: of its manifest, which has the hashes of all its other files.
+    """
+
+    name: str
+    sha256: str
+
+    @property
+    def step(self) -> int:
+        return _order(self.name)[1]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory.
+    """A checkpoint that was found sound; its tensors are read when they are asked for, one by one.
 
     Args:
-        step: optimiser steps made, skipped ones included.
-        state: trainable tensors and moments.
-        fixed: frozen tensors that differ from the base, by name.
-        cursor: position in the data.
-        record: identity of the run.
+        path: its folder.
+        manifest: what its manifest says.
     """
 
-    step: int
-    state: TrainState
-    fixed: dict[str, Tensor]
-    cursor: dict[str, Any]
-    record: dict[str, Any]
+    path: Place
+    manifest: dict[str, Any]
+
+    @property
+    def id(self) -> CheckpointId:
+        return CheckpointId(self.path.name, self.manifest["sha256"])
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps made, skipped ones included."""
+        return self.manifest["step"]
+
+    @property
+    def trainer_state(self) -> dict[str, Any]:
+        """Where the run stands in its data and its limits."""
+        return self.manifest["trainer_state"]
+
+    @property
+    def run_info(self) -> dict[str, Any]:
+        """What the run is: base, corpus, tokenizer, extensions."""
+        return self.manifest["run_info"]
+
+    @property
+    def extensions(self) -> Extensions:
+        """What the model carries beside its base."""
+        return Extensions(**self.run_info.get("extensions", {}))
+
+    @property
+    def tensors_sha256(self) -> str:
+        """What all that the run has changed in its model is recognised by."""
+        files = self.manifest["files"]
+        return hash_values({name: files[name]["sha256"] for name in files if name.startswith(TENSORS)})
+
+    @property
+    def state(self) -> TrainState:
+        """Trainable tensors and their moments."""
+        return TrainState(_StoredStates(self), self.manifest["num_updates"])
+
+    @property
+    def fixed(self) -> dict[str, Tensor]:
+        """Frozen tensors that differ from the base, by name."""
+        values = [name for name in self._files if name.partition("/")[0] not in MOMENTS]
+        return {name: self.read(name) for name in values if name not in self.state.tensors}
+
+    def read(self, name: str) -> Tensor:
+        """Read one tensor; the moments of a parameter are called `exp_avg/NAME` and `exp_avg_sq/NAME`.
+
+        Raises:
+            RunError: its file has gone since.
+        """
+        with self._reading():
+            return self._files[name].get_tensor(name)
+
+    @functools.cached_property
+    def _files(self) -> dict[str, Any]:
+        """The open file that each tensor is in."""
+        with self._reading():
+            names = [name for name in self.manifest["files"] if name.endswith(".safetensors")]
+            files = [safe_open((self.path / name).local(), "pt") for name in names]
+            return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"checkpoint {self.path} cannot be read ({error!r}): delete it to go on from the one before it."
+            ) from error
+
+
+class _StoredStates(Mapping[str, TensorState]):
+    """The trainable tensors of a checkpoint by name: a large share is never in memory whole."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        first = f"{MOMENTS[0]}/"
+        self._checkpoint = checkpoint
+        self._names = {each.removeprefix(first): None for each in checkpoint._files if each.startswith(first)}
+
+    def __getitem__(self, name: str) -> TensorState:
+        read = self._checkpoint.read
+        return TensorState(read(name), *(read(f"{moment}/{name}") for moment in MOMENTS))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def save_checkpoint(
@@ -74,61 +173,115 @@ def save_checkpoint(
     step: int,
     state: TrainState,
     fixed: dict[str, Tensor],
-    cursor: dict[str, Any],
-    record: dict[str, Any],
+    trainer_state: dict[str, Any],
+    run_info: dict[str, Any],
     keep: int,
 ) -> Place:
-    """Write one checkpoint, then delete the oldest ones; called on one rank.
+    """Write one checkpoint, then delete the oldest ones; called on all ranks.
 
     Args:
         where: the run's `checkpoints` folder; made if missing.
         step: optimiser steps made.
-        state: what `Engine.gather_state` returned on rank 0.
-        fixed: frozen tensors that differ from the base; names apart from the trainable ones.
-        cursor: position in the data, JSON.
-        record: identity of the run, JSON.
+        state: what `Engine.gather_state` returned on this rank.
+        fixed: frozen tensors that differ from the base, on any rank; names apart from the trainable ones.
+        trainer_state: where the run stands, JSON, on rank 0.
+        run_info: what the run is, JSON, on rank 0.
         keep: checkpoints to keep, the new one included; 1 or more.
 
     Returns:
-        The checkpoint's folder.
+        The checkpoint's folder; only rank 0 returns when it is whole.
 
     Raises:
-        StorageError: the storage is full or refuses; earlier checkpoints are intact.
+        StorageError: the storage is full or refuses; earlier checkpoints are intact. So too on all ranks:
         RunError: another attempt has taken over the run.
+        TrainingError: a tensor is not finite.
     """
     assert keep >= 1 and not fixed.keys() & state.tensors.keys()
     folder = Place(where)
     attempt = f"-{folder.fence.number:04d}" if folder.fence else ""
     target = folder / f"step-{step:08d}{attempt}"
-    values = {name: each.param for name, each in state.tensors.items()} | fixed
-    moments = {f"exp_avg.{name}": each.exp_avg for name, each in state.tensors.items()}
-    moments |= {f"exp_avg_sq.{name}": each.exp_avg_sq for name, each in state.tensors.items()}
-    writers: dict[str, Callable[[Any], None]] = {
-        TENSORS: lambda path: _write_tensors(path, values),
-        MOMENTS: lambda path: _write_tensors(path, moments),
-        CURSOR: lambda path: write_json(path, cursor, sort_keys=True),
-        RECORD: lambda path: write_json(path, record, sort_keys=True),
-    }
+    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+    def make_room() -> bool:
+        """Whether the checkpoint is there already; half of one, or one that was passed over, goes."""
+        _check_finite(state, step)
+        is_there = rank == 0 and isinstance(_open(target), Checkpoint)
+        if rank == 0 and not is_there:
+            target.delete()
+        return is_there
+
+    def write_share() -> dict[str, Any]:
+        values = {name: each.param for name, each in state.tensors.items()} | (fixed if rank == 0 else {})
+        moments = {f"{each}/{name}": getattr(own, each) for name, own in state.tensors.items() for each in MOMENTS}
+        share = f"-{rank + 1:05d}-of-{num_ranks:05d}.safetensors" if num_ranks > 1 else ".safetensors"
+        with target.scratch() as temporary:
+            return {
+                name + share: _put_tensors(tensors, temporary / (name + share), target)
+                for name, tensors in ((TENSORS, values), ("moments", moments))
+            }
+
     try:
-        with target.new_files(MANIFEST) as temporary:
-            files = {}
-            for name, write in writers.items():
-                write(temporary / name)
-                files[name] = {"bytes": (temporary / name).stat().st_size, "sha256": hash_file(temporary / name)}
-            manifest = {"format": FORMAT, "step": step, "num_updates": state.num_updates, "files": files}
-            write_json(temporary / MANIFEST, {**manifest, "sha256": hash_values(manifest)}, sort_keys=True)
+        with _saying_which(step, folder):
+            if any(_do_on_all_ranks(make_room)):
+                return target
+            files = {name: each for share in _do_on_all_ranks(write_share) for name, each in share.items()}
+            if rank == 0:
+                stated = {"trainer_state": trainer_state, "run_info": run_info, "files": files}
+                manifest = {"format": FORMAT, "step": step, "num_updates": state.num_updates, **stated}
+                write_json(target / MANIFEST, {**manifest, "sha256": hash_values(manifest)}, sort_keys=True)
+                _prune(target, keep)
+    except DomextError:
+        with contextlib.suppress(OSError, DomextError):
+            make_room()
+        raise
+    return target
+
+
+def _check_finite(state: TrainState, step: int) -> None:
+    """Refuse to save what no run can go on from."""
+    for name, each in state.tensors.items():
+        if not all(values.isfinite().all() for values in (each.param, each.exp_avg, each.exp_avg_sq)):
+            raise TrainingError(
+                f"after step {step:,} the weights {name} or their moments are not finite, so they are not saved; give "
+                "a lower --optim.lr under another --run.name."
+            )
+
+
+def _put_tensors(tensors: dict[str, Tensor], temporary: Path, folder: Place) -> dict[str, Any]:
+    """Write a file to a temporary path and put it in a folder; return what the manifest states of it."""
+    save_file({name: each.contiguous() for name, each in tensors.items()}, temporary, metadata={"format": "pt"})
+    stated = {"bytes": temporary.stat().st_size, "sha256": hash_file(temporary)}
+    (folder / temporary.name).put(temporary)
+    return stated
+
+
+def _do_on_all_ranks(work: Callable[[], T]) -> list[T]:
+    """Return what `work` returns on each rank; where it fails on one, all raise its error, and none waits for it."""
+    own: tuple[T | None, Exception | None]
+    try:
+        own = work(), None
+    except (OSError, SafetensorError, DomextError) as error:
+        own = None, error
+    told: list[Any] = [own]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        told = [None] * dist.get_world_size()
+        dist.all_gather_object(told, own)
+    for _, failure in [own, *told]:
+        if failure is not None:
+            raise failure
+    return [result for result, _ in told]
+
+
+@contextlib.contextmanager
+def _saying_which(step: int, folder: Place) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError, StorageError) as error:
         cause = getattr(error.__cause__ or error, "strerror", None) or str(error)
         raise StorageError(
             f"the checkpoint of step {step} cannot be written to {folder} ({cause}): free space there, and the same "
             "command goes on from the checkpoint before it."
         ) from error
-    _prune(target, keep)
-    return target
-
-
-def _write_tensors(path: Any, tensors: dict[str, Tensor]) -> None:
-    save_file({name: each.contiguous() for name, each in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def _prune(target: Place, keep: int) -> None:
@@ -137,86 +290,61 @@ def _prune(target: Place, keep: int) -> None:
     Only sizes are checked: the new checkpoint is sound, so a flipped byte in an older one cannot cost the run. Those of
     later steps were passed over as damaged; their own attempt, or the next one, replaces them.
     """
-    older = [each for each in _list_folders(target.parent) if _order(each) < _order(target)]
-    kept = [each for each in older if step_of(each) < step_of(target) and _find_damage(each, hashes=False) is None]
-    for each in older:
-        if each not in kept[: keep - 1]:
-            each.delete()
+    num_kept = 1
+    for each in _list_folders(target.parent):
+        if _order(each.name) < _order(target.name):
+            is_sound = isinstance(_open(each, hashes=False), Checkpoint)
+            is_kept = num_kept < keep and _step_of(each) < _step_of(target) and is_sound
+            num_kept += is_kept
+            if not is_kept:
+                each.delete()
 
 
 @dataclass(frozen=True)
-class CheckpointId:
-    """Which checkpoint is meant, on any node.
-
-    Args:
-        name: of its folder.
-        sha256: of its manifest.json, which has the hashes of all its other files.
-    """
-
-    name: str
-    sha256: str
-
-    @property
-    def step(self) -> int:
-        return _order(self)[1]
-
-
-@dataclass(frozen=True)
-class Choice:
+class ResumePoint:
     """What a run goes on from.
 
     Args:
-        path: the newest sound checkpoint; None: there is no checkpoint at all.
+        checkpoint: the newest sound one; None: there is no checkpoint at all.
         passed_over: a sentence about each newer one that is damaged.
     """
 
-    path: Place | None
-    passed_over: tuple[str, ...]
+    checkpoint: Checkpoint | None
+    passed_over: tuple[str, ...] = ()
 
 
-def choose_checkpoint(folder: Where) -> Choice:
+def find_resume_point(where: Where) -> ResumePoint:
     """Find the checkpoint that a run goes on from.
 
     Args:
-        folder: the run's `checkpoints` folder.
+        where: the run's `checkpoints` folder.
 
     Raises:
         RunError: there are checkpoints and all of them are damaged.
     """
-    return _make_choice(Place(folder), *_search(Place(folder)))
+    return _make_point(Place(where), *_search(Place(where)))
 
 
-def _make_choice(folder: Place, path: Place | None, damages: list[tuple[Place, str]]) -> Choice:
-    if path is None and damages:
-        found = "; ".join(f"{each.name}: {damage}" for each, damage in damages)
+def _make_point(folder: Place, found: Checkpoint | None, damages: list[tuple[Place, str]]) -> ResumePoint:
+    if found is None and damages:
+        reasons = "; ".join(f"{each.name}: {damage}" for each, damage in damages)
         raise RunError(
-            f"no checkpoint in {folder} is sound ({found}); bring a copy of one back, or delete {folder}: "
+            f"no checkpoint in {folder} is sound ({reasons}); bring a copy of one back, or delete {folder}: "
             "the same command then begins anew at step 0."
         )
-    then = f"the run goes on from step {step_of(path)}" if path else ""
-    return Choice(path, tuple(f"checkpoint {each} is passed over ({damage}); {then}." for each, damage in damages))
+    then = f"the run goes on from step {found.step}" if found else ""
+    return ResumePoint(found, tuple(f"checkpoint {each} is passed over ({why}); {then}." for each, why in damages))
 
 
-def identify_checkpoint(path: Where) -> CheckpointId:
-    """Return what a sound checkpoint is recognised by."""
-    return CheckpointId(Place(path).name, hash_file(Place(path) / MANIFEST))
-
-
-def agree_on_checkpoint(
-    where: Where,
-    chosen: CheckpointId | None,
-    *,
-    rank: int,
-    device: torch.device,
-    patience: float = SEEN_WITHIN_SECONDS,
-) -> Choice:
+def agree_on_resume_point(
+    where: Where, chosen: CheckpointId | None, *, device: torch.device, patience: float = SEEN_WITHIN_SECONDS
+) -> ResumePoint:
     """Let rank 0 choose the checkpoint that all ranks go on from; a process group exists.
 
     Args:
         where: the run's `checkpoints` folder.
         chosen: what the driver chose before it started the workers. Rank 0 takes that one or, when the workers are
             started again, a newer one.
-        rank: this process's.
         device: where tensors of the process group are.
         patience: seconds to wait until this process sees what another one chose.
 
@@ -226,46 +354,52 @@ def agree_on_checkpoint(
     Raises:
         RunError: this process does not see it, or all checkpoints are damaged.
     """
-    folder, choice = Place(where), Choice(None, ())
+    folder, point = Place(where), ResumePoint(None)
     told: list[CheckpointId | RunError | None] = [None]
-    if rank == 0:
+    if dist.get_rank() == 0:
         try:
-            choice = _choose_again(folder, chosen, patience)
-            told = [identify_checkpoint(choice.path) if choice.path else None]
+            point = _choose_again(folder, chosen, patience)
+            told = [point.checkpoint.id if point.checkpoint else None]
         except RunError as error:  # all ranks end in the same way
             told = [error]
     dist.broadcast_object_list(told, src=0, device=device)
     if isinstance(told[0], RunError):
         raise told[0]
-    if rank == 0 or told[0] is None:
-        return choice
-    return Choice(wait_for_checkpoint(folder, told[0], patience), ())
+    if dist.get_rank() == 0 or told[0] is None:
+        return point
+    return ResumePoint(wait_for_checkpoint(folder, told[0], patience))
 
 
-def _choose_again(folder: Place, chosen: CheckpointId | None, patience: float) -> Choice:
+def _choose_again(folder: Place, chosen: CheckpointId | None, patience: float) -> ResumePoint:
     """Choose on rank 0, once its node sees what the driver chose, or a newer one."""
-    path: Place | None = None
+    found: Checkpoint | None = None
     damages: list[tuple[Place, str]] = []
-    if chosen is None or any(_order(each) > _order(chosen) for each in _list_folders(folder)):
-        path, damages = _search(folder)
-    if chosen is not None and (path is None or _order(path) < _order(chosen)):
-        path = wait_for_checkpoint(folder, chosen, patience)
-    return _make_choice(folder, path, damages)
+    if chosen is None or any(_order(each.name) > _order(chosen.name) for each in _list_folders(folder)):
+        found, damages = _search(folder)
+    if chosen is not None and (found is None or _order(found.path.name) < _order(chosen.name)):
+        found = wait_for_checkpoint(folder, chosen, patience)
+    return _make_point(folder, found, damages)
 
 
-def wait_for_checkpoint(where: Where, chosen: CheckpointId, patience: float = SEEN_WITHIN_SECONDS) -> Place:
+def wait_for_checkpoint(folder: Where, chosen: CheckpointId, patience: float = SEEN_WITHIN_SECONDS) -> Checkpoint:
     """Return a checkpoint that another process chose, once this one sees all of it.
 
+    Args:
+        folder: the `checkpoints` folder that it is in.
+        chosen: the checkpoint.
+        patience: seconds to wait.
+
     Raises:
-        RunError: it does not within `patience` seconds.
+        RunError: it does not see it by then.
     """
-    path = Place(where) / chosen.name
+    path = Place(folder) / chosen.name
     deadline = time.monotonic() + patience
     while True:
-        damage = _find_damage(path, hashes=True, manifest_sha256=chosen.sha256)
-        if damage is None:
-            return path
+        found = _open(path)
+        if isinstance(found, Checkpoint) and found.id == chosen:
+            return found
         if time.monotonic() > deadline:
+            damage = f"{MANIFEST} is another one" if isinstance(found, Checkpoint) else found
             raise RunError(
                 f"{socket.gethostname()} does not see the checkpoint {path} that the run goes on from ({damage}, after "
                 f"{patience:g} seconds); keep it on storage that all nodes share."
@@ -273,7 +407,7 @@ def wait_for_checkpoint(where: Where, chosen: CheckpointId, patience: float = SE
         time.sleep(min(1.0, patience / 10))
 
 
-def find_latest(folder: Where, step: int = 0) -> Place | None:
+def find_latest(folder: Where, step: int = 0) -> Checkpoint | None:
     """Return the newest checkpoint of which every file has the size and hash that its manifest states.
 
     A damaged one is passed over with a warning that names the file. None if there is no sound checkpoint.
@@ -288,105 +422,56 @@ def find_latest(folder: Where, step: int = 0) -> Place | None:
     return found
 
 
-def _search(folder: Place, step: int = 0) -> tuple[Place | None, list[tuple[Place, str]]]:
+def find_tensors_sha256(folder: Where, step: int) -> str | None:
+    """Return `tensors_sha256` of the newest checkpoint of a step; None where there is none, or a damaged one."""
+    paths = [each for each in _list_folders(Place(folder)) if _step_of(each) == step]
+    found = _open(paths[0], hashes=False) if paths else None
+    return found.tensors_sha256 if isinstance(found, Checkpoint) else None
+
+
+def list_steps(folder: Where) -> list[int]:
+    """Return the steps of the checkpoints in a run's `checkpoints` folder, sound or not."""
+    return sorted({_step_of(each) for each in _list_folders(Place(folder)) if (each / MANIFEST).is_file()})
+
+
+def _search(folder: Place, step: int = 0) -> tuple[Checkpoint | None, list[tuple[Place, str]]]:
     """Find the newest sound checkpoint; also return what is damaged of those that are newer, and why."""
     damages: list[tuple[Place, str]] = []
     for path in _list_folders(folder):
-        if step not in (0, step_of(path)) or not (path / MANIFEST).is_file():
-            continue
-        damage = _find_damage(path, hashes=True)
-        if damage is None:
-            return path, damages
-        damages.append((path, damage))
+        if step in (0, _step_of(path)) and (path / MANIFEST).is_file():
+            found = _open(path)
+            if isinstance(found, Checkpoint):
+                return found, damages
+            damages.append((path, found))
     return None, damages
-
-
-def list_steps(where: Where) -> list[int]:
-    """Return the steps of the checkpoints in a run's `checkpoints` folder, sound or not."""
-    return sorted({step_of(each) for each in _list_folders(Place(where)) if (each / MANIFEST).is_file()})
-
-
-def load_checkpoint(where: Where) -> Checkpoint:
-    """Read a checkpoint that `find_latest` returned.
-
-    Raises:
-        RunError: a file has gone since.
-    """
-    path = Place(where)
-    try:
-        manifest = _read_json(path / MANIFEST)
-        tensors, moments = (load_file((path / name).local()) for name in (TENSORS, MOMENTS))
-        names = [name.removeprefix("exp_avg.") for name in moments if name.startswith("exp_avg.")]
-        states = {
-            name: TensorState(tensors.pop(name), moments[f"exp_avg.{name}"], moments[f"exp_avg_sq.{name}"])
-            for name in names
-        }
-        return Checkpoint(
-            step=manifest["step"],
-            state=TrainState(states, manifest["num_updates"]),
-            fixed=tensors,
-            cursor=_read_json(path / CURSOR),
-            record=_read_json(path / RECORD),
-        )
-    except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"checkpoint {path} cannot be read ({error!r}): delete it to go on from the one before it."
-        ) from error
-
-
-def read_record(path: Where) -> dict[str, Any]:
-    """Return a checkpoint's record of what its run is.
-
-    Args:
-        path: what `find_latest` returned.
-    """
-    return _read_json(Place(path) / RECORD)
-
-
-def find_tensors_sha256(folder: Where, step: int) -> str | None:
-    """Return `read_tensors_sha256` of the newest checkpoint of a step; None where there is none, or a damaged one."""
-    found = [each for each in _list_folders(Place(folder)) if step_of(each) == step]
-    return None if not found or _find_damage(found[0], hashes=False) else read_tensors_sha256(found[0])
-
-
-def read_tensors_sha256(path: Where) -> str:
-    """Return the sha256 of a checkpoint's tensors.safetensors, which identifies what was trained.
-
-    Args:
-        path: what `find_latest` returned.
-    """
-    return str(_read_json(Place(path) / MANIFEST)["files"][TENSORS]["sha256"])
 
 
 def _list_folders(folder: Place) -> list[Place]:
     """What is called like a checkpoint, the newest first: by attempt, then by step."""
-    return sorted((folder / each for each in folder.list_names() if _FOLDER_NAME.fullmatch(each)), key=_order)[::-1]
+    names = [each for each in folder.list_names() if _FOLDER_NAME.fullmatch(each)]
+    return [folder / each for each in sorted(names, key=_order, reverse=True)]
 
 
-def _order(checkpoint: Place | CheckpointId) -> tuple[int, int]:
-    match = _FOLDER_NAME.fullmatch(checkpoint.name)
+def _order(name: str) -> tuple[int, int]:
+    match = _FOLDER_NAME.fullmatch(name)
     assert match is not None, "a checkpoint's folder"
     return int(match[2] or 0), int(match[1])
 
 
-def step_of(checkpoint: Place) -> int:
-    """Return the step of a checkpoint's folder."""
-    return _order(checkpoint)[1]
+def _step_of(path: Place) -> int:
+    return _order(path.name)[1]
 
 
-def _find_damage(path: Place, *, hashes: bool, manifest_sha256: str = "") -> str | None:
-    """Return what is wrong with a checkpoint, or that it is not the one that is meant; None: nothing."""
+def _open(path: Place, *, hashes: bool = True) -> Checkpoint | str:
+    """Return a checkpoint whose files are what its manifest states, or what is wrong with it."""
     name = MANIFEST
     try:
-        if manifest_sha256 and hash_file(path / MANIFEST) != manifest_sha256:
-            return f"{MANIFEST} is another one"
-        manifest = _read_json(path / MANIFEST)
-        own = {name: value for name, value in manifest.items() if name != "sha256"}
+        manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
             return f"{MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"
-        if manifest["sha256"] != hash_values(own):
+        if manifest["sha256"] != hash_values({name: manifest[name] for name in manifest.keys() - {"sha256"}}):
             return f"{MANIFEST} differs from its own sha256"
-        if manifest["step"] != step_of(path):
+        if manifest["step"] != _step_of(path):
             return f"its manifest is one of step {manifest['step']}"
         for name, stated in manifest["files"].items():
             info = (path / name).info()
@@ -400,10 +485,6 @@ def _find_damage(path: Place, *, hashes: bool, manifest_sha256: str = "") -> str
         return f"{name} is missing"
     except OSError as error:
         return f"{name} cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is damaged ({error!r})"
-    return None
-
-
-def _read_json(path: Place) -> dict[str, Any]:
-    return json.loads(path.read_text())
+    return Checkpoint(path, manifest)

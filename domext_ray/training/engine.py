@@ -56,11 +56,11 @@ class TrainState:
     """Everything that training changes in a model, independent of ZeRO stage and world size.
 
     Args:
-        tensors: trainable tensors by the model's parameter names.
+        tensors: trainable tensors by the model's parameter names: all of them, or one rank's share.
         num_updates: optimiser updates made (AdamW's step count; skipped steps are not counted).
     """
 
-    tensors: dict[str, TensorState]
+    tensors: Mapping[str, TensorState]
     num_updates: int
 
 
@@ -295,6 +295,7 @@ class Engine:
         self._warmup_steps = warmup_steps
         self._trainables = {name: each for name, each in model.named_parameters() if each.requires_grad}
         assert self._trainables, "no parameter trains"
+        self._owners = _share_out({name: each.numel() for name, each in self._trainables.items()}, self.world_size)
         assert all(each.dtype == torch.float32 for each in self._trainables.values()), "trainables are fp32"
         if state is not None:
             _load_parameters(self._trainables, state)
@@ -377,15 +378,15 @@ class Engine:
         """Run layers without their compiled code: few evaluations would wait for more of it than they save."""
         return torch.compiler.set_stance("force_eager") if self._compiled else contextlib.nullcontext()
 
-    def gather_state(self) -> TrainState | None:
-        """Collect the training state on the CPU of rank 0, one tensor at a time; other ranks get None."""
+    def gather_state(self) -> TrainState:
+        """Collect this rank's share of the training state on its CPU, one whole tensor at a time; called on all."""
         tensors = {}
         for name, param in self._trainables.items():
             whole = [self._gather(name, param, None), *(self._gather(name, param, moment) for moment in MOMENTS)]
-            if self.rank == 0:
+            if self._owners[name] == self.rank:
                 # A copy, because on a CPU the gathered tensor may be the one that goes on training.
                 tensors[name] = TensorState(*(each.to("cpu", torch.float32, copy=True) for each in whole))
-        return TrainState(tensors, self._num_updates) if self.rank == 0 else None
+        return TrainState(tensors, self._num_updates)
 
     def _forward(self, batch: Any) -> tuple[Tensor, ...]:
         return self._deepspeed(**move_batch(batch, self.device))
@@ -504,6 +505,15 @@ def compile_layers(model: nn.Module, device: torch.device) -> None:
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.compile(dynamic=True)
+
+
+def _share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Which rank saves which tensor, each about as many elements: none holds all of a large share."""
+    loads, owners = [0] * num_ranks, {}
+    for name in sorted(sizes, key=lambda each: (-sizes[each], each)):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += sizes[name]
+    return owners
 
 
 def _load_parameters(trainables: dict[str, nn.Parameter], state: TrainState) -> None:

@@ -13,7 +13,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import Extensions
 from domext_ray.storage import Place, Where
-from domext_ray.training.checkpoint import find_latest, load_checkpoint, read_tensors_sha256
+from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.router import attach_routers
 from domext_ray.training.start import build_run_model, changed_tensors, read_run_config
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -31,7 +31,7 @@ class RebuiltRun:
         tokenizer: its tokenizer.
         step: optimiser steps made.
         extensions: those of the model, as the checkpoint describes them.
-        checkpoint_sha256: sha256 of the file that holds the checkpoint's tensors.
+        checkpoint_sha256: what the checkpoint's tensors are recognised by.
     """
 
     name: str
@@ -62,20 +62,19 @@ def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
     """
     run_dir = Place(where)
     config = read_run_config(run_dir)
-    path = find_latest(run_dir / "checkpoints", step)
-    if path is None:
+    checkpoint = find_latest(run_dir / "checkpoints", step)
+    if checkpoint is None:
         asked = f" of step {step}" if step else ""
         raise RunError(f"{run_dir / 'checkpoints'} holds no usable checkpoint{asked}; run the training job again.")
-    checkpoint = load_checkpoint(path)
     base = None if config.base == "none" else load_base(config.base, next_sentence=config.objective.next_sentence)
-    expected, found = checkpoint.record["base_sha256"], base.sha256 if base else "none"
+    path, expected, found = checkpoint.path, checkpoint.run_info["base_sha256"], base.sha256 if base else "none"
     if found != expected:
         raise RunError(
             f"{path} was made with a base of sha256 {expected[:12]}, and {config.base!r} now has {found[:12]}; "
             "bring the original base back."
         )
     dropout = base.config.hidden_dropout_prob if base else DomextConfig().hidden_dropout_prob
-    extensions = Extensions(**checkpoint.record.get("extensions", {}))
+    extensions = checkpoint.extensions
     tokenizer_dir = (run_dir / "tokenizer").local()
     model = build_run_model(config, base, tokenizer_dir, dropout, extensions)
     tensors = changed_tensors(checkpoint)
@@ -85,5 +84,5 @@ def rebuild_run(where: Where, step: int = 0) -> RebuiltRun:
         raise RunError(f"{path} does not fit the model that config.yaml describes (first at {min(wrong)}).")
     model.load_state_dict(tensors, strict=False)
     attach_routers(model, run_dir)
-    tokenizer, sha256 = load_tokenizer(tokenizer_dir), read_tensors_sha256(path)
+    tokenizer, sha256 = load_tokenizer(tokenizer_dir), checkpoint.tensors_sha256
     return RebuiltRun(run_dir.name, config, base, model, tokenizer, checkpoint.step, extensions, sha256)

@@ -22,14 +22,10 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
-from domext_ray.storage import Place, Where
+from domext_ray.storage import Where
 from domext_ray.training.checkpoint import (
     Checkpoint,
     find_latest,
-    identify_checkpoint,
-    load_checkpoint,
-    read_record,
-    read_tensors_sha256,
     wait_for_checkpoint,
 )
 from domext_ray.training.run import Start
@@ -104,18 +100,13 @@ def find_start(run_dir: Path, base_sha256: str) -> Start:
     latest = find_latest(run_dir / "checkpoints")
     if latest is None:
         raise RunError(f"--init_from {str(run_dir)!r} holds no usable checkpoint; finish that run first.")
-    record = read_record(latest)
+    record = latest.run_info
     if record["base_sha256"] != base_sha256:
         raise RunError(
             f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
             f"{base_sha256[:12]}; give the base of that run ({record['base']!r})."
         )
-    return Start(run_dir, identify_checkpoint(latest), read_tensors_sha256(latest), read_extensions(latest))
-
-
-def read_extensions(checkpoint: Place) -> Extensions:
-    """Return the extensions that the model of a checkpoint carries."""
-    return Extensions(**read_record(checkpoint).get("extensions", {}))
+    return Start(run_dir, latest.id, latest.tensors_sha256, latest.extensions)
 
 
 def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
@@ -146,7 +137,7 @@ def load_start(start: Start) -> Checkpoint:
         RunError: it has gone since it was found.
     """
     assert start.checkpoint is not None, "a run with checkpoints of its own goes on from these"
-    return load_checkpoint(wait_for_checkpoint(start.run_dir / "checkpoints", start.checkpoint))
+    return wait_for_checkpoint(start.run_dir / "checkpoints", start.checkpoint)
 
 
 def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:

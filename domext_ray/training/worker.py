@@ -39,14 +39,12 @@ from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
 from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
-    agree_on_checkpoint,
-    identify_checkpoint,
+    agree_on_resume_point,
     list_steps,
-    load_checkpoint,
     save_checkpoint,
 )
 from domext_ray.training.distillation import distill_new_words
-from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, TrainState, sum_over_ranks
+from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, sum_over_ranks
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.flops import Ceiling, find_ceiling, measure_peak_memory, time_ceiling
 from domext_ray.training.keeping import make_loss
@@ -106,10 +104,10 @@ class PretrainWorker:
         self.tokenizer = load_tokenizer(self.tokenizer_dir)
         self.checkpoint = self._find_checkpoint()
         self.step = self.start_step = 0 if self.checkpoint is None else self.checkpoint.step
-        self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.cursor["seconds"])
-        self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.cursor["tokens"])
+        self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.trainer_state["seconds"])
+        self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.trainer_state["tokens"])
         self.phases = make_phases(self.config, inputs.texts)
-        self.parts = PartFigures(self.config, self.phases, self.checkpoint.cursor if self.checkpoint else None)
+        self.parts = PartFigures(self.config, self.phases, self.checkpoint.trainer_state if self.checkpoint else None)
         general = inputs.general_tokenizer
         general_tokenizer = load_tokenizer(general.local()) if general else self.tokenizer
         maker = BatchMaker(self.config, self.phases, self.tokenizer, general_tokenizer)
@@ -131,12 +129,11 @@ class PretrainWorker:
     def _find_checkpoint(self) -> Checkpoint | None:
         """The checkpoint that all ranks go on from; None at the start."""
         chosen = self.plan.goes_on_from
-        folder = self.run_dir / "checkpoints"
-        choice = agree_on_checkpoint(folder, chosen, rank=self.rank, device=self.device)
-        for sentence in choice.passed_over:
-            if choice.path is None or identify_checkpoint(choice.path) != chosen:  # the driver has not said it yet
+        point = agree_on_resume_point(self.run_dir / "checkpoints", chosen, device=self.device)
+        if point.checkpoint is None or point.checkpoint.id != chosen:  # the driver has not said it yet
+            for sentence in point.passed_over:
                 notify_driver(self.run_dir, f"warning: {sentence}")
-        return None if choice.path is None else load_checkpoint(choice.path)
+        return point.checkpoint
 
     def _build_engine(self) -> Engine:
         config = self.config
@@ -443,19 +440,15 @@ class PretrainWorker:
     def _save(self) -> None:
         self._save_waits = False
         self._enter_phase(f"saving the checkpoint of step {self.step:,}", CHECKPOINTS)
-        state = self.engine.gather_state()
-        if self.rank != 0 or state is None:
-            return
-        _check_state(state, self.step)
         if self.log is not None:
             self.log.publish()  # first: a run that goes on from this checkpoint has all figures up to it
         save_checkpoint(
             self.run_dir / "checkpoints",
             self.step,
-            state,
+            self.engine.gather_state(),
             self.fixed,
-            cursor={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_cursor()},
-            record={
+            trainer_state={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_cursor()},
+            run_info={
                 "base": self.config.base,
                 "base_sha256": self.plan.base_sha256,
                 "corpus_fingerprint": self.manifest.fingerprint,
@@ -474,13 +467,3 @@ def _load_checked_base(run: Run) -> Base:
             f"{run.base_sha256[:12]}; give all nodes the same base."
         )
     return base
-
-
-def _check_state(state: TrainState, step: int) -> None:
-    """Refuse to save what no run can go on from."""
-    for name, each in state.tensors.items():
-        if not all(values.isfinite().all() for values in (each.param, each.exp_avg, each.exp_avg_sq)):
-            raise TrainingError(
-                f"after step {step:,} the weights {name} or their moments are not finite, so they are not saved; give "
-                "a lower --optim.lr under another --run.name."
-            )

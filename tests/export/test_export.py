@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import runpy
@@ -44,6 +43,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
+from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
 from domext_ray.vocabulary.extension import base_token_ids
@@ -355,8 +355,8 @@ def test_an_export_says_which_checkpoint_it_is(base: Base, tokenizer: PreTrained
     tokenizer.save_pretrained(run_dir / "tokenizer")
     assert read_export_record(run_dir / "export") is None
     record = read_export_record(export_run(run_dir, run_dir / "export"))
-    tensors = run_dir / "checkpoints" / "step-00000003" / "tensors.safetensors"
-    assert record == ExportRecord("huggingface", "run", 3, hashlib.sha256(tensors.read_bytes()).hexdigest())
+    newest = find_latest(run_dir / "checkpoints")
+    assert newest is not None and record == ExportRecord("huggingface", "run", 3, newest.tensors_sha256)
 
 
 def test_an_export_that_was_killed_half_way_is_no_export_and_is_replaced(

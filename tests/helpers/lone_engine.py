@@ -1,12 +1,13 @@
-"""An engine of one rank, for tests that look at what it computes and not at how it trains."""
+"""An engine of one rank, for tests that look at what it computes and not at how it trains; the state of several."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
-from domext_ray.training.engine import Engine, join_alone
+from domext_ray.training.engine import Engine, TrainState, join_alone
 
 
 def make_lone_engine(model: nn.Module) -> Engine:
@@ -22,3 +23,10 @@ def make_lone_engine(model: nn.Module) -> Engine:
         seed=0,
         device=torch.device("cpu"),
     )
+
+
+def gather_whole(engine: Engine) -> TrainState:
+    """The state that the ranks of an engine have together."""
+    shares: list[TrainState] = [engine.gather_state()] * dist.get_world_size()
+    dist.all_gather_object(shares, shares[0])
+    return TrainState({name: each for share in shares for name, each in share.tensors.items()}, shares[0].num_updates)

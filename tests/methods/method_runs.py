@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from lone_engine import gather_whole
 from methods import ROWS, Row, find_row
 from torch import Tensor
 
@@ -43,7 +44,6 @@ from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (
     Checkpoint,
     find_latest,
-    load_checkpoint,
     save_checkpoint,
 )
 from domext_ray.training.engine import Engine, StepFigures, TrainState
@@ -140,7 +140,7 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
     config = make_config(row, places)
     base = load_base(config.base, next_sentence=row.pairs)
     if checkpoint is not None:
-        earlier: Extensions | None = Extensions(**checkpoint.record["extensions"])
+        earlier: Extensions | None = Extensions(**checkpoint.run_info["extensions"])
         model = build_run_model(config, base, places.tokenizer_of(row), dropout, earlier)
         model.load_state_dict(checkpoint.fixed, strict=False)
         return Built(model, base, checkpoint.fixed)
@@ -259,22 +259,18 @@ def measure_alone(row: Row, places: Places) -> dict[str, Any]:
 
 def save(row: Row, places: Places, built: Built, step: int, engine: Engine) -> None:
     """Save a checkpoint as a worker of a job does."""
-    state = engine.gather_state()
-    assert state is not None
     record = {
         "base": str(built.base.folder),
         "base_sha256": built.base.sha256,
         "extensions": asdict(describe_extensions(built.model.config)),
     }
-    save_checkpoint(places.run_of(row) / "checkpoints", step, state, built.fixed, {}, record, keep=1)
+    save_checkpoint(places.run_of(row) / "checkpoints", step, engine.gather_state(), built.fixed, {}, record, keep=1)
 
 
-def resume(row: Row, places: Places) -> tuple[list[StepFigures], TrainState | None]:
+def resume(row: Row, places: Places) -> tuple[list[StepFigures], TrainState]:
     """Go on from the checkpoint on the disk, and save the last one."""
-    latest = find_latest(places.run_of(row) / "checkpoints")
-    assert latest is not None
-    checkpoint = load_checkpoint(latest)
-    assert checkpoint.step == CUT
+    checkpoint = find_latest(places.run_of(row) / "checkpoints")
+    assert checkpoint is not None and checkpoint.step == CUT
     built = build(row, places, dropout=0.1, checkpoint=checkpoint)
     engine = make_engine(row, places, built, state=checkpoint.state)
     figures = train(engine, row, places, CUT, STEPS)
@@ -324,12 +320,12 @@ def measure_precisions(row: Row, places: Places) -> dict[str, Any]:
 # --- what two workers measure ---------------------------------------------------------------------------------------
 
 
-def measure_sharded(row: Row, places: Places, stage: int) -> tuple[list[StepFigures], TrainState | None]:
+def measure_sharded(row: Row, places: Places, stage: int) -> tuple[list[StepFigures], TrainState]:
     """The reference's steps on several workers."""
     built = build(row, places)
     engine = make_engine(row, places, built, stage)
     assert stage < 3 or not any(each.numel() for each in built.model.parameters()), "every tensor is sharded"
-    return train(engine, row, places, 0, SHARD_STEPS), engine.gather_state()
+    return train(engine, row, places, 0, SHARD_STEPS), gather_whole(engine)
 
 
 def shard_everything() -> None:

@@ -118,7 +118,7 @@ def take(results: dict[str, Any], key: str) -> Any:
 
 def measure_distance(first: TrainState, second: TrainState) -> float:
     """Largest difference of any element of any tensor."""
-    assert first.num_updates == second.num_updates and list(first.tensors) == list(second.tensors)
+    assert first.num_updates == second.num_updates and first.tensors.keys() == second.tensors.keys()
     pairs = (
         (getattr(first.tensors[name], part), getattr(second.tensors[name], part))
         for name in first.tensors

@@ -19,7 +19,7 @@ from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
 from domext_ray.runs.run_directory import write_run
-from domext_ray.training.checkpoint import find_latest, read_tensors_sha256
+from domext_ray.training.checkpoint import find_latest
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 SENTENCES = [f"This is the {i} sentence about a model that reads tokens in a file." for i in range(30)]
@@ -117,7 +117,7 @@ def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: 
     found = find_latest(start / "checkpoints")
     assert found is not None
     (run_dir / "config.yaml").write_text(dump_yaml(replace(config, init_from=str(start))))
-    write_run(run_dir, identity={"init_sha256": read_tensors_sha256(found)})
+    write_run(run_dir, identity={"init_sha256": found.tensors_sha256})
     same = make_examples(run_dir, manifest)
     assert all(each.before == each.after for each in same), "the start's tensors are the run's here"
     write_run(run_dir, identity={"init_sha256": "0" * 64})

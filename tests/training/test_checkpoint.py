@@ -17,23 +17,20 @@ import pytest
 import torch
 
 from domext_ray import storage
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, TrainingError
 from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place, Where
 from domext_ray.training import checkpoint as checkpoint_module
 from domext_ray.training.checkpoint import (
     CheckpointId,
-    Choice,
-    agree_on_checkpoint,
-    choose_checkpoint,
+    agree_on_resume_point,
     find_latest,
-    identify_checkpoint,
-    load_checkpoint,
+    find_resume_point,
     save_checkpoint,
 )
 from domext_ray.training.engine import TensorState, TrainState
 
-FILES = ("tensors.safetensors", "moments.safetensors", "cursor.json", "record.json", "manifest.json")
+FILES = ("tensors.safetensors", "moments.safetensors", "manifest.json")
 
 
 def make_state(num_updates: int = 3, rows: int = 4) -> TrainState:
@@ -49,10 +46,26 @@ def save(folder: Where, step: int, keep: int = 2, **changes: Any) -> Path:
     settings: dict[str, Any] = {
         "state": make_state(step),
         "fixed": {"head.bias": torch.arange(3.0)},
-        "cursor": {"epoch": 1, "batch": step},
-        "record": {"base_sha256": "a" * 64},
+        "trainer_state": {"epoch": 1, "batch": step},
+        "run_info": {"base_sha256": "a" * 64},
     }
     return Path(save_checkpoint(folder, step, **(settings | changes), keep=keep))
+
+
+def find_path(folder: Path) -> Place | None:
+    found = find_latest(folder)
+    return found and found.path
+
+
+def choose(folder: Path) -> tuple[Place | None, tuple[str, ...]]:
+    point = find_resume_point(folder)
+    return point.checkpoint and point.checkpoint.path, point.passed_over
+
+
+def identify(path: Path) -> CheckpointId:
+    found = find_latest(path.parent)
+    assert found is not None and found.path == path
+    return found.id
 
 
 def list_names(folder: Path) -> list[str]:
@@ -63,10 +76,10 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     path = save(folder, 7)
     assert path == folder / "step-00000007" and list_names(path) == sorted(FILES)
-    found = load_checkpoint(path)
-    expected = make_state(7)
+    found, expected = find_latest(folder), make_state(7)
+    assert found is not None
     assert (found.step, found.state.num_updates) == (7, 7)
-    assert found.cursor == {"epoch": 1, "batch": 7} and found.record == {"base_sha256": "a" * 64}
+    assert found.trainer_state == {"epoch": 1, "batch": 7} and found.run_info == {"base_sha256": "a" * 64}
     assert list(found.fixed) == ["head.bias"] and torch.equal(found.fixed["head.bias"], torch.arange(3.0))
     assert found.state.tensors.keys() == expected.tensors.keys()
     for name, each in expected.tensors.items():
@@ -79,7 +92,7 @@ def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
         (tmp_path / f".step-{step - 5:08d}.{socket.gethostname()}-{2**22 + 1}-0a1b2c3d").mkdir()  # no process has it
         save(tmp_path, step, keep=3)
     assert list_names(tmp_path) == ["step-00000010", "step-00000015", "step-00000020"]
-    assert find_latest(tmp_path) == tmp_path / "step-00000020"
+    assert find_path(tmp_path) == tmp_path / "step-00000020"
     save(tmp_path, 25, keep=1)
     assert list_names(tmp_path) == ["step-00000025"]
 
@@ -87,7 +100,7 @@ def test_keeps_the_newest_and_cleans_what_crashes_left(tmp_path: Path) -> None:
 def test_no_checkpoint(tmp_path: Path) -> None:
     assert find_latest(tmp_path / "absent") is None
     (tmp_path / "step-1x").mkdir()
-    assert find_latest(tmp_path) is None
+    assert find_path(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -105,28 +118,37 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
     else:
         file.unlink()
     if (name, damage) == ("manifest.json", "delete"):  # then it is no checkpoint
-        assert find_latest(tmp_path) == older
+        assert find_path(tmp_path) == older
         return
     with pytest.warns(UserWarning, match=f"{newer}.*{name if damage != 'flip' else ''}"):
-        assert find_latest(tmp_path) == older
+        assert find_path(tmp_path) == older
 
 
 def test_damage_never_costs_the_last_sound_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     damaged = save(tmp_path, 3)
-    (damaged / "cursor.json").unlink()
+    (damaged / "moments.safetensors").unlink()
     newest = save(tmp_path, 2, keep=1)
     assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
-    with pytest.warns(UserWarning, match="cursor.json is missing"):
-        assert find_latest(tmp_path) == newest
+    with pytest.warns(UserWarning, match="moments.safetensors is missing"):
+        assert find_path(tmp_path) == newest
     replaced = save(tmp_path, 3, keep=2)
-    assert replaced == damaged and find_latest(tmp_path) == replaced
+    assert replaced == damaged and find_path(tmp_path) == replaced
     assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_a_sound_checkpoint_of_the_step_is_left_alone(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    made = (path / "tensors.safetensors").stat().st_mtime_ns
+    assert save(tmp_path, 1) == path and (path / "tensors.safetensors").stat().st_mtime_ns == made
+    with pytest.raises(TrainingError, match="not finite"):
+        save(tmp_path, 1, state=TrainState({"a": TensorState(*[torch.full((1,), torch.nan)] * 3)}, 1))
+    assert find_path(tmp_path) == path
 
 
 def test_incomplete_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    (save(tmp_path, 2) / "cursor.json").unlink()
+    (save(tmp_path, 2) / "moments.safetensors").unlink()
     save(tmp_path, 3, keep=2)
     assert list_names(tmp_path) == ["step-00000001", "step-00000003"]
 
@@ -152,7 +174,7 @@ def test_full_disk_leaves_the_previous_one(
     with pytest.raises(RunError, match=r"step 2 cannot be written to .*No space left on device.*free space"):
         save(tmp_path, 2, keep=1)
     monkeypatch.undo()
-    assert list_names(tmp_path) == [previous.name] and find_latest(tmp_path) == previous
+    assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous
 
 
 def _save_and_die(folder: Path) -> None:
@@ -165,7 +187,7 @@ def test_crash_between_files_leaves_the_previous_one(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=_save_and_die, args=(tmp_path,))
     process.start()
     process.join(timeout=60)
-    assert process.exitcode == 9 and len(list_names(tmp_path)) == 2 and find_latest(tmp_path) == previous
+    assert process.exitcode == 9 and len(list_names(tmp_path)) == 2 and find_path(tmp_path) == previous
     save(tmp_path, 2)
     assert list_names(tmp_path) == ["step-00000001", "step-00000002"]
 
@@ -186,21 +208,21 @@ def test_the_kernel_refuses_the_write(tmp_path: Path) -> None:
     process.start()
     assert "File too large" in queue.get(timeout=240)
     process.join(timeout=240)
-    assert list_names(tmp_path) == [previous.name] and find_latest(tmp_path) == previous
+    assert list_names(tmp_path) == [previous.name] and find_path(tmp_path) == previous
 
 
 def test_another_format_is_not_read(tmp_path: Path) -> None:
     manifest = save(tmp_path, 1) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 9'))
     with pytest.warns(UserWarning, match="format 9"):
-        assert find_latest(tmp_path) is None
+        assert find_path(tmp_path) is None
 
 
 def test_a_renamed_checkpoint_is_passed_over(tmp_path: Path) -> None:
     sound, renamed = save(tmp_path, 10), tmp_path / "step-00000020"
     shutil.copytree(sound, renamed)
     with pytest.warns(UserWarning, match=f"{renamed} .*its manifest is one of step 10"):
-        assert find_latest(tmp_path) == sound
+        assert find_path(tmp_path) == sound
 
 
 def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
@@ -211,25 +233,28 @@ def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
             continue
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.warns(UserWarning, match=r"manifest"):
-            assert find_latest(tmp_path) == older
+            assert find_path(tmp_path) == older
 
 
 def test_the_choice_says_what_is_passed_over(tmp_path: Path) -> None:
-    assert choose_checkpoint(tmp_path / "absent") == Choice(None, ())
+    assert choose(tmp_path / "absent") == (None, ())
     older, newer = save(tmp_path, 5), save(tmp_path, 10)
-    assert choose_checkpoint(tmp_path) == Choice(newer, ())
-    (newer / "cursor.json").unlink()
-    said = f"checkpoint {newer} is passed over (cursor.json is missing); the run goes on from step 5."
-    assert choose_checkpoint(tmp_path) == Choice(older, (said,))
+    assert choose(tmp_path) == (newer, ())
+    (newer / "moments.safetensors").unlink()
+    said = f"checkpoint {newer} is passed over (moments.safetensors is missing); the run goes on from step 5."
+    assert choose(tmp_path) == (older, (said,))
 
 
 def test_where_all_are_damaged_none_is_chosen(tmp_path: Path) -> None:
     older, newer = save(tmp_path, 5), save(tmp_path, 10)
-    (newer / "cursor.json").unlink()
+    (newer / "moments.safetensors").unlink()
     (older / "moments.safetensors").write_bytes(b"")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunError, match=r"step-00000010: cursor.*step-00000005: moments.*delete ") as raised:
-        choose_checkpoint(tmp_path)
+    with pytest.raises(
+        RunError,
+        match="step-00000010: moments.* missing; step-00000005: moments.* 0 bytes.*delete ",
+    ) as raised:
+        choose(tmp_path)
     assert len(str(raised.value).splitlines()) == 1 and sorted(tmp_path.rglob("*")) == before
 
 
@@ -239,8 +264,8 @@ def _serve_rank(rank: int, store: Path, asked: Any, said: Any) -> None:
     while (question := asked.get()) is not None:
         folder, chosen, patience = question
         try:
-            choice = agree_on_checkpoint(folder, chosen, rank=rank, device=torch.device("cpu"), patience=patience)
-            said.put((rank, None if choice.path is None else choice.path.name))
+            point = agree_on_resume_point(folder, chosen, device=torch.device("cpu"), patience=patience)
+            said.put((rank, point.checkpoint and point.checkpoint.path.name))
         except RunError as error:
             said.put((rank, str(error)))
     torch.distributed.destroy_process_group()
@@ -288,11 +313,11 @@ def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: 
     save(fresh, 2)
     shutil.copytree(fresh, stale)
     newest = save(fresh, 4)
-    assert (find_latest(fresh), find_latest(stale)) == (newest, stale / "step-00000002"), "each alone goes elsewhere"
+    assert (find_path(fresh), find_path(stale)) == (newest, stale / "step-00000002"), "each alone goes elsewhere"
     said = agree((fresh, stale))
     assert said[0] == newest.name and f"does not see the checkpoint {stale / newest.name}" in str(said[1])
     assert agree((stale, fresh)) == {0: "step-00000002", 1: "step-00000002"}
-    chosen = identify_checkpoint(newest)  # the driver's
+    chosen = identify(newest)  # the driver's
     said = agree((stale, stale), chosen)
     assert said[0] == said[1] and f"does not see the checkpoint {stale / newest.name}" in str(said[0])
     said = agree((fresh, stale), chosen, 20.0, lambda: shutil.copytree(newest, stale / newest.name))
@@ -300,10 +325,10 @@ def test_ranks_go_on_from_one_checkpoint_however_old_their_listing_is(tmp_path: 
 
 
 def test_ranks_go_on_from_what_was_saved_since_the_driver_chose(tmp_path: Path, agree: Agree) -> None:
-    chosen = identify_checkpoint(save(tmp_path / "run", 2))
+    chosen = identify(save(tmp_path / "run", 2))
     newest = save(tmp_path / "run", 4)
     assert agree((tmp_path / "run",) * 2, chosen) == {0: newest.name, 1: newest.name}
-    (newest / "cursor.json").unlink()
+    (newest / "moments.safetensors").unlink()
     assert agree((tmp_path / "run",) * 2, chosen) == {0: "step-00000002", 1: "step-00000002"}
     assert agree((tmp_path / "none",) * 2) == {0: None, 1: None}
 
@@ -318,21 +343,21 @@ def test_what_an_older_attempt_saves_late_replaces_nothing(tmp_path: Path) -> No
     assert list_names(tmp_path / "checkpoints") == [newest.name]
     late = newest.with_name("step-00000020-0001")
     shutil.copytree(save(tmp_path / "other", 20), late)
-    assert choose_checkpoint(tmp_path / "checkpoints") == Choice(Place(newest), ())
+    assert choose(tmp_path / "checkpoints") == (newest, ())
     latest = save(new / "checkpoints", 30)
     assert list_names(tmp_path / "checkpoints") == [newest.name, latest.name]
 
 
 def test_a_checkpoint_that_vanishes_is_one_sentence(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
+    path, found = save(tmp_path, 1), find_latest(tmp_path)
     (path / "moments.safetensors").unlink()
     with pytest.raises(RunError, match="cannot be read"):
-        load_checkpoint(path)
+        assert found is not None and found.fixed
 
 
 def test_sound_checkpoints_warn_about_nothing(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_checkpoint(save(tmp_path, 2))
+        save(tmp_path, 2)
         assert find_latest(tmp_path) is not None

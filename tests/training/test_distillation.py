@@ -31,7 +31,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.runs.attempts import supersede
-from domext_ray.training.checkpoint import find_latest, load_checkpoint
+from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.distillation import distill_new_words, fit_biases
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
@@ -240,7 +240,6 @@ def test_a_run_starts_from_the_fitted_words_and_resumes_exactly(
 ) -> None:
     worker = start("whole")
     fitted, found = prepared.distill(prepared.build()), worker.engine.gather_state()
-    assert found is not None
     assert all(torch.equal(found.tensors[name].param, fitted[name]) for name in NEW_WORD_TENSORS)
     worker.run()
     start("stopped").run(3)
@@ -261,7 +260,7 @@ def test_words_that_do_not_train_are_carried_by_checkpoints(
     start("domain", method=method).run(3)
     latest = find_latest(tmp_path / "domain" / "checkpoints")
     assert latest is not None
-    fixed = load_checkpoint(latest).fixed
+    fixed = latest.fixed
     fitted = prepared.distill(prepared.build())
     assert all(torch.equal(fixed[name], fitted[name]) for name in NEW_WORD_TENSORS)
 

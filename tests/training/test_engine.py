@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lone_engine import gather_whole
 from torch import nn
 
 from domext_ray.config.method import MethodConfig
@@ -32,6 +33,7 @@ from domext_ray.model.base import HEADS
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import store_base, trainable_names
+from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import (
     Engine,
     StepFigures,
@@ -207,7 +209,7 @@ def measure_losses(stages: Stages) -> dict[str, Any]:
         for accumulation_steps in {1, min(4, ROWS // dist.get_world_size())}:
             engine = build_engine(stage, accumulation_steps)
             figures = train(engine, 0, STEPS, accumulation_steps)
-            results[f"{stage}/{accumulation_steps}"] = figures, engine.gather_state()
+            results[f"{stage}/{accumulation_steps}"] = figures, gather_whole(engine)
     return results
 
 
@@ -217,7 +219,38 @@ def measure_full(stages: Stages) -> dict[str, Any]:
     for stage in stages:
         engine = build_engine(stage, 2, model=build_model(method="full"))
         figures = train(engine, 0, STEPS, 2)
-        results[str(stage)] = figures, engine.gather_state()
+        results[str(stage)] = figures, gather_whole(engine)
+    return results
+
+
+def save(engine: Engine, folder: Path) -> Checkpoint:
+    """Save a checkpoint, each rank its share, and find it."""
+    save_checkpoint(folder, START, engine.gather_state(), {}, {}, {}, keep=1)
+    dist.barrier()
+    found = find_latest(folder)
+    assert found is not None
+    return found
+
+
+def measure_saving(folder: Path, stages: Stages) -> dict[str, Any]:
+    """Steps up to a checkpoint; the elements that this rank saves of it."""
+    results: dict[str, Any] = {}
+    for stage in stages:
+        engine = build_engine(stage)
+        train(engine, 0, START)
+        save(engine, folder / str(stage))
+        results[str(stage)] = sum(each.param.numel() for each in engine.gather_state().tensors.values())
+    return results
+
+
+def measure_going_on(folder: Path, stages: Stages) -> dict[str, Any]:
+    """The steps after a checkpoint that other ranks saved, at the same stage."""
+    results: dict[str, Any] = {}
+    for stage in stages:
+        saved = find_latest(folder / str(stage))
+        assert saved is not None
+        engine = build_engine(stage, state=saved.state)
+        results[str(stage)] = gather_whole(engine), train(engine, START, STEPS), gather_whole(engine)
     return results
 
 
@@ -228,15 +261,14 @@ def measure_resume(folder: Path, stages: Stages) -> dict[str, Any]:
         for offload in (False, stage > 0):
             given = torch.load(folder / "state.pt", weights_only=False)
             engine = build_engine(stage, 2, state=given, offload=offload)
-            loaded = engine.gather_state()
-            results[f"given/{stage}/{offload}"] = loaded, train(engine, START, STEPS, 2), engine.gather_state()
+            loaded = gather_whole(engine)
+            results[f"given/{stage}/{offload}"] = loaded, train(engine, START, STEPS, 2), gather_whole(engine)
         engine = build_engine(stage, 2, dropout=0.3)
         train(engine, 0, START, 2)
-        states = [engine.gather_state()]
-        dist.broadcast_object_list(states)
-        going_on = train(engine, START, STEPS, 2), engine.gather_state()
-        again = build_engine(stage, 2, dropout=0.3, state=states[0])
-        results[f"own/{stage}"] = going_on, (train(again, START, STEPS, 2), again.gather_state())
+        saved = save(engine, folder / f"own-{stage}")
+        going_on = train(engine, START, STEPS, 2), gather_whole(engine)
+        again = build_engine(stage, 2, dropout=0.3, state=saved.state)
+        results[f"own/{stage}"] = going_on, (train(again, START, STEPS, 2), gather_whole(again))
     return results
 
 
@@ -248,7 +280,7 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
         model = build_model()
         engine = build_engine(stage, 2, model=model, offload=offload and stage > 0)
         train(engine, 0, 2, 2)
-        before = engine.gather_state()
+        before = gather_whole(engine)
         parts, num_masked = split(2, dist.get_rank(), dist.get_world_size(), 2)
         bad_parts = [parts[0], replace(parts[1], weights=torch.full_like(parts[1].weights, math.inf))]
         bad = [engine.train_step(bad_parts if is_last else parts, num_masked, 2)]
@@ -257,7 +289,7 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
         bad.append(engine.train_step(parts, num_masked, 2))
         if hook is not None:
             hook.remove()
-        after = engine.gather_state()
+        after = gather_whole(engine)
         results[f"{stage}/{offload}"] = bad, before, after, train(engine, 2, 4, 2)
     return results
 
@@ -272,7 +304,7 @@ def measure_evaluation(stages: Stages) -> dict[str, Any]:
         batch = join(rows[2:6]) if dist.get_rank() == 0 else rows[0]
         scores = [engine.evaluate(batch) for _ in range(2)]
         whole = evaluate(engine, [join(rows[i : i + 2]) for i in (1, 3, 5)])  # two ranks: in the end one has no batch
-        results[str(stage)] = scores, engine.gather_state(), train(engine, 1, 2), whole
+        results[str(stage)] = scores, gather_whole(engine), train(engine, 1, 2), whole
     return results
 
 
@@ -302,7 +334,7 @@ def measure_options(stages: Stages) -> dict[str, Any]:
             frozen = [each for each in model.parameters() if not each.requires_grad]
             with deepspeed.zero.GatheredParameters(frozen, enabled=stage == 3):
                 kept = [each.detach().clone() for each in frozen]
-            results[f"{name}/{stage}"] = figures, engine.gather_state(), kept
+            results[f"{name}/{stage}"] = figures, gather_whole(engine), kept
     return results
 
 
@@ -367,7 +399,7 @@ def measure_uneven(_: Path, stages: Stages) -> dict[str, Any]:
             parts = [join(rows[i : min(i + 2, share.stop)]) for i in range(share.start, share.stop, 2)]
             parts += [parts[-1].without_weight()] * (2 - len(parts))
             figures.append(engine.train_step(parts, sum(each.num_masked for each in rows), step))
-        results[f"{stage}/2"] = figures, engine.gather_state()
+        results[f"{stage}/2"] = figures, gather_whole(engine)
     return {"losses": results}
 
 
@@ -426,7 +458,7 @@ def two_ranks(request: pytest.FixtureRequest, stage: int) -> list[Any]:
 
 def measure_distance(first: TrainState, second: TrainState) -> float:
     """Largest difference of any element of any tensor."""
-    assert first.num_updates == second.num_updates and list(first.tensors) == list(second.tensors)
+    assert first.num_updates == second.num_updates and first.tensors.keys() == second.tensors.keys()
     pairs = (
         (getattr(first.tensors[name], part), getattr(second.tensors[name], part))
         for name in first.tensors
@@ -437,7 +469,7 @@ def measure_distance(first: TrainState, second: TrainState) -> float:
 
 def check_steps(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int) -> None:
     losses, norms, states = bare
-    for rank, result in enumerate(ranks):
+    for result in ranks:
         figures, state = result["losses"][f"{stage}/{accumulation_steps}"]
         assert [each.loss for each in figures] == pytest.approx(losses, abs=2e-5)
         assert [each.grad_norm for each in figures] == pytest.approx(norms, rel=1e-4)
@@ -445,10 +477,7 @@ def check_steps(ranks: list[Any], bare: Any, stage: int, accumulation_steps: int
             [0.0025, 0.005, 0.005, 0.005 * 5 / 6, 0.005 * 4 / 6, 0.0025]
         )
         assert all(each.finite and not each.skipped for each in figures)
-        if rank == 0:
-            assert measure_distance(state, states[-1]) < 5e-5
-        else:
-            assert state is None
+        assert measure_distance(state, states[-1]) < 5e-5
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
@@ -496,6 +525,25 @@ def test_resume_is_exact_with_dropout(ranks: list[Any], stage: int) -> None:
     (going_on, expected), (again, found) = ranks[0]["resume"][f"own/{stage}"]
     assert again == going_on
     assert measure_distance(found, expected) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_four_ranks_saved_goes_on_with_fewer(bare: Any, tmp_path: Path, num_ranks: int) -> None:
+    losses, _, states = bare
+    stages = (0, 2, 3)
+    shares = launch(4, measure_saving, tmp_path, stages)
+    ranks = launch(num_ranks, measure_going_on, tmp_path, stages)
+    whole = sum(each.param.numel() for each in states[0].tensors.values())
+    for stage in map(str, stages):
+        assert len([*(tmp_path / stage).glob("step-*/tensors-*-of-00004.safetensors")]) == 4
+        numbers = [each[stage] for each in shares]
+        assert sum(numbers) == whole and max(numbers) < 0.4 * whole, "no rank holds all"
+        for result in ranks:
+            loaded, figures, state = result[stage]
+            assert measure_distance(loaded, states[START - 1]) < 5e-5
+            assert [each.loss for each in figures] == pytest.approx(losses[START:], abs=2e-5)
+            assert measure_distance(state, states[-1]) < 5e-5
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lone_engine import gather_whole
 from test_engine import (
     DEFAULT_STAGES,
     LENGTH,
@@ -135,12 +136,12 @@ def measure(_: Path, stages: Stages) -> dict[str, Any]:
         for trains in ("extensions", "all"):
             engine = build_engine(stage, 2, model=build_model(trains))
             figures = train(engine, 0, START, 2)
-            state = [engine.gather_state()]
+            state = [gather_whole(engine)]
             dist.broadcast_object_list(state)
             resumed = build_engine(stage, 2, state=state[0], model=build_model(trains))
             figures += train(engine, START, STEPS, 2)
             scores = engine.evaluate(join_pairs(draw_pairs(99)))
-            results[f"{stage}/{trains}"] = figures, engine.gather_state(), train(resumed, START, STEPS, 2), scores
+            results[f"{stage}/{trains}"] = figures, gather_whole(engine), train(resumed, START, STEPS, 2), scores
     return results
 
 

@@ -38,7 +38,7 @@ from domext_ray.runs.events import EventReader
 from domext_ray.storage import Place
 from domext_ray.training import flops
 from domext_ray.training.batches import BatchMaker
-from domext_ray.training.checkpoint import find_latest, list_steps, load_checkpoint
+from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.phases import make_phases
@@ -202,7 +202,7 @@ def test_a_request_to_stop_saves_at_the_next_step_and_loses_nothing(start: Start
     assert worker.step == 8
     worker.run()
     assert read_progress(tmp_path) == undisturbed
-    tensors = load_checkpoint(find_latest(tmp_path / "checkpoints")).state.tensors
+    tensors = find_latest(tmp_path / "checkpoints").state.tensors
     assert all(torch.equal(tensors[name].param, value) for name, value in kept[16].items())
 
 
