@@ -98,23 +98,16 @@ def find_user_error(error: BaseException) -> DomextError | None:
     class too, but its text is the traceback from the other process: what counts is the cause. Where there is none, a
     disk that is full, may not be written or fails is the user's to mend, too.
     """
-    seen: set[int] = set()
-    queue: list[BaseException] = [error]
-    storage: DomextError | None = None
-    while queue:
-        current = queue.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
+    found: list[BaseException] = [error]
+    for current in found:
         cause = getattr(current, "cause", None)
         if isinstance(current, DomextError) and not isinstance(cause, BaseException):
             return current
-        storage = storage or find_storage_error(current)
-        failures = getattr(current, "worker_failures", None) or {}
-        linked = [cause, getattr(current, "controller_failure", None), *failures.values()]
-        linked.append(current.__cause__)  # no `__context__`: a defect met while a mistake is told is still a defect
-        queue.extend(each for each in linked if isinstance(each, BaseException))
-    return storage
+        failures = (getattr(current, "worker_failures", None) or {}).values()
+        # No `__context__`: a defect met while a mistake is told is still a defect.
+        linked = (cause, getattr(current, "controller_failure", None), *failures, current.__cause__)
+        found += [each for each in linked if isinstance(each, BaseException) and each not in found]
+    return next(filter(None, map(find_storage_error, found)), None)
 
 
 def find_storage_error(error: BaseException, path: object = "") -> StorageError | None:

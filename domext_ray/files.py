@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -32,50 +32,38 @@ def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = No
     Raises:
         RunError: it is missing or damaged, or lacks a value.
     """
+    return _read(path, remedy, json.loads, "JSON object", expected or {})
+
+
+def read_yaml(path: Where, remedy: str) -> dict[str, Any]:
+    """Read a file that holds one YAML mapping of plain values, as `read_json` does; no tag makes an object."""
+    return _read(path, remedy, yaml.safe_load, "YAML mapping", {})
+
+
+def _read(
+    path: Where, remedy: str, parse: Callable[[str], Any], what: str, expected: Mapping[str, Kind]
+) -> dict[str, Any]:
     text = read_text(path, remedy)
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise RunError(f"{path} is not valid JSON{place}; {remedy}.") from error
-    check_values(path, values, "JSON object", remedy, expected or {})
-    return values
-
-
-def read_yaml(path: Where, remedy: str, text: str | None = None) -> dict[str, Any]:
-    """Read a file that holds one YAML mapping of plain values; a tag that asks for an object is refused.
-
-    Args:
-        path: the file.
-        remedy: what to do about a damaged one, the end of the error's sentence.
-        text: its content, where that is known.
-
-    Raises:
-        RunError: it is missing or damaged.
-    """
-    text = read_text(path, remedy) if text is None else text
-    try:
-        values = yaml.safe_load(text)
+        values: dict[str, Any] = parse(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark is not None else ""
-        raise RunError(f"{path} is not valid YAML{place}; {remedy}.") from error
-    check_values(path, values, "YAML mapping", remedy, {})
+        place, mark = "", getattr(error, "problem_mark", None)
+        if isinstance(error, json.JSONDecodeError):
+            place = f" (line {error.lineno}, column {error.colno})"
+        elif mark is not None:
+            place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})"
+        raise RunError(f"{path} is not valid {what.partition(' ')[0]}{place}; {remedy}.") from error
+    check_values(path, values, what, remedy, expected)
     return values
 
 
 def read_text(path: Where, remedy: str) -> str:
-    """Read a file of text.
-
-    Raises:
-        RunError: it is missing, or no UTF-8.
-    """
+    """Read a file of text; one that is missing, or no UTF-8, is a `RunError`."""
     try:
         return Place(path).read_text()
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is missing; {remedy}.") from error
     except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}); {remedy}.") from error
+        fault = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise RunError(f"{path} {fault}; {remedy}.") from error
     except UnicodeDecodeError as error:
         raise RunError(f"{path} is damaged (byte {error.start} is no UTF-8); {remedy}.") from error
 
@@ -103,20 +91,14 @@ def split_paths(text: str) -> list[str]:
     parts = text.split(",")
     paths: list[str] = []
     while parts:
-        ends = range(len(parts) if _goes_on(parts[0]) else 1, 1, -1)
+        # Asked once for each part: whether longer and longer joins exist costs a walk through folders each, with **.
+        goes_on = "[" in parts[0] or _exists(f"{parts[0].lstrip()},*")  # of a set, [a,b], that is unknown
+        ends = range(len(parts) if goes_on else 1, 1, -1)
         end = next((each for each in ends if _exists(",".join(parts[:each]).strip())), 1)
         if path := ",".join(parts[:end]).strip():
             paths.append(path)
         parts = parts[end:]
     return paths
-
-
-def _goes_on(part: str) -> bool:
-    """Whether a name that is there begins with a part and a comma; of a set, [a,b], that is unknown.
-
-    Asked once for each part: whether longer and longer joins exist costs a walk through folders each, if they have **.
-    """
-    return "[" in part or _exists(f"{part.lstrip()},*")
 
 
 def _exists(path: str) -> bool:

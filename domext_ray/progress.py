@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -51,70 +50,36 @@ class StatusLine:
     def end(self) -> None:
         """Leave the line that was shown last on the terminal."""
         if self.is_terminal:
-            self._write("\n")
+            self._print("", "\n", "")
 
-    def _print(self, text: str, end: str) -> None:
-        start = "\r\033[K" if self.is_terminal else ""
-        self._write(f"{start}{text}{end}")
-
-    def _write(self, text: str) -> None:
+    def _print(self, text: str, end: str, start: str = "\r\033[K") -> None:
         with contextlib.suppress(OSError):  # a terminal that has closed is no reason for the work to end
-            print(text, end="", file=sys.stderr, flush=True)
+            print(f"{start if self.is_terminal else ''}{text}", end=end, file=sys.stderr, flush=True)
 
 
 class StallTimer:
-    """Says when nothing has moved for so long that a user wants to know why: after 30 s, then after twice as long."""
+    """Says what work waits for when nothing has moved for 30 s, then for twice as long.
 
-    def __init__(self) -> None:
+    Args:
+        line: where to say it.
+        describe_waiting: says what Ray cannot place; empty: nothing.
+    """
+
+    def __init__(self, line: StatusLine, describe_waiting: Callable[[], str]) -> None:
+        self._line, self._describe_waiting = line, describe_waiting
         self.note_move()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since something moved."""
-        return time.monotonic() - self._moved
 
     def note_move(self) -> None:
         """Something has moved."""
         self._moved, self._limit = time.monotonic(), PATIENCE_SECONDS
 
-    def is_over(self) -> bool:
-        """Return True once for every limit that is passed."""
-        if self.seconds < self._limit:
-            return False
-        self._limit *= 2
-        return True
-
-
-class Watch:
-    """A thread that says what is waited for when nothing has moved for a while.
-
-    Args:
-        work: what is being done, such as "preparing".
-        describe_waiting: says what Ray cannot place; empty: nothing.
-    """
-
-    def __init__(self, work: str, describe_waiting: Callable[[], str]) -> None:
-        self.work, self.describe_waiting = work, describe_waiting
-        self.patience, self.line, self.ended = StallTimer(), StatusLine(), threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="watch", daemon=True)
-
-    def __enter__(self) -> Watch:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.thread.join(timeout=5)
-
-    def _watch(self) -> None:
-        while not self.ended.wait(1.0):
-            if self.patience.is_over():
-                self.line.keep(describe_stillness(self.work, self.patience.seconds, self.describe_waiting()))
-
-
-def describe_stillness(work: str, seconds: float, waiting: str) -> str:
-    """Return what a user reads when nothing has moved for a while."""
-    return f"{work}: nothing has moved for {seconds:,.0f} s{f' ({waiting})' if waiting else ''}; Ctrl-C stops."
+    def look(self, work: str) -> None:
+        """Say it, once for every limit that is passed; `work` is what is being done, such as "preparing"."""
+        seconds = time.monotonic() - self._moved
+        if seconds >= self._limit:
+            self._limit *= 2
+            waiting = f" ({said})" if (said := self._describe_waiting()) else ""
+            self._line.keep(f"{work}: nothing has moved for {seconds:,.0f} s{waiting}; Ctrl-C stops.")
 
 
 def format_seconds(seconds: float) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domext_ray.errors import CorpusError, RunError, StorageError
+from domext_ray.errors import DomextError, RunError, StorageError
 from domext_ray.progress import StatusLine
 from domext_ray.storage import NEW, Place, Where, hash_text
 
@@ -28,17 +28,9 @@ BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 """How often a job shows that it lives; an attempt that has not for so long may be taken over."""
 LEFTOVER_SECONDS = 7 * 86_400.0
 """How long work that nobody came back for is kept."""
-ATTEMPTS = "attempts"
+ATTEMPTS, RUN = "attempts", "run.json"
 _FINISHED = "manifest.json"
 _WORK = re.compile(r"(words-)?[0-9a-f]{16}")
-
-
-class _HeldError(RunError):
-    """A job that lives works there."""
-
-
-def _describe_loss(run: Place) -> RunError:
-    return RunError(f"another job has taken over the run in {run}; this one stops without writing.")
 
 
 @dataclass
@@ -46,10 +38,6 @@ class Attempt:
     """One start of a run, known by its number: RUN/attempts/000003.json, which its job makes anew while it lives.
 
     A job's workers have copies of it, so that what they publish is refused once the job's own number goes up.
-
-    Args:
-        run: the run's directory.
-        number: from 1; each start that takes over has the next one.
     """
 
     run: Place
@@ -59,6 +47,10 @@ class Attempt:
     def place(self) -> Place:
         return self.run / ATTEMPTS / f"{self.number:06d}.json"
 
+    @property
+    def _request(self) -> Place:
+        return self.run / ATTEMPTS / f"{self.number:06d}.end"
+
     def check(self) -> bool:
         """Return whether the attempt is asked to save and end.
 
@@ -67,12 +59,8 @@ class Attempt:
         """
         names = (self.run / ATTEMPTS).list_names()
         if any(name.endswith(".json") and name > self.place.name for name in names):
-            raise _describe_loss(self.run)
+            raise RunError(f"another job has taken over the run in {self.run}; this one stops without writing.")
         return self._request.name in names
-
-    @property
-    def _request(self) -> Place:
-        return self.run / ATTEMPTS / f"{self.number:06d}.end"
 
     def ask_to_end(self) -> None:
         """Ask the attempt's workers to save and end."""
@@ -87,12 +75,7 @@ class Attempt:
         return not self._request.is_file()
 
     def shut_out_workers(self) -> None:
-        """Take the run over from the attempt's own workers: what they publish from now on is refused.
-
-        Raises:
-            RunError: another job has the run.
-            StorageError: the storage refuses or fails.
-        """
+        """Take the run over from the attempt's own workers: what they publish from now on is refused."""
         self.check()
         owner = json.loads(self.place.read_bytes())
         self.number = _begin(self.run, _list_attempts(self.run), owner).number
@@ -117,7 +100,6 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
 
     Raises:
         RunError: another job holds it.
-        StorageError: the storage refuses or fails.
     """
     run = Place(where)
     owner = {**_describe_process(), "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}
@@ -132,44 +114,63 @@ def hold(where: Where, *, purpose: str = "") -> Iterator[Place]:
         beat.join()
         with contextlib.suppress(RunError, OSError):  # the run may be gone, or be another's
             if attempt.place.is_file():
-                Place(attempt.place, attempt).put(_encode({**owner, "ended": True}))
+                Place(attempt.place, attempt).put(json.dumps({**owner, "ended": True}).encode())
+
+
+@contextlib.contextmanager
+def lock_folder(where: Where, what: str, option: str, *, purpose: str = "") -> Iterator[Place]:
+    """Make a folder and hold it, as `hold` does.
+
+    A new one goes again with nothing in it, and after a mistake that shows before it has an identity (an empty corpus,
+    say). A job that is stopped leaves what it has made, a learned vocabulary for example; so does one that finds its
+    disk full.
+
+    Args:
+        where: the folder.
+        what: what it is, for messages.
+        option: that names it.
+        purpose: see `hold`; a folder of work belongs to its job alone, new or not.
+
+    Raises:
+        RunError: another job holds it, or it cannot be made.
+    """
+    place = Place(where)
+    held: Place | None = None
+    above = [each for each in Path(place).parents if not os.path.exists(each)] if place.is_local else []
+    is_own = bool(purpose) or not (os.path.exists(place) if place.is_local else place.exists())
+    if place.is_local:
+        try:
+            Path(place.parent).mkdir(parents=True, exist_ok=True)
+            Path(place).mkdir(0o700 if purpose else 0o777, exist_ok=True)  # work holds held-out text
+        except OSError as error:
+            raise RunError(f"{what} {place} cannot be made ({error.strerror}); give another {option}.") from error
+    try:
+        with hold(place, purpose=purpose) as held:
+            yield held
+    except BaseException as error:
+        is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
+        is_nothing = is_mistake or {*place.list_names()} <= {ATTEMPTS}
+        if held is not None and is_own and is_nothing and not (place / RUN).is_file():
+            place.delete()
+            for each in above:
+                with contextlib.suppress(OSError):  # others may have put something there
+                    os.rmdir(each)
+        raise
 
 
 @contextlib.contextmanager
 def lock_work(where: Where, purpose: str) -> Iterator[Place]:
     """Hold a folder of work that the same command goes on with; another job with the same work is waited for.
 
-    It stays for a second start, but after a mistake in the corpus, whose next version has another name. What nobody has
-    come back for within a week is removed by the next job beside it.
+    It stays for a second start. What nobody has come back for within a week is removed by the next job beside it.
 
     Args:
         where: the folder, whose name is a hash of all that decides the work, and may begin with `words-`.
         purpose: what the work is, for messages.
-
-    Raises:
-        RunError: there can be no folder at that place.
     """
-    place = Place(where)
-    above = [Path(place.parent), *Path(place.parent).parents] if place.is_local else []
-    made = [each for each in above if not os.path.exists(each)]
-    try:
-        if place.is_local:
-            Path(place.parent).mkdir(parents=True, exist_ok=True)
-            Path(place).mkdir(mode=0o700, exist_ok=True)  # it holds held-out text
-    except OSError as error:
-        raise RunError(
-            f"{place.parent} cannot be made ({error.strerror}); give another --prepare.cache_dir."
-        ) from error
-    _remove_leftovers(place)
-    try:
-        with hold(place, purpose=purpose) as held:
-            yield held
-    except CorpusError:
-        place.delete()
-        for each in made:
-            with contextlib.suppress(OSError):  # it holds something, as it should
-                each.rmdir()
-        raise
+    with lock_folder(where, "the folder", "--prepare.cache_dir", purpose=purpose) as work:
+        _remove_leftovers(work)
+        yield work
 
 
 def _remove_leftovers(own: Place) -> None:
@@ -188,14 +189,10 @@ def _remove_leftovers(own: Place) -> None:
             print(f"removed {folder}, which a job left a week ago or more", file=sys.stderr)
 
 
-def _encode(owner: Mapping[str, Any]) -> bytes:
-    return json.dumps(owner).encode()
-
-
 def _beat(attempt: Attempt, owner: Mapping[str, Any], has_ended: threading.Event) -> None:
     while not has_ended.wait(BEAT_SECONDS):
         try:
-            Place(attempt.place, attempt).put(_encode(owner))
+            Place(attempt.place, attempt).put(json.dumps(owner).encode())
         except StorageError as error:  # what is published says so, too
             print(f"warning: {error}", file=sys.stderr, flush=True)
         except (RunError, OSError):  # taken over, or the run's directory is gone
@@ -203,24 +200,33 @@ def _beat(attempt: Attempt, owner: Mapping[str, Any], has_ended: threading.Event
 
 
 def _take(run: Place, owner: Mapping[str, Any], purpose: str) -> Attempt:
-    """Begin the attempt after the newest one, unless the job of that lives."""
+    """Begin the attempt after the newest one, once the job of that has let go."""
     seen: dict[str, float] = {}
     line = StatusLine()
     while True:
         names = _list_attempts(run)
-        try:
-            is_free = not names or _has_let_go(run / ATTEMPTS / names[-1], seen)
-        except _HeldError as error:
-            if not purpose:
-                raise
-            is_free = False
-            who = str(error).partition(": ")[2].partition(" has held it")[0]
-            line.show(f"waiting for {who}, which is {purpose}; {run} will have it, {line.seconds:.0f} s")
-        if not is_free:
-            time.sleep(BEAT_SECONDS / 10)
+        holder = _find_holder(run / ATTEMPTS / names[-1]) if names else None
+        if holder is None:
+            with contextlib.suppress(FileExistsError):  # another job was faster
+                return _begin(run, names, owner)
             continue
-        with contextlib.suppress(FileExistsError):  # another job was faster
-            return _begin(run, names, owner)
+        is_known, modified = names[-1] in seen, holder["modified"]
+        lives = holder["is_here"] or "who" not in holder or seen.setdefault(names[-1], modified) != modified
+        who = holder.get("who", "a job")
+        if lives and not purpose:
+            raise RunError(
+                f"another job is working in {run}: {who} has held it since {holder.get('since')}, and showed "
+                f"{holder['age']:.0f} s ago that it lives; wait for it, stop it, or give another --run.name."
+            )
+        if lives:
+            line.show(f"waiting for {who}, which is {purpose}; {run} will have it, {line.seconds:.0f} s")
+        elif not is_known:
+            print(
+                f"note: {run} was held by {who}; this job waits up to {STALE_SECONDS:g} s to see whether "
+                "that job still lives.",
+                flush=True,
+            )
+        time.sleep(BEAT_SECONDS / 10)
 
 
 def _list_attempts(run: Place) -> list[str]:
@@ -229,7 +235,7 @@ def _list_attempts(run: Place) -> list[str]:
 
 def _begin(run: Place, names: list[str], owner: Mapping[str, Any]) -> Attempt:
     attempt = Attempt(run, int(names[-1].removesuffix(".json")) + 1 if names else 1)
-    attempt.place.put(_encode(owner), NEW)
+    attempt.place.put(json.dumps(owner).encode(), NEW)
     attempt.check()  # others may have come and gone since the list was read
     for name in (run / ATTEMPTS).list_names():
         if name < attempt.place.name:
@@ -237,37 +243,16 @@ def _begin(run: Place, names: list[str], owner: Mapping[str, Any]) -> Attempt:
     return attempt
 
 
-def _has_let_go(newest: Place, seen: dict[str, float]) -> bool:
-    """Whether an attempt has ended or its job is dead; False while it is waited for.
-
-    Raises:
-        RunError: its job lives.
-    """
-    try:
-        info, owner = newest.info(), json.loads(newest.read_bytes())
-    except (FileNotFoundError, ValueError):  # it has gone since, or a disk has lost it
-        info, owner = newest.info(), {}
-    here = _describe_process()
-    is_here = owner.get("machine") == here["machine"]
-    if info is None or owner.get("ended") or (is_here and _find_start(owner["pid"]) != owner["started"]):
-        return True
-    if _tell_time(newest.parent) - info.modified > STALE_SECONDS:
-        return True
-    if is_here or not owner or seen.get(newest.name, info.modified) != info.modified:
-        age = max(0.0, _tell_time(newest.parent) - info.modified)
-        raise _HeldError(
-            f"another job is working in {newest.parent.parent}: process {owner.get('pid')} on {owner.get('host')} "
-            f"{f'(job {job}) ' if (job := owner.get('job')) else ''}has held it since {owner.get('since')}, and showed "
-            f"{age:.0f} s ago that it lives; wait for it, stop it, or give another --run.name."
-        )
-    if newest.name not in seen:
-        seen[newest.name] = info.modified
-        print(
-            f"note: {newest.parent.parent} was held by {owner['host']}; this job waits up to {STALE_SECONDS:g} s to "
-            "see whether that job still lives.",
-            flush=True,
-        )
-    return False
+def _find_holder(newest: Place) -> dict[str, Any] | None:
+    """Who is at work, as far as an attempt tells; None: it has ended, or its job is dead."""
+    holder: dict[str, Any] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):  # it has gone since, or a disk has lost it
+        holder = json.loads(newest.read_bytes())
+    info, is_here = newest.info(), holder.get("machine") == _describe_process()["machine"]
+    if info is None or holder.get("ended") or (is_here and _find_start(holder["pid"]) != holder["started"]):
+        return None
+    age = max(0.0, _tell_time(newest.parent) - info.modified)
+    return None if age > STALE_SECONDS else {**holder, "is_here": is_here, "modified": info.modified, "age": age}
 
 
 def _tell_time(folder: Place) -> float:
@@ -285,9 +270,10 @@ def _describe_process() -> dict[str, Any]:
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         with contextlib.suppress(OSError):
             machine.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text().strip())
-    job = os.environ.get("RAY_JOB_SUBMISSION_ID") or os.environ.get("SLURM_JOB_ID") or ""
-    here = {"host": socket.gethostname(), "machine": hash_text(" ".join(machine))[:16], "job": job}
-    return {**here, "pid": os.getpid(), "started": _find_start(os.getpid())}
+    job = os.environ.get("RAY_JOB_SUBMISSION_ID") or os.environ.get("SLURM_JOB_ID")
+    who = f"process {os.getpid()} on {socket.gethostname()}{f' (job {job})' if job else ''}"
+    mark = hash_text(" ".join(machine))[:16]
+    return {"who": who, "machine": mark, "pid": os.getpid(), "started": _find_start(os.getpid())}
 
 
 def _find_start(pid: int) -> str:

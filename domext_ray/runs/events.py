@@ -7,6 +7,7 @@ stage of its job, so that the seconds of each stage follow from the file (`measu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -18,57 +19,42 @@ from domext_ray.errors import StorageError
 from domext_ray.storage import Log, Place, Where
 
 EVENTS = "events.jsonl"
-START_UP, PREPARING, WORKERS, LOADING = "start_up", "preparing", "workers", "loading"
-FIRST_STEP, TRAINING, EVALUATION, CHECKPOINTS = "first_step", "training", "evaluation", "checkpoints"
-REPORT, EXPORT = "report", "export"
 STAGES = {
-    START_UP: "start-up",
-    PREPARING: "preparing the text",
-    WORKERS: "starting and ending workers",
-    LOADING: "loading the model",
-    FIRST_STEP: "first step",
-    TRAINING: "further steps",
-    EVALUATION: "evaluations",
-    CHECKPOINTS: "checkpoints",
-    REPORT: "report",
-    EXPORT: "export",
+    (START_UP := "start_up"): "start-up",
+    (PREPARING := "preparing"): "preparing the text",
+    (WORKERS := "workers"): "starting and ending workers",
+    (LOADING := "loading"): "loading the model",
+    (FIRST_STEP := "first_step"): "first step",
+    (TRAINING := "training"): "further steps",
+    (EVALUATION := "evaluation"): "evaluations",
+    (CHECKPOINTS := "checkpoints"): "checkpoints",
+    (REPORT := "report"): "report",
+    (EXPORT := "export"): "export",
 }
 """The stages of a job, in the order in which they begin, and what reports call them."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker said.
+    """What a worker said."""
 
-    Args:
-        text: a sentence for the user, or what the run is doing now, such as "evaluating the start".
-        is_phase: it is the latter.
-        seconds: when, as `time.time()` has it.
-        stage: of the job that the phase belongs to, one of `STAGES`; empty: none, as after the last one.
-    """
-
-    text: str
-    is_phase: bool
-    seconds: float
-    stage: str = ""
+    text: str  # a sentence for the user, or what the run is doing now, such as "evaluating the start"
+    is_phase: bool  # it is the latter
+    seconds: float  # when, as `time.time()` has it
+    stage: str = ""  # of the job that the phase belongs to, one of `STAGES`; empty: none, as after the last one
 
 
 def notify_driver(run_dir: Where, text: str) -> None:
-    """Say a sentence on the driver's terminal, from any process that sees the run's directory.
-
-    Args:
-        run_dir: the run's directory.
-        text: the sentence.
-    """
+    """Say a sentence on the driver's terminal, from any process that sees the run's directory."""
     _append(run_dir, {"note": text})
 
 
 def enter_phase(run_dir: Where, text: str, stage: str = "", seconds: float | None = None) -> None:
-    """Note what the run is doing from now on, which the driver says if it takes long.
+    """Note what the run is doing from now on, such as "evaluating the start", which the driver says if it takes long.
 
     Args:
         run_dir: the run's directory.
-        text: such as "evaluating the start".
+        text: what it is doing.
         stage: of the job that it belongs to, one of `STAGES`; empty: none.
         seconds: when it began, as `time.time()` has it; None: now.
     """
@@ -95,9 +81,6 @@ def measure_times(run_dir: Where) -> dict[str, float]:
     """Return the seconds that each stage of a run's newest job took so far, by names of `STAGES`; empty: not recorded.
 
     The sum is the time from the job's start to its newest event: each phase lasts until the next one.
-
-    Args:
-        run_dir: the run's directory.
     """
     phases = [each for each in EventReader(run_dir, from_start=True).read() if each.is_phase]
     starts = [i for i, each in enumerate(phases) if each.stage == START_UP]
@@ -112,12 +95,7 @@ def measure_times(run_dir: Where) -> dict[str, float]:
 
 
 class EventReader:
-    """Reads what is added to a run's events from now on.
-
-    Args:
-        run_dir: the run's directory.
-        from_start: read what is there already, too.
-    """
+    """Reads what is added to a run's events from now on; `from_start`: what is there already, too."""
 
     def __init__(self, run_dir: Where, *, from_start: bool = False) -> None:
         self.path = Place(run_dir) / EVENTS
@@ -134,11 +112,8 @@ class EventReader:
         self._place += len(added)
         events = []
         for line in added.splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:  # cut short by a full disk, or by two writers on a network file system
-                continue
-            is_phase = "phase" in record
-            text = record["phase" if is_phase else "note"]
-            events.append(Event(text, is_phase, record["seconds"], record.get("stage", "")))
+            with contextlib.suppress(json.JSONDecodeError):  # cut short by a full disk, or by two writers
+                said = json.loads(line)
+                text = said.get("phase", said.get("note"))
+                events.append(Event(text, "phase" in said, said["seconds"], said.get("stage", "")))
         return events

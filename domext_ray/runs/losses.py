@@ -15,33 +15,22 @@ TRAIN, DOMAIN = "train/", "eval/domain_"
 
 @dataclass(frozen=True)
 class LossNames:
-    """How the figures of an objective are called.
+    """How the figures of an objective are called."""
 
-    Args:
-        key: mlm makes mlm_loss and mlm_accuracy.
-        title: the loss for people.
-        unit: what the loss is a mean over.
-        count: name of the number of these in metrics.jsonl.
-        loss_help, accuracy_help: what they are, for those who do not know the objective.
-        share: what the accuracy is a share of, and when one counts, for people; empty: accuracy.
-    """
-
-    key: str
-    title: str
-    unit: str
-    count: str
-    loss_help: str
+    key: str  # mlm makes mlm_loss and mlm_accuracy
+    title: str  # the loss for people
+    unit: str  # what the loss is a mean over
+    count: str  # name of the number of these in metrics.jsonl
+    loss_help: str  # what the two are, for those who do not know the objective
     accuracy_help: str
-    share: str = ""
+    share: str = ""  # what the accuracy is a share of, and when one counts, for people; empty: accuracy
 
     @property
     def loss(self) -> str:
-        """Name of the loss among figures."""
         return f"{self.key}_loss"
 
     @property
     def accuracy(self) -> str:
-        """Name of the accuracy among figures."""
         return f"{self.key}_accuracy"
 
 
@@ -77,9 +66,7 @@ def name_losses(kind: str) -> LossNames:
 def find_losses(figures: Mapping[str, Any], place: str = "") -> LossNames | None:
     """Return how a run's figures are called, given some of them; None: they have no loss.
 
-    Args:
-        figures: a line of metrics.jsonl, or "domain" of summary.json.
-        place: `TRAIN` or `DOMAIN` for a line of metrics.jsonl.
+    They are "domain" of summary.json, or a line of metrics.jsonl, with `TRAIN` or `DOMAIN` as `place`.
     """
     return next((each for each in _ALL if place + each.loss in figures), None)
 

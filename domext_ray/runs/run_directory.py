@@ -5,29 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from domext_ray.config.pretrain import PretrainConfig, resolve_warmup_steps
-from domext_ray.errors import ConfigError, DomextError, RunError, find_user_error
+from domext_ray.errors import ConfigError, RunError, find_user_error
 from domext_ray.files import Kind, check_values, read_json, read_yaml
 from domext_ray.options.build import describe_difference, dump_yaml, from_dict
-from domext_ray.runs.attempts import ATTEMPTS, hold
+from domext_ray.runs.attempts import RUN as RUN
+from domext_ray.runs.attempts import lock_folder
 from domext_ray.storage import Place, Where, find_cache, hash_text, write_json, write_text
 
-ConfigT = TypeVar("ConfigT")
+ConfigT = TypeVar("ConfigT", bound=Any)
 
 SUBMITTED_RUNS = Path("~/domext_runs")
-CONFIG, RUN = "config.yaml", "run.json"
+CONFIG = "config.yaml"
 FORMAT = 2
 """Of run.json."""
 _PACKAGES = ("domext_ray", "torch", "ray", "transformers", "deepspeed", "tokenizers", "numpy")
 _CONFIG_REMEDY = "bring back a copy of it, or run its own command again, which writes it anew"
 _RUN_REMEDY = "bring back a copy of it, delete the run directory, or give another --run.name"
-_PRETRAINING: Mapping[str, Kind] = {"order": dict, "versions": list}
 _SAME_BYTES = {
     "base": "base_sha256",
     "corpus": "corpus_fingerprint",
@@ -41,18 +41,11 @@ _SAME_BYTES = {
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Places of one run.
+    """Places of one run."""
 
-    Args:
-        run: the run's directory.
-        corpora: folder of prepared corpora, shared by the runs beside it.
-        scratch: local folder of what libraries read and write by themselves; of a run on a disk its directory, of one
-            in a bucket each machine's own.
-    """
-
-    run: Place
-    corpora: Place
-    scratch: Path
+    run: Place  # its directory
+    corpora: Place  # folder of prepared corpora, shared by the runs beside it
+    scratch: Path  # of what libraries write by themselves: of a run in a bucket each machine's own
 
 
 def resolve_paths(config: PretrainConfig) -> RunPaths:
@@ -65,16 +58,10 @@ def resolve_paths(config: PretrainConfig) -> RunPaths:
 
 
 def resolve_root(directory: str) -> Path:
-    """Return the folder of all runs.
+    """Return the folder of all runs, given --run.dir.
 
     A submitted job (`ray job submit`) runs in a copy of the working directory that a resubmission does not find
     again, so there a relative --run.dir stands below ~/domext_runs.
-
-    Args:
-        directory: --run.dir.
-
-    Raises:
-        RunError: it is, or is below, something that is no folder.
     """
     root = Path(directory).expanduser()
     if not root.is_absolute() and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
@@ -91,9 +78,6 @@ def resolve_schedule(config: PretrainConfig, run_dir: Where) -> PretrainConfig:
 
     Beyond it the learning rate is 0, so no run goes there, whatever its limit on tokens or seconds. While
     `train.max_steps` is 0 (the corpus will say how many), so is the horizon of a run that starts.
-
-    Raises:
-        ConfigError: `train.max_steps` lies beyond it.
     """
     stored = read_identity(run_dir, {"optim.decay_steps": int})
     decay_steps = config.optim.decay_steps or (stored["optim"]["decay_steps"] if stored else config.train.max_steps)
@@ -101,22 +85,18 @@ def resolve_schedule(config: PretrainConfig, run_dir: Where) -> PretrainConfig:
         _check_steps(config, decay_steps, run_dir if stored else None)
         config = replace(config, train=replace(config.train, max_steps=decay_steps))
     resolved = replace(config, optim=replace(config.optim, decay_steps=decay_steps))
-    return replace(
-        resolved,
-        optim=replace(resolved.optim, warmup_steps=resolve_warmup_steps(resolved)),
-    )
+    return replace(resolved, optim=replace(resolved.optim, warmup_steps=resolve_warmup_steps(resolved)))
 
 
 def keep_precision(config: ConfigT, run_dir: Where) -> ConfigT:
     """Let `--engine.precision auto` be what a run began with, whatever machine it goes on at."""
-    engine = cast(Any, config).engine
-    if engine.precision != "auto" or not (Place(run_dir) / CONFIG).is_file():
+    if config.engine.precision != "auto":
         return config
     try:
-        stored = cast(Any, read_config(run_dir, type(config)))
-    except RunError:  # a damaged one is written anew
+        engine = replace(config.engine, precision=read_config(run_dir, type(config)).engine.precision)
+    except RunError:  # there is none yet, or it is damaged and written anew
         return config
-    return replace(cast(Any, config), engine=replace(engine, precision=stored.engine.precision))
+    return replace(config, engine=engine)
 
 
 def _check_steps(config: PretrainConfig, decay_steps: int, run_dir: Where | None) -> None:
@@ -171,11 +151,7 @@ def check_identity(run_dir: Where, identity: Mapping[str, Any], *, grows: bool =
 
 
 def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
-    """Return what run.json says of a run; empty before its first start.
-
-    Args:
-        run_dir: the run's directory.
-        expected: see `files.read_json`.
+    """Return what run.json says of a run; empty before its first start. `expected` is `files.read_json`'s.
 
     Raises:
         RunError: run.json is damaged, or of another format.
@@ -193,27 +169,16 @@ def read_run(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict
 def write_run(run_dir: Where, **parts: Any) -> None:
     """Write run.json; parts that are not given stay.
 
-    Args:
-        run_dir: the run's directory.
-        parts: "identity", what the run is recognised by; of pre-training also "order" and "versions", what its rows and
-            masks follow from, and "origin", how it was started.
+    They are "identity", what the run is recognised by; of pre-training also "order" and "versions", what its rows and
+    masks follow from, and "origin", how it was started.
     """
     write_json(Place(run_dir) / RUN, {"format": FORMAT, **read_run(run_dir), **parts})
 
 
 def read_identity(run_dir: Where, expected: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
-    """Return the identity that a run's directory was made with; None before its first start.
-
-    Args:
-        run_dir: the run's directory.
-        expected: types of values that it must have, see `files.read_json`.
-
-    Raises:
-        RunError: see `read_run`.
-    """
+    """Return the identity that a run's directory was made with, as `read_run` does; None before its first start."""
     names = {f"identity.{name}": kind for name, kind in (expected or {}).items()}
-    identity: dict[str, Any] | None = read_run(run_dir, names).get("identity")
-    return identity
+    return read_run(run_dir, names).get("identity")
 
 
 def check_order(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
@@ -225,31 +190,23 @@ def check_order(run_dir: Where, order: Mapping[str, Any]) -> list[str]:
 
     Returns:
         Packages that have changed since the run's last start, as `name: old -> new`.
-
-    Raises:
-        RunError: naming what differs, or run.json is damaged.
     """
-    stored = read_run(run_dir, _PRETRAINING)
+    stored = read_run(run_dir, {"order": dict, "versions": list})
     if not stored:
         return []
     versions, now = stored["versions"][-1], list_versions()
     differing = describe_difference(stored["order"], dict(order))
     if differing:
-        by = f" with domext_ray {versions['domext_ray']}" if "domext_ray" in versions else ""
+        by = f"domext_ray {versions['domext_ray']}" if "domext_ray" in versions else "the version that made it"
         raise RunError(
             f"the run in {run_dir} draws rows and masks in another way than this version ({'; '.join(differing)}); "
-            f"finish it{by or ' with the version that made it'}, or give another --run.name."
+            f"finish it with {by}, or give another --run.name."
         )
     return describe_difference({name: versions.get(name, now[name]) for name in now}, now)
 
 
 def add_versions(run_dir: Where, step: int) -> list[dict[str, Any]]:
-    """Return the versions that a run was made with, each from its step on, those of this process last.
-
-    Args:
-        run_dir: the run's directory.
-        step: that the run goes on from.
-    """
+    """Return the versions that a run was made with, each from its step on, those of this process, from `step`, last."""
     history = [each for each in read_run(run_dir).get("versions", []) if each["from_step"] <= step]
     now = {"from_step": step, **list_versions()}
     return history if history and {**history[-1], "from_step": step} == now else [*history, now]
@@ -272,10 +229,6 @@ def write_config(run_dir: Where, config: Any) -> None:
 def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
     """Return the options of a run.
 
-    Args:
-        run_dir: the run's directory.
-        config_class: what its options are.
-
     Raises:
         RunError: `run_dir` is no run directory, or its config.yaml is not what a run wrote.
     """
@@ -290,35 +243,6 @@ def read_config(run_dir: Where, config_class: type[ConfigT]) -> ConfigT:
         raise RunError(f"{path} cannot be used ({cause}); {_CONFIG_REMEDY}.") from error
 
 
-@contextlib.contextmanager
-def lock_run(run_dir: Where) -> Iterator[Place]:
-    """Make a run's directory and hold it against a second job, as `attempts.hold` does.
-
-    A mistake that shows before the run has an identity (an empty corpus, say) leaves no new directory behind. A job
-    that is stopped leaves what it has made, a learned vocabulary for example; so does one that finds its disk full.
-
-    Raises:
-        RunError: another job holds it, or it cannot be made.
-    """
-    run = Place(run_dir)
-    above = [Place(each) for each in Path(run).parents] if run.is_local else []
-    made = [each for each in (run, *above) if not each.exists()]
-    if run.is_local:
-        try:
-            Path(run).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"the run directory {run} cannot be made ({error.strerror}); give another --run.dir."
-            ) from error
-    try:
-        with hold(run) as held:
-            yield held
-    except BaseException as error:
-        is_mistake = isinstance(error, DomextError) and not isinstance(error, RunError)
-        is_empty = {*run.list_names()} <= {ATTEMPTS}
-        if made and (is_mistake or is_empty) and not (run / RUN).is_file():
-            run.delete()
-            for each in made[1:]:
-                with contextlib.suppress(OSError):  # others may have put something there
-                    os.rmdir(each)
-        raise
+def lock_run(run_dir: Where) -> contextlib.AbstractContextManager[Place]:
+    """Make a run's directory and hold it against a second job, as `attempts.lock_folder` does."""
+    return lock_folder(run_dir, "the run directory", "--run.dir")

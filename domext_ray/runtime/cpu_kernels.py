@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,15 @@ def configure_kernels(num_kept: int, *, uses_fp32: bool = True) -> None:
             Batches of texts of all lengths have some ten new shapes each, so that a process grows for hours, and no
             kernel is ever used again.
         uses_fp32: whether it computes in fp32; where it does not, nothing is gained.
-
-    Raises:
-        ConfigError: see `check_choice`.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(num_kept))
     if uses_fp32 and prefers_onednn():
-        use_onednn()
+        _use_onednn()
 
 
 @contextlib.contextmanager
 def as_worker(num_kept: int, *, uses_fp32: bool = True) -> Iterator[None]:
-    """Compute as a worker does, and afterwards as before: in a process that may be its user's own.
-
-    See `configure_kernels`.
-    """
+    """Compute as a worker does, and afterwards as before: in a process that may be its user's own."""
     global _products
     before = _products
     configure_kernels(num_kept, uses_fp32=uses_fp32)
@@ -81,21 +75,19 @@ def check_choice() -> str:
 
 
 def prefers_onednn() -> bool:
-    """Return whether oneDNN's products of fp32 are those to use here: the same answer in every process of a machine."""
-    wanted = check_choice()
-    if wanted:
+    """Return whether oneDNN's products of fp32 are those to use here: the same answer in every process of a machine.
+
+    They are where the processor has AVX-512 and MKL does not use it, unless `SWITCH` says otherwise.
+    """
+    if wanted := check_choice():
         return wanted == "onednn"
-    return _can_use_onednn() and torch.backends.mkl.is_available() and _has_wide_vectors()
+    facts = _read_facts()
+    is_faster = "avx512f" in facts and "GenuineIntel" not in facts
+    return is_faster and _can_use_onednn() and torch.backends.mkl.is_available()
 
 
 def _can_use_onednn() -> bool:
     return hasattr(torch.library, "get_kernel") and torch.backends.mkldnn.is_available()
-
-
-def _has_wide_vectors() -> bool:
-    """Whether the processor has AVX-512 and MKL does not use it."""
-    facts = _read_facts()
-    return "avx512f" in facts and "GenuineIntel" not in facts
 
 
 def has_bf16_units() -> bool:
@@ -107,7 +99,7 @@ def _read_facts() -> set[str]:
     return set(CPU_FACTS.read_text(encoding="utf-8").split()) if CPU_FACTS.exists() else set()
 
 
-def use_onednn() -> None:
+def _use_onednn() -> None:
     """Have oneDNN compute this process's products of fp32 matrices from now on, in forward and in backward passes.
 
     Attention's products of many small matrices stay with torch, as do all products of other dtypes.
@@ -115,56 +107,37 @@ def use_onednn() -> None:
     global _products
     if _products is not None:
         return
-    torch_kernels = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in _OVERLOADS}
-
-    def mm(keys: Any, left: Tensor, right: Tensor) -> Tensor:
-        if _fits(left, right):
-            return _multiply(left, right)
-        return torch_kernels["mm"].call_boxed(keys, left, right)
-
-    def mm_out(keys: Any, left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
-        if _fits(left, right) and _takes(out, left, right):
-            return out.copy_(_multiply(left, right))
-        return torch_kernels["mm.out"].call_boxed(keys, left, right, out=out)
-
-    def addmm(keys: Any, total: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-        if beta == alpha == 1 and _fits(left, right) and _is_bias(total, right):
-            return _multiply(left, right, total)
-        return torch_kernels["addmm"].call_boxed(keys, total, left, right, beta=beta, alpha=alpha)
-
-    def addmm_out(
-        keys: Any, total: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor
-    ) -> Tensor:
-        if beta == alpha == 1 and _fits(left, right) and _is_bias(total, right) and _takes(out, left, right):
-            return out.copy_(_multiply(left, right, total))
-        return torch_kernels["addmm.out"].call_boxed(keys, total, left, right, beta=beta, alpha=alpha, out=out)
-
     _products = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)  # it is meant
-        for name, kernel in zip(_OVERLOADS, (mm, mm_out, addmm, addmm_out), strict=True):
+        for name in _OVERLOADS:
+            kernel = _make_kernel(torch.library.get_kernel(f"aten::{name}", "CPU"))
             _products.impl(name, kernel, "CPU", with_keyset=True)
 
 
-def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(left, right.t(), bias, "none", [], "")
+def _make_kernel(torch_kernel: Any) -> Callable[..., Tensor]:
+    """The kernel of a product, to which a bias may be added; torch's own has what oneDNN does not take."""
+
+    def multiply(keys: Any, *tensors: Tensor, **options: Any) -> Tensor:
+        *bias, left, right = tensors
+        out = options.get("out")
+        if _fits(left, right) and options.get("beta", 1) == options.get("alpha", 1) == 1:
+            rows = (out, (left.shape[0], right.shape[1])), *((each, right.shape[1:]) for each in bias)
+            if all(each is None or (each.shape == shape and each.dtype is torch.float32) for each, shape in rows):
+                given = bias[0] if bias else None
+                made = torch.ops.mkldnn._linear_pointwise.default(left, right.t(), given, "none", [], "")
+                return made if out is None else out.copy_(made)
+        return torch_kernel.call_boxed(keys, *tensors, **options)
+
+    return multiply
 
 
 def _fits(left: Tensor, right: Tensor) -> bool:
     """Whether oneDNN takes a product: fp32, no matrix empty; else torch's kernel also says what is wrong with it."""
     return (
-        left.dtype is torch.float32
-        and right.dtype is torch.float32
+        left.dtype is right.dtype is torch.float32
         and left.dim() == right.dim() == 2
         and left.shape[1] == right.shape[0]
         and left.numel() > 0
         and right.numel() > 0
     )
-
-
-def _is_bias(total: Tensor, right: Tensor) -> bool:
-    return total.shape == right.shape[1:] and total.dtype is torch.float32
-
-
-def _takes(out: Tensor, left: Tensor, right: Tensor) -> bool:
-    return out.shape == (left.shape[0], right.shape[1]) and out.dtype is torch.float32

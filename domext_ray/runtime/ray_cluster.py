@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc  # type: ignore[import-untyped]
 import ray
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runtime.machine import find_address, has_gpu_devices, is_cluster
-from domext_ray.runtime.ray_private import ask_cluster_id, make_token_header, read_resource_state, stay_on_localhost
+from domext_ray.runtime.ray_private import ask_cluster_id, read_resource_state, stay_on_localhost
 from domext_ray.runtime.stopping import keep_signals
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -69,33 +68,37 @@ def start_ray() -> None:
     from domext_ray.runtime.cpu_kernels import check_choice
 
     check_choice()
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "120")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default of later versions, without a warning
-    address = find_address()
-    if address:
+    _set_environment(
+        {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default of later versions, without a warning
+        }
+    )
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    if address := find_address():
         _check_cluster(address)
         try:
             with keep_signals():
-                ray.init(log_to_driver=False, logging_level=logging.WARNING)
+                ray.init(**quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:  # for example another version of Ray
             reason = " ".join(str(error).split())
             raise ConfigError(f"the Ray cluster at RAY_ADDRESS {address!r} cannot be used: {reason}") from error
         return
     _keep_to_this_machine()
-    options: dict[str, Any] = {
-        "num_cpus": count_cpus(),
-        "num_gpus": _count_own_gpus(),
-        "include_dashboard": False,
-        "object_store_memory": OBJECT_STORE_BYTES,
-        "log_to_driver": False,
-        "logging_level": logging.WARNING,
-        "_temp_dir": str(_make_private_folder() / "ray"),
-    }
+    folder = _make_private_folder() / "ray"
     for _ in range(START_ATTEMPTS):
         try:
             with keep_signals():
-                ray.init(address="local", **options)
+                ray.init(
+                    address="local",
+                    num_cpus=count_cpus(),
+                    num_gpus=_count_own_gpus(),
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(folder),
+                    **quiet,
+                )
             return
         except Exception as error:
             if "timed out during startup" not in str(error):
@@ -103,16 +106,20 @@ def start_ray() -> None:
             ray.shutdown()
     raise RunError(
         f"Ray's processes have not started within {START_ATTEMPTS} times 30 s, as on a machine that is very busy; try "
-        f"again later (their logs: {options['_temp_dir']}/session_latest/logs)."
+        f"again later (their logs: {folder}/session_latest/logs)."
     )
 
 
 def _check_cluster(address: str) -> None:
     """Ask a cluster for its id, with the token: `ray.init` would try for minutes, and say so in raw lines."""
-    host, _, port = address.rpartition(":")
     if address == "auto":  # which `ray.init` looks up on this machine
         return
-    named = f"RAY_ADDRESS is {address!r}"
+    named, own = f"RAY_ADDRESS is {address!r}", "unset RAY_ADDRESS for a Ray of the job's own"
+    token = (
+        "this machine needs the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
+        "~/.ray/auth_token"
+    )
+    host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise ConfigError(
             f"{named}; it must be HOST:PORT of a cluster's head, such as 10.0.0.1:6379, or unset for a Ray of the "
@@ -120,27 +127,27 @@ def _check_cluster(address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        status = ask_cluster_id(address, CONNECT_SECONDS)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"{named}, and nothing answers there ({reason}); start that cluster, correct the address, or unset "
-            "RAY_ADDRESS for a Ray of the job's own."
+            f"{named}, and nothing answers there ({reason}); start that cluster, correct the address, or {own}."
         ) from error
-    token = (
-        "this machine needs the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or "
-        "~/.ray/auth_token"
-    )
-    try:
-        status = ask_cluster_id(address, make_token_header(), CONNECT_SECONDS)
     except AuthenticationError as error:
         raise ConfigError(f"{named} and RAY_AUTH_MODE is token, but there is none; {token}.") from error
-    if status is grpc.StatusCode.UNAUTHENTICATED:
+    if status == "UNAUTHENTICATED":
         raise ConfigError(f"{named}, and the cluster there refuses the token, or misses it; {token}.")
-    if status is not None:
+    if status:
         raise ConfigError(
-            f"{named}, and what answers there is no Ray cluster ({status.name}); give the head's HOST:PORT, usually "
-            "with port 6379, or unset RAY_ADDRESS for a Ray of the job's own."
+            f"{named}, and what answers there is no Ray cluster ({status}); give the head's HOST:PORT, usually with "
+            f"port 6379, or {own}."
         )
+
+
+def _set_environment(defaults: Mapping[str, str]) -> None:
+    """Set variables that are not set."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
 
 
 def _keep_to_this_machine() -> None:
@@ -148,21 +155,14 @@ def _keep_to_this_machine() -> None:
     if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
         # In the environment, which nobody else may read: Ray would write it to ~/.ray/auth_token, for everybody.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    for name, value in LOCAL_TRAIN_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    for name, value in LOCAL_WORKER_SETTINGS.items():
-        os.environ.setdefault(name, value)
+    _set_environment(LOCAL_TRAIN_SETTINGS | LOCAL_WORKER_SETTINGS)
     stay_on_localhost()
     if LOOPBACK.exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK.name)  # workers talk to each other there, too
+        _set_environment({"GLOO_SOCKET_IFNAME": LOOPBACK.name})  # workers talk to each other there, too
 
 
 def _make_private_folder() -> Path:
-    """Make the folder of this user's local Rays, whose own folders are open to everybody.
-
-    Raises:
-        RunError: somebody else has it.
-    """
+    """Make the folder of this user's local Rays, whose own folders are open to everybody."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"ray-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
@@ -180,19 +180,7 @@ def count_cpus() -> int:
     return int(joblib.cpu_count())
 
 
-def count_gpus() -> int | None:
-    """Return the GPUs that there are: of the cluster or, for a Ray that is not started yet, of this machine.
-
-    Returns:
-        Their number; None as long as there is no connection to the cluster that RAY_ADDRESS names.
-    """
-    if ray.is_initialized():
-        return int(ray.cluster_resources().get("GPU", 0.0))
-    return None if is_cluster() else _count_own_gpus()
-
-
 def _count_own_gpus() -> int:
-    """Return the GPUs of this machine."""
     if not has_gpu_devices():
         return 0  # without torch, which takes seconds to load
     import torch  # here, because reading tasks import this file and do not compute
@@ -214,10 +202,11 @@ def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
     Raises:
         ConfigError: there are fewer GPUs than wanted.
     """
-    use_gpu, num_gpus = config.scale.use_gpu, count_gpus()
-    if use_gpu is False or num_gpus is None:
+    use_gpu, in_cluster = config.scale.use_gpu, is_cluster()
+    if use_gpu is False or (in_cluster and not ray.is_initialized()):
         return config
-    place, more = ("the cluster", ", or add nodes") if is_cluster() else ("this machine", "")
+    num_gpus = int(ray.cluster_resources().get("GPU", 0.0)) if ray.is_initialized() else _count_own_gpus()
+    place, more = ("the cluster", ", or add nodes") if in_cluster else ("this machine", "")
     lower = f"lower {option}" if option and num_gpus else "leave --scale.use_gpu at auto"
     if use_gpu is True and num_gpus < wanted:
         needed = f"{wanted} GPU{'s' if wanted > 1 else ''}"
@@ -229,9 +218,6 @@ def resolve_gpu(config: ConfigT, wanted: int = 1, option: str = "") -> ConfigT:
 
 def resolve_precision(config: ConfigT) -> ConfigT:
     """Put bf16 or fp32 in the place of `--engine.precision auto`.
-
-    Args:
-        config: a configuration with a `scale` and an `engine`.
 
     Returns:
         bf16 on GPUs, and on CPUs that all have units for it; as it is, while the processes' machines are not known yet.
@@ -265,8 +251,8 @@ def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True)
     """
     remote, here = ray.remote(num_cpus=0)(function), None if own else ray.get_runtime_context().get_node_id()
     asked = dict[Any, str]()
-    for node in ray.nodes():
-        if node["Alive"] and node["Resources"].get("CPU") and node["NodeID"] != here:
+    for node in _list_alive():
+        if node["Resources"].get("CPU") and node["NodeID"] != here:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             asked[remote.options(scheduling_strategy=there).remote(*args)] = node["NodeManagerHostname"]
     late = ray.wait([*asked], num_returns=len(asked), timeout=ANSWER_SECONDS)[1] if asked else []
@@ -276,14 +262,13 @@ def run_on_each_node(function: Callable[..., Any], *args: Any, own: bool = True)
     return [(name, ray.get(answer)) for answer, name in asked.items()]
 
 
+def _list_alive() -> list[dict[str, Any]]:
+    return [each for each in ray.nodes() if each["Alive"]]
+
+
 @dataclass(frozen=True)
 class Node:
-    """What a node has for a job's processes.
-
-    Args:
-        cpus: CPUs, as Ray counts them.
-        gpus: GPUs.
-    """
+    """CPUs, as Ray counts them, and GPUs that a node has for a job's processes."""
 
     cpus: float
     gpus: float
@@ -296,14 +281,13 @@ class Node:
 
 def list_nodes() -> list[Node]:
     """Return the cluster's nodes; Ray is initialised."""
-    alive = [each["Resources"] for each in ray.nodes() if each["Alive"]]
-    return [Node(each.get("CPU", 0.0), each.get("GPU", 0.0)) for each in alive]
+    return [Node(each["Resources"].get("CPU", 0.0), each["Resources"].get("GPU", 0.0)) for each in _list_alive()]
 
 
 def list_accelerators() -> list[str]:
     """Return the types of the cluster's GPUs, such as H100, each once; Ray is initialised."""
     prefix = "accelerator_type:"
-    names = {name for each in ray.nodes() if each["Alive"] for name in each["Resources"] if name.startswith(prefix)}
+    names = {name for each in _list_alive() for name in each["Resources"] if name.startswith(prefix)}
     return sorted(name.removeprefix(prefix) for name in names)
 
 
@@ -321,8 +305,7 @@ def share_cpus(nodes: Sequence[Node], number: int, *, most: float, with_gpu: boo
         The share, in hundredths of a CPU; 0.0 where there is no room at all.
     """
     for spare in (2 * read_cpus, read_cpus):
-        for hundredths in range(round(100 * most), 0, -1):
-            share = hundredths / 100
+        for share in (hundredths / 100 for hundredths in range(round(100 * most), 0, -1)):
             if sum(max(0, each.hold(share, with_gpu=with_gpu, spare=spare)) for each in nodes) >= number:
                 return share
     return 0.0
@@ -345,11 +328,10 @@ def find_shortage(nodes: Sequence[Node], number: int, share: float, *, with_gpu:
 
 def describe_nodes(nodes: Sequence[Node]) -> str:
     """Return what a cluster has, as "4 nodes of 1 CPU"."""
-    kinds = Counter(nodes)
     return " and ".join(
         f"{number} node{'s' if number > 1 else ''} of {node.cpus:g} CPU{'' if node.cpus == 1 else 's'}"
         + (f" and {node.gpus:g} GPU{'' if node.gpus == 1 else 's'}" if node.gpus else "")
-        for node, number in kinds.items()
+        for node, number in Counter(nodes).items()
     )
 
 

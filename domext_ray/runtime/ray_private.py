@@ -85,18 +85,19 @@ def make_token_header() -> dict[str, str]:
     return {name.lower(): value for name, value in header.items()}
 
 
-def ask_cluster_id(address: str, header: dict[str, str], seconds: float) -> grpc.StatusCode | None:
-    """Ask what answers at HOST:PORT for its cluster's id: `ray.init` would try for half a minute, in raw lines.
+def ask_cluster_id(address: str, seconds: float) -> str:
+    """Ask what answers at HOST:PORT for its cluster's id: `ray.init` would try for two minutes, in raw lines.
 
     Returns:
-        None: a cluster that takes the token; else the status that the call ended with.
+        Empty: a cluster that takes this machine's token; else the status that the call ended with.
     """
+    header = list(make_token_header().items())
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(_CLUSTER_ID)(b"", timeout=seconds, metadata=list(header.items()))
+            channel.unary_unary(_CLUSTER_ID)(b"", timeout=seconds, metadata=header)
         except grpc.RpcError as error:
-            return error.code()
-    return None
+            return str(error.code().name)
+    return ""
 
 
 def read_resource_state() -> Any:

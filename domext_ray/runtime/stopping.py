@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -35,19 +34,6 @@ class Stopped(KeyboardInterrupt):
     """A job has ended because it was told to; its message is one sentence that says how to go on."""
 
 
-@dataclass(frozen=True)
-class Save:
-    """What a job can save before it ends.
-
-    Args:
-        ask: asks for it; False when there is nothing to save, and the job ends at once.
-        is_done: whether it is there. The job then ends at once: what else it waits for may have got the signal, too.
-    """
-
-    ask: Callable[[], bool]
-    is_done: Callable[[], bool]
-
-
 class _Signals:
     """What has arrived; there is one for the process, as there is one handler of each signal."""
 
@@ -58,13 +44,9 @@ class _Signals:
 
     def reset(self) -> None:
         self.first: signal.Signals | None = None
-        self.save: Save | None = None
-        self.deadline = 0.0  # of a save that is waited for, as time.monotonic() has it
+        self.save: tuple[Callable[[], bool], Callable[[], bool]] | None = None  # see `save_first`
+        self.deadline = 0.0  # of a save that is waited for, as time.monotonic() has it; 0: none is
         self.has_waited = False  # the save is there, or is not waited for any longer
-
-    @property
-    def is_saving(self) -> bool:
-        return self.deadline > 0
 
     def install(self) -> None:
         for each in self.before:
@@ -77,10 +59,8 @@ class _Signals:
                 return
         elif number in (signal.SIGTERM, signal.SIGHUP) and not self.has_waited:
             return
-        elif (
-            number == signal.SIGINT and not self.is_saving and self.ends_process
-        ):  # the job is ending, and its user will not wait for it
-            _say(f"\n{describe_end()}\n")
+        elif number == signal.SIGINT and not self.deadline and self.ends_process:
+            _say(f"\n{describe_end()}\n")  # the job is ending, and its user will not wait for it
             os._exit(exit_code())
         self.end_saving()
         raise KeyboardInterrupt
@@ -89,22 +69,21 @@ class _Signals:
         """Ask for a save; whether there is one to wait for."""
         assert self.first is not None
         try:
-            if self.save is None or not self.save.ask():
+            if self.save is None or not self.save[0]():
                 return False
         except OSError:  # the request cannot be written, so nothing could be saved either
             return False
         self.deadline = time.monotonic() + SAVE_SECONDS[self.first]
-        _thread.start_new_thread(self._wait_for_save, ())  # not `threading`, a lock of which may be held right now
+        _thread.start_new_thread(self._wait_for_save, self.save[1:])  # `threading` has locks, which may be held now
         _say(f"\n{NAMES[self.first]}: the next step is saved, then the job ends (Ctrl-C ends it at once)\n")
         return True
 
-    def _wait_for_save(self) -> None:
+    def _wait_for_save(self, is_done: Callable[[], bool]) -> None:
         """Send the main thread a signal, wherever it waits, when the save is there or is not waited for any longer."""
-        assert self.save is not None
-        is_done, waking = self.save.is_done, signal.SIGTERM if signal.SIGTERM in self.before else self.first
-        while self.is_saving and time.monotonic() <= self.deadline and not is_done():
+        waking = signal.SIGTERM if signal.SIGTERM in self.before else self.first
+        while time.monotonic() <= self.deadline and not is_done():
             time.sleep(LOOK_SECONDS)
-        if self.is_saving and waking is not None:
+        if self.deadline and waking is not None:
             self.has_waited = True
             signal.pthread_kill(threading.main_thread().ident or 0, waking)
 
@@ -148,13 +127,17 @@ def keep_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def save_first(save: Save) -> Iterator[None]:
-    """Answer the first signal by asking for a save; what is inside goes on until that is done.
+def save_first(ask: Callable[[], bool], is_done: Callable[[], bool]) -> Iterator[None]:
+    """Answer the first signal by asking for a save; what is inside goes on until that is done, or its time is over.
+
+    Args:
+        ask: asks for it; False when there is nothing to save, and the job ends at once.
+        is_done: whether it is there. The job then ends at once: what else it waits for may have got the signal, too.
 
     Raises:
-        KeyboardInterrupt: when the save is done, or was not done in time.
+        KeyboardInterrupt: at the end, after a signal.
     """
-    _SIGNALS.save = save
+    _SIGNALS.save = ask, is_done
     try:
         yield
     finally:
@@ -201,6 +184,20 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
+def _unwrap_errors() -> Iterator[None]:
+    """Raise a mistake without what Ray has wrapped around it, and `Stopped` for what ending brings with it."""
+    try:
+        yield
+    except BaseException as error:
+        if is_stopped() and not isinstance(error, DomextError):
+            raise error if isinstance(error, Stopped) else Stopped(describe_end()) from None
+        user_error = find_user_error(error) if isinstance(error, Exception) else None
+        if user_error is None or user_error is error:
+            raise
+        raise user_error from error
+
+
+@contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
     """Print a user's mistake, or that the job was stopped, as one sentence and exit; other exceptions pass.
 
@@ -209,37 +206,24 @@ def exit_on_user_error() -> Iterator[None]:
     """
     with catch_signals():
         try:
-            yield
-        except BaseException as error:
-            if is_stopped() and not isinstance(error, DomextError):  # other errors are what ending brings with it
-                raise exit_saying(str(error) if isinstance(error, Stopped) else describe_end(), exit_code()) from None
-            user_error = find_user_error(error) if isinstance(error, Exception) else None
-            if user_error is None:
-                raise
-            raise exit_saying(f"error: {user_error}", user_error.exit_code) from None
+            with _unwrap_errors():
+                yield
+        except Stopped as error:
+            raise exit_saying(str(error), exit_code()) from None
+        except DomextError as error:
+            raise exit_saying(f"error: {error}", error.exit_code) from None
 
 
 @contextlib.contextmanager
 def raise_user_error() -> Iterator[None]:
-    """Raise a user's mistake, or that the work was stopped, in a program that goes on; other exceptions pass.
+    """Raise a user's mistake, or `Stopped`, in a program that goes on; other exceptions pass.
 
     Python gives signals to the main thread alone, so in another one none is caught here.
-
-    Raises:
-        DomextError: the mistake, without what Ray has wrapped around it.
-        Stopped: one of the three signals arrived; the work was saved where it could be.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    with catch_signals(ends_process=False) if is_main else contextlib.nullcontext():
-        try:
+    try:
+        with catch_signals(ends_process=False) if is_main else contextlib.nullcontext(), _unwrap_errors():
             yield
-        except BaseException as error:
-            if is_main and is_stopped() and not isinstance(error, DomextError):
-                raise error if isinstance(error, Stopped) else Stopped(describe_end()) from None
-            user_error = find_user_error(error) if isinstance(error, Exception) else None
-            if user_error is None or user_error is error:
-                raise
-            raise user_error from error
-        finally:
-            if is_main:
-                _SIGNALS.reset()
+    finally:
+        if is_main:
+            _SIGNALS.reset()

@@ -24,7 +24,7 @@ import ray
 from ray import exceptions
 
 from domext_ray.errors import RunError, find_storage_error, find_user_error
-from domext_ray.progress import StatusLine, Watch, format_seconds
+from domext_ray.progress import StallTimer, StatusLine, format_seconds
 from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.storage import Place
 
@@ -49,50 +49,34 @@ Function: TypeAlias = Callable[[Any], Result]
 
 @dataclass(frozen=True)
 class Task:
-    """A part of some work.
+    """A part of some work."""
 
-    Args:
-        number: its place in the order, from 0.
-        item: what the function is given; pickled.
-        size: how much work it is.
-        name: a file that it reads, for messages.
-        key: all that decides its result, beside what decides that of every task.
-    """
-
-    number: int
-    item: Any
-    size: float
-    name: str
-    key: str = ""
+    number: int  # its place in the order, from 0
+    item: Any  # what the function is given; pickled
+    size: float  # how much work it is
+    name: str  # a file that it reads, for messages
+    key: str = ""  # all that decides its result, beside what decides that of every task
 
 
 @dataclass(frozen=True)
 class Records:
-    """Results of tasks, a file each.
+    """Results of tasks, a file each."""
 
-    Args:
-        place: their folder.
-        key: what decides the result of every task.
-        find_fault: says what is wrong with the files that a result names; empty: nothing.
-    """
-
-    place: Place
-    key: str = ""
-    find_fault: Callable[[Result], str] = lambda result: ""
+    place: Place  # their folder
+    key: str = ""  # what decides the result of every task
+    find_fault: Callable[[Result], str] = lambda result: ""  # what is wrong with the files that a result names
 
     def find(self, number: int) -> Place:
-        """Return the record of a task."""
         return self.place / f"{number:06d}.json"
 
     def read(self, number: int, key: str = "") -> tuple[Result | None, str]:
         """Return the result of a task, None where it is to be made, and what is wrong with a damaged one."""
         place = self.find(number)
         try:
-            digest, body = place.read_bytes().split(b"\n", 1)
+            content = place.read_bytes()
         except FileNotFoundError:
             return None, ""
-        except ValueError:
-            return None, f"{place} is damaged"
+        digest, _, body = content.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None, f"{place} is damaged"
         record = json.loads(body, object_hook=_decode)
@@ -109,17 +93,11 @@ class Records:
 
 @dataclass(frozen=True)
 class Pool:
-    """Processes that make something once, such as a model, and are given one task after another.
+    """Processes that make something once, such as a model, and are given one task after another."""
 
-    Args:
-        make: called in each of them, returns what does a task.
-        workers: how many.
-        cpus, gpus: of each.
-    """
-
-    make: Callable[[], Function]
-    workers: int
-    cpus: float
+    make: Callable[[], Function]  # called in each of them, returns what does a task
+    workers: int  # how many
+    cpus: float  # of each
     gpus: float = 0.0
 
 
@@ -154,32 +132,34 @@ def run_tasks(
     """
     runner, progress = _Runner(work, records), _Progress(verb, total, unit, before)
     coming, order, ready, deaths = iter(tasks), deque[int](), dict[int, Result](), Counter[int]()
+    stall = StallTimer(progress.line, describe_waiting)
     try:
-        with Watch(verb, describe_waiting) as watch:
-            while True:
-                for task in islice(coming, max(0, count_window() - len(order))):
-                    order.append(task.number)
-                    runner.submit(task)
-                if not order:
-                    break
-                task, found = runner.wait()
-                watch.patience.note_move()
-                if isinstance(found, Exception):
-                    deaths[task.number] += 1
-                    if deaths[task.number] > MOST_DEATHS:
-                        raise RunError(
-                            f"{verb}: the task that reads {task.name} lost its worker {deaths[task.number]} times, as "
-                            f"happens where memory is short; {remedy}, and the same command goes on."
-                        ) from found
-                    progress.line.keep(f"{verb}: a worker died ({type(found).__name__}); its task is done again")
-                    runner.submit(task)
-                    continue
-                ready[task.number], is_kept, fault = found
-                if fault:
-                    progress.line.keep(f"{verb}: {fault}; that part is made anew")
-                progress.advance(task.size, is_kept=is_kept)
-                while order and order[0] in ready:
-                    yield ready.pop(order.popleft())
+        while True:
+            for task in islice(coming, max(0, count_window() - len(order))):
+                order.append(task.number)
+                runner.submit(task)
+            if not order:
+                break
+            while (ended := runner.wait()) is None:
+                stall.look(verb)
+            stall.note_move()
+            task, found = ended
+            if isinstance(found, Exception):
+                deaths[task.number] += 1
+                if deaths[task.number] > MOST_DEATHS:
+                    raise RunError(
+                        f"{verb}: the task that reads {task.name} lost its worker {deaths[task.number]} times, as "
+                        f"happens where memory is short; {remedy}, and the same command goes on."
+                    ) from found
+                progress.line.keep(f"{verb}: a worker died ({type(found).__name__}); its task is done again")
+                runner.submit(task)
+                continue
+            ready[task.number], is_kept, fault = found
+            if fault:
+                progress.line.keep(f"{verb}: {fault}; that part is made anew")
+            progress.advance(task.size, is_kept=is_kept)
+            while order and order[0] in ready:
+                yield ready.pop(order.popleft())
     finally:
         runner.end()
     progress.finish()
@@ -195,11 +175,15 @@ class _Runner:
 
     def __init__(self, work: Function | Pool, records: Records) -> None:
         self.pool = work if isinstance(work, Pool) else None
-        self.work: Any = ray.put(work)
-        self.records = ray.put(records)
+        self.given: Any = ray.put(work), ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
         self.waiting = deque[Task]()
         self.idle = [self._start_worker() for _ in range(self.pool.workers)] if self.pool else []
+
+    def _start_worker(self) -> Any:
+        assert self.pool is not None
+        options = {"num_cpus": self.pool.cpus, "num_gpus": self.pool.gpus}
+        return _Worker.options(**options).remote(*self.given)  # type: ignore[attr-defined]
 
     def submit(self, task: Task) -> None:
         self.waiting.append(task)
@@ -209,24 +193,17 @@ class _Runner:
         while self.waiting and (self.pool is None or self.idle):
             worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            answer = worker.perform.remote(task) if worker else _perform.remote(self.work, self.records, task)
+            answer = worker.perform.remote(task) if worker else _perform.remote(*self.given, task)
             self.running[answer] = task, worker
 
-    def _start_worker(self) -> Any:
-        assert self.pool is not None
-        options = {"num_cpus": self.pool.cpus, "num_gpus": self.pool.gpus}
-        return _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
-
-    def wait(self) -> tuple[Task, Any]:
-        """Return a task that has ended, and what it returned, or how its worker died.
-
-        Raises:
-            BaseException: what a task raised.
-        """
-        (answer,), _ = ray.wait([*self.running])
-        task, worker = self.running.pop(answer)
+    def wait(self) -> tuple[Task, Any] | None:
+        """Return a task that has ended, with its result or how its worker died; None: none within a second."""
+        ended, _ = ray.wait([*self.running], timeout=1.0)
+        if not ended:
+            return None
+        task, worker = self.running.pop(ended[0])
         try:
-            found = ray.get(answer)
+            found = ray.get(ended[0])
         except exceptions.RayTaskError as error:
             raise find_user_error(error) or error from None
         except _DEATHS as error:
@@ -290,24 +267,20 @@ class _Progress:
         if before:
             self.line.keep(f"{verb}: {before:,.0f} of {total:,.0f} {unit} were done before")
 
-    @property
-    def rate(self) -> float:
-        return self.now / self.line.seconds
-
     def advance(self, size: float, *, is_kept: bool) -> None:
         """Count a task; one that had its record says nothing of how fast this goes."""
         self.before, self.now = self.before + size * is_kept, self.now + size * (not is_kept)
         self.num_kept += is_kept
-        done, rate = self.before + self.now, f"{self.rate:,.1f} {self.unit}/s"
-        left = f", {format_seconds((self.total - done) / self.rate)} left" if self.now else ""
-        self.line.show(f"{self.verb}: {done:,.0f} of {self.total:,.0f} {self.unit}, {rate}{left}")
+        done, rate = self.before + self.now, self.now / self.line.seconds
+        left = f", {format_seconds((self.total - done) / rate)} left" if self.now else ""
+        self.line.show(f"{self.verb}: {done:,.0f} of {self.total:,.0f} {self.unit}, {rate:,.1f} {self.unit}/s{left}")
 
     def finish(self) -> None:
-        """Show the last lines."""
         if self.num_kept:
             self.line.keep(f"{self.verb}: {self.num_kept:,} parts were finished before")
-        seconds = format_seconds(self.line.seconds)
-        self.line.keep(f"{self.verb}: {self.now:,.0f} {self.unit} in {seconds}, {self.rate:,.1f} {self.unit}/s")
+        seconds = self.line.seconds
+        rate = f"{self.now / seconds:,.1f} {self.unit}/s"
+        self.line.keep(f"{self.verb}: {self.now:,.0f} {self.unit} in {format_seconds(seconds)}, {rate}")
 
 
 def _encode(value: Any) -> dict[str, str]:

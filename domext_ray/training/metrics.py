@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import StorageError, name_file
-from domext_ray.progress import StallTimer, StatusLine, describe_stillness, format_seconds
+from domext_ray.progress import StallTimer, StatusLine, format_seconds
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runs.events import EventReader
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
@@ -165,8 +165,7 @@ class RunProgress:
         self.path, self.limits, self.note_evaluation = Place(path), limits, note_evaluation
         self.line = StatusLine()
         self.events = EventReader(self.path.parent)
-        self.phase, self.describe_waiting = phase, describe_waiting
-        self.patience = StallTimer()
+        self.phase, self.stall = phase, StallTimer(self.line, describe_waiting)
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self.shown_step = find_last_step(path, default=-1)
@@ -189,16 +188,16 @@ class RunProgress:
 
     def _show(self) -> None:
         for event in self.events.read():
-            self.patience.note_move()
+            self.stall.note_move()
             if event.is_phase:
                 self.phase = event.text
             else:
                 self.line.keep(event.text)
         newest = _read_tail(self.path)
         if not newest or newest[-1]["step"] == self.shown_step:
-            self._show_stillness()
+            self.stall.look(self.phase)
             return
-        self.patience.note_move()
+        self.stall.note_move()
         evaluated = [each for each in newest if each["step"] > self.shown_step and find_losses(each, DOMAIN)]
         for record in evaluated:
             self.line.keep(_describe_evaluation(record))
@@ -208,11 +207,6 @@ class RunProgress:
         names = find_losses(newest[-1], TRAIN)
         if names is not None:
             self.line.show(self._describe_steps([each for each in newest if TRAIN + names.loss in each], names))
-
-    def _show_stillness(self) -> None:
-        if not self.patience.is_over():
-            return
-        self.line.keep(describe_stillness(self.phase, self.patience.seconds, self.describe_waiting()))
 
     def _describe_steps(self, records: list[dict[str, Any]], names: LossNames) -> str:
         step = records[-1]["step"]

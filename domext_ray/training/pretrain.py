@@ -32,7 +32,7 @@ from domext_ray.runtime.ray_cluster import (
     run_on_each_node,
     share_cpus,
 )
-from domext_ray.runtime.stopping import Save, Stopped, save_first, signal_name
+from domext_ray.runtime.stopping import Stopped, save_first, signal_name
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import list_steps
 from domext_ray.training.entry import RunFailures, train_worker, unwrap_death
@@ -106,7 +106,7 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
     phase = f"starting {number} worker{'s' if number > 1 else ''}"
     with RunProgress(run_dir / "metrics.jsonl", config.train, phase, describe_waiting, note_evaluation):
         try:
-            with save_first(_plan_save(attempt)):
+            with save_first(*_plan_save(attempt)):
                 trainer.fit()
         except KeyboardInterrupt:
             with contextlib.suppress(RunError, StorageError, OSError):  # another job has the run, or it is gone
@@ -129,8 +129,8 @@ def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingErr
     )
 
 
-def _plan_save(attempt: Attempt) -> Save:
-    """Ask the workers to save at the next step and end, unless the newest checkpoint has all steps.
+def _plan_save(attempt: Attempt) -> tuple[Callable[[], bool], Callable[[], bool]]:
+    """Ask the workers to save at the next step and end, unless the newest checkpoint has all steps; see `save_first`.
 
     In a bucket metrics.jsonl is some seconds behind, so there they are asked once a step was made.
     """
@@ -142,7 +142,7 @@ def _plan_save(attempt: Attempt) -> Save:
         attempt.ask_to_end()
         return True
 
-    return Save(ask, attempt.is_end_confirmed)
+    return ask, attempt.is_end_confirmed
 
 
 def _find_saved(run: Place) -> int:

@@ -74,27 +74,27 @@ def test_what_does_not_move_is_said(
     assert lines[-1].startswith(last) and lines[-1].endswith(" s; Ctrl-C stops.")
 
 
-def test_patience_ends_after_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_waited_for_is_said_after_growing_intervals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(status_line.time, "monotonic", lambda: now[0])
-    patience = status_line.StallTimer()
+    stall = status_line.StallTimer(status_line.StatusLine(), lambda: "Ray has no room yet")
 
     def list_ends(last: int) -> list[int]:
         begin, ends = now[0], []
         for second in range(last):
             now[0] = begin + second
-            ends += [second] if patience.is_over() else []
+            stall.look("preparing")
+            said = capsys.readouterr().err
+            if said:
+                assert said == f"preparing: nothing has moved for {second} s (Ray has no room yet); Ctrl-C stops.\n"
+                ends.append(second)
         return ends
 
     assert list_ends(300) == [30, 60, 120, 240]
-    patience.note_move()
+    stall.note_move()
     assert list_ends(100) == [30, 60]
-
-
-def test_a_watch_says_what_is_waited_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_line, "PATIENCE_SECONDS", 0.1)
-    with status_line.Watch("preparing", lambda: "Ray has no room yet"):
-        assert "preparing: nothing has moved for " in wait_for("nothing has moved", capsys)
 
 
 def test_times_are_of_the_newest_job(tmp_path: Path) -> None:

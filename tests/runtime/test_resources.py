@@ -25,7 +25,7 @@ from domext_ray.options.build import dump_yaml, from_dict
 from domext_ray.pipeline import run_pretraining
 from domext_ray.plan import plan_run
 from domext_ray.runs.run_directory import write_config
-from domext_ray.runtime import cpu_kernels
+from domext_ray.runtime import cpu_kernels, ray_private
 from domext_ray.runtime import ray_cluster as cluster
 from domext_ray.runtime.ray_cluster import (
     Node,
@@ -262,6 +262,6 @@ def test_a_server_that_is_no_cluster_is_told_apart(listener: str, monkeypatch: p
 def test_a_wrong_token_is_one_sentence(header: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.ray.get_runtime_context().gcs_address)
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(cluster, "make_token_header", lambda: header)
+    monkeypatch.setattr(ray_private, "make_token_header", lambda: header)
     with pytest.raises(ConfigError, match="refuses the token, or misses it; .* RAY_AUTH_MODE=token"):
         start_ray()

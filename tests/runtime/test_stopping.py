@@ -31,7 +31,7 @@ with exit_on_user_error():
     stopping.SAVE_SECONDS = dict.fromkeys(stopping.SAVE_SECONDS, {limit})
     if {can_save}:
         try:
-            with stopping.save_first(stopping.Save(lambda: asked.append(1) is None, lambda: {is_done})):
+            with stopping.save_first(lambda: asked.append(1) is None, lambda: {is_done}):
                 work({seconds})
         except KeyboardInterrupt:
             raise stopping.Stopped("stopped at step 7 by " + stopping.signal_name() + ".") from None

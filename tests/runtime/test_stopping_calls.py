@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.runtime.stopping import NAMES, Save, Stopped, is_stopped, raise_user_error, save_first, signal_name
+from domext_ray.runtime.stopping import NAMES, Stopped, is_stopped, raise_user_error, save_first, signal_name
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_what_was_saved_is_said() -> None:
 
     def work() -> None:
         try:
-            with save_first(Save(lambda: asked.append(1) is None, lambda: bool(asked))):
+            with save_first(lambda: asked.append(1) is None, lambda: bool(asked)):
                 os.kill(os.getpid(), signal.SIGINT)
         except KeyboardInterrupt:
             raise Stopped(f"stopped at step 7 by {signal_name()}.") from None

@@ -16,6 +16,7 @@ import pytest
 from file_limits import limit_files
 from object_store import BUCKET
 
+from domext_ray import progress
 from domext_ray.errors import CorpusError, RunError, StorageError
 from domext_ray.runtime import tasks
 from domext_ray.runtime.ray_cluster import describe_waiting
@@ -91,8 +92,11 @@ def test_a_bounded_number_is_under_way(local_ray: None, tmp_path: Path, monkeypa
     assert seen == taken == list(range(30))
 
 
-def test_tasks_that_wait_ask_for_cpus(local_ray: None, tmp_path: Path) -> None:
-    """By this a cluster that can grow knows that it should."""
+def test_tasks_that_wait_ask_for_cpus(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By this a cluster that can grow knows that it should; and a user why nothing moves."""
+    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.1)
 
     def wait(item: int) -> Result:
         deadline = time.monotonic() + 60
@@ -102,13 +106,14 @@ def test_tasks_that_wait_ask_for_cpus(local_ray: None, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=run, args=(wait, Place(tmp_path / "records"), 20))
     thread.start()
-    said, deadline = "", time.monotonic() + 50
-    while "times 1 CPU" not in said and time.monotonic() < deadline:
+    said, told, deadline = "", "", time.monotonic() + 50
+    while not ("times 1 CPU" in said and "nothing has moved" in told) and time.monotonic() < deadline:
         time.sleep(0.2)
-        said = describe_waiting()
+        said, told = describe_waiting() or said, told + capsys.readouterr().err
     (tmp_path / "seen").touch()
     thread.join(60)
     assert re.search(r"Ray has no room yet for \d+ times 1 CPU", said) and not thread.is_alive()
+    assert re.search(r"counting: nothing has moved for \d+ s \(.*\); Ctrl-C stops\.", told)
 
 
 def test_a_pool_makes_its_function_once_in_each_worker(local_ray: None, tmp_path: Path) -> None:

@@ -48,18 +48,18 @@ def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(tmp_path
     """The workers, asked while they save it, make one more step and save that."""
     run = supersede(tmp_path)
     assert isinstance(run.fence, Attempt)
-    save = _plan_save(run.fence)
+    ask, is_done = _plan_save(run.fence)
     log = MetricsLog(run, 0, tensorboard=False)
-    assert not save.ask(), "nothing to save"
+    assert not ask(), "nothing to save"
     log.write({"step": 5})
-    assert save.ask()
+    assert ask()
     write_text(tmp_path / "checkpoints" / "step-00000005" / MANIFEST, "{}")
     assert list_steps(tmp_path / "checkpoints") == [5]
-    assert not save.is_done()
+    assert not is_done()
     log.write({"step": 6})
     assert log.is_stopping
     log.confirm_end()
-    assert save.is_done()
+    assert is_done()
     log.close()
 
 

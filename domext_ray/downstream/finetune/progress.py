@@ -10,7 +10,7 @@ import numpy as np
 
 from domext_ray.downstream.finetune.grid import has_ended, read_results
 from domext_ray.downstream.finetune.training import Point
-from domext_ray.progress import StallTimer, StatusLine, describe_stillness, format_seconds
+from domext_ray.progress import StallTimer, StatusLine, format_seconds
 from domext_ray.runtime.ray_cluster import describe_waiting
 from domext_ray.training.metrics import read_metrics
 
@@ -32,7 +32,7 @@ class FinetuneProgress:
         self.num_kept = self._count_ended()
         self.line = StatusLine(is_due=False)
         self._place: Any = None
-        self._patience = StallTimer()
+        self._stall = StallTimer(self.line, describe_waiting)
 
     def __enter__(self) -> FinetuneProgress:
         if self.num_kept:
@@ -74,9 +74,9 @@ class FinetuneProgress:
         """Say what is waited for when the trainings have stood where they are for a while."""
         if place != self._place:
             self._place = place
-            self._patience.note_move()
-        elif self._patience.is_over():
-            self.line.keep(describe_stillness("fine-tuning", self._patience.seconds, describe_waiting()))
+            self._stall.note_move()
+        else:
+            self._stall.look("fine-tuning")
 
     def _count_ended(self) -> int:
         return sum(has_ended(self.folder, each) for each in self.points)
