@@ -16,8 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from domext_ray.config.pretrain import VocabConfig
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import TokenizerFamily, WordCounts
+from domext_ray.vocabulary.family import TokenizerFamily, WordCounts, tokenizer_family
 from domext_ray.vocabulary.ranking import (
     Ranking,
     choose_alphabet,
