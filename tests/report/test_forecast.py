@@ -20,7 +20,8 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.data.sample import check_corpus
+from domext_ray.data.files import find_files
+from domext_ray.data.sample import check_corpus, read_sample
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
@@ -60,7 +61,8 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
     for pairs, document in ((False, "line"), (True, "file")):
         own = replace(prepare, document=document)
         manifest = prepare_corpus(corpus, prepare, tiny_base_folder, 32, tmp_path / "corpora") if not pairs else None
-        estimate = estimate_rows(check_corpus(corpus, own, to_end=True), own, make_settings(tokenizer, own, 32, pairs))
+        sample = read_sample(find_files(corpus)[0], own, to_end=True)
+        estimate = estimate_rows(sample, own, make_settings(tokenizer, own, 32, pairs))
         assert estimate is not None and 0 < estimate.sampled_frac <= 1
         if manifest is not None:
             assert estimate.num_rows == pytest.approx(manifest.num_rows("train"), rel=0.05)
