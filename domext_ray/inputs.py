@@ -14,7 +14,7 @@ from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.manifest import SPLITS, Manifest
 from domext_ray.corpus.overlap import find_overlaps, read_hashes
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.data.check import check_corpus
+from domext_ray.data.sample import Sample, check_corpus
 from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
@@ -38,20 +38,22 @@ from domext_ray.vocabulary.tokenizer import (
 LISTED_FILES = 20
 
 
-def check_texts(config: PretrainConfig) -> None:
-    """Read the beginnings of a run's texts, before Ray starts.
+def check_texts(config: PretrainConfig) -> list[Sample | None]:
+    """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it.
 
     Raises:
         CorpusError: see `check_corpus`.
     """
-    check_corpus(config.corpus, config.prepare)
+    samples: list[Sample | None] = [check_corpus(config.corpus, config.prepare, to_end=config.dry_run)]
     for part in config.parts:
-        if part.is_written:
-            continue
         try:
-            check_corpus(part.corpus, config.prepare_for(part))
+            own = (
+                None if part.is_written else check_corpus(part.corpus, config.prepare_for(part), to_end=config.dry_run)
+            )
         except CorpusError as error:
             raise CorpusError(f"{part.option}: {error}") from error
+        samples.append(own)
+    return samples
 
 
 def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Inputs:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.data.sources import resolve_sources
+from domext_ray.data.sample import Sample
 from domext_ray.errors import ConfigError, ReportError, RunError, StorageError
 from domext_ray.export.folder import HUGGINGFACE, check_target, read_export_record
 from domext_ray.export.model_folder import export_run
@@ -85,10 +85,10 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
     if not config.dry_run and is_finished(run_dir, run.config):
         _say_finished(run)
         return run_dir
-    check_texts(config)
+    samples = check_texts(config)
     run = replace(run, goes_on_from=_look_back(run_dir))
     if config.dry_run:
-        print(_forecast(run))
+        print(_forecast(run, samples))
         return run_dir
     with lock_run(run_dir) as held:  # before Ray starts: storage that refuses is told within seconds
         start_ray()
@@ -225,16 +225,12 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
     )
 
 
-def _forecast(run: Run) -> str:
-    """What a dry run says; the corpus is read in part, and the model is timed for a moment."""
+def _forecast(run: Run, samples: Sequence[Sample | None]) -> str:
+    """What a dry run says; the model is timed for a moment."""
     config = run.config
     trial = make_trial(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
     memory = estimate_memory(trial)
-    sources = resolve_sources(config.corpus, config.prepare)
-    beside = [
-        None if part.is_written else resolve_sources(part.corpus, config.prepare_for(part)) for part in config.parts
-    ]
-    forecast = make_forecast(config, run.base, sources, run.counts, lambda: measure_rate(trial), beside)
+    forecast = make_forecast(config, run.base, samples, run.counts, lambda: measure_rate(trial))
     return describe_plan(config, run.paths, run.counts, memory, forecast)
 
 

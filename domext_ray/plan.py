@@ -31,7 +31,7 @@ from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Run, Start
 from domext_ray.training.start import find_start
 from domext_ray.training.vectors import count_decoder
-from domext_ray.vocabulary.base_vocabulary import BaseVocabulary, read_base_vocabulary
+from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 

@@ -66,7 +66,7 @@ class MaskedRows:
     parts: np.ndarray | None = None
 
     def count_tokens(self, num_parts: int) -> list[int]:
-        """Return the tokens of each part; of rows that are no mixture's all of them."""
+        """Return the tokens of each part of a mixture; of other rows all of them."""
         parts = np.zeros(len(self.lengths), dtype=np.int64) if self.parts is None else self.parts
         return [int(each) for each in np.bincount(parts, self.lengths, minlength=num_parts)]
 
@@ -84,13 +84,10 @@ def join_rows(
     numbers: Sequence[int],
     is_kept: Sequence[bool] | None,
 ) -> MaskedRows:
-    """Join groups of a mixture's rows, each masked on its own.
+    """Join groups of a mixture's rows, each masked on its own, all of them pairs or none.
 
-    Args:
-        groups: the rows, all of them pairs or none.
-        places: for each group, where in the batch its rows are; int64.
-        numbers: for each group, the part that it is of.
-        is_kept: for each group, whether the keeping term reads it; None: there is no such term.
+    Of each group there is where in the batch its rows are, int64, the number of its part, and whether the keeping term
+    reads it; `is_kept` None: there is no such term.
     """
     order = np.argsort(np.concatenate(places), kind="stable")
     lengths = np.concatenate([each.lengths for each in groups])

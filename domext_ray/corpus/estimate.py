@@ -1,33 +1,40 @@
-"""How many rows a corpus will make, from a sample of it: what a dry run says before anything is prepared.
+"""What a sample of a corpus tells before anything is prepared: how many rows there will be, and near-duplicates.
 
-A few read tasks, spread evenly over the corpus, are read and the first of their text becomes rows; the rest is scaled
-by bytes. Repeated documents are not looked for, so a corpus with many of them makes fewer rows than estimated.
+The first of a place's text becomes rows; the rest is scaled by bytes. Repeated documents are not looked for, so a
+corpus with many of them makes fewer rows than estimated.
+
+Preparation drops exact repetitions, but a note that was copied forward and mended, or a licence with another name in
+it, may stand on both sides of the split and make held-out figures look better than they are. So the sample is divided
+as preparation would divide it. Resemblance is exact, not sketched: an index of the shingles of the held-out documents,
+of which there are a bounded number, is asked for every training document as it passes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.pairs import build_pairs
-from domext_ray.corpus.rows import RowSettings, build_rows, count_han
-from domext_ray.corpus.shards import CHINESE_FRAC
-from domext_ray.corpus.two_texts import build_two_text_rows
-from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped
-from domext_ray.data.sources import ReadTask, Sources
+from domext_ray.corpus.pairs import choose_rows
+from domext_ray.corpus.rows import RowSettings, count_han
+from domext_ray.corpus.shards import CHINESE_FRAC, hash_document, split_documents
+from domext_ray.data.sample import Sample, choose_evenly
+from domext_ray.data.split import resolve_held_out_by
 
-SAMPLED_TASKS = 8
-READ_BYTES = 2**20
-"""Of a sampled range of a file so much is read; whole files are read whole, for they may differ."""
-WHOLE_BYTES = 64 * 2**20
-"""A single file that cannot be cut (compressed text, Parquet) and is larger than this is not read for an estimate."""
+TOKENIZED_PLACES = 8
 TOKENIZED_CHARS = 128 * 2**10
-"""Characters of a sampled task that become rows."""
+"""Characters of each of these places that become rows."""
+SHINGLE_WORDS = 5
+RESEMBLANCE = 0.8
+"""Jaccard similarity of two documents' sets of shingles from which on they are near-duplicates."""
+MAX_HELD_OUT = 1000
+"""Held-out documents that are compared, at most."""
+
+_WORDS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")  # Chinese and Japanese by character
 
 
 @dataclass(frozen=True)
@@ -47,54 +54,52 @@ class RowEstimate:
     sampled_frac: float
 
 
-def estimate_rows(sources: Sources, prepare: PrepareConfig, settings: RowSettings) -> RowEstimate | None:
-    """Estimate a corpus's training rows from a sample; reads on this machine, without Ray.
+@dataclass(frozen=True)
+class NearDuplicates:
+    """What a comparison of the two splits of a sample found.
+
+    Args:
+        num_similar: held-out documents with a near-duplicate among the training documents.
+        num_held_out, num_train: documents of the sample that were compared.
+    """
+
+    num_similar: int
+    num_held_out: int
+    num_train: int
+
+
+def estimate_rows(sample: Sample, prepare: PrepareConfig, settings: RowSettings) -> RowEstimate | None:
+    """Estimate a corpus's training rows.
 
     None: nothing in the sample makes a row, or all files are too large to be read for it and cannot be cut.
 
     Args:
-        sources: the corpus.
+        sample: of the corpus, read to the end of files.
         prepare: what a document is, and the share that is held out.
         settings: tokenizer and row length.
-
-    Raises:
-        CorpusError: the sample is damaged, or lacks the column.
     """
-    read_bytes = num_chars = used_chars = num_rows = num_tokens = 0
-    for task in sample_tasks(sources):
-        read_bytes += task.num_bytes
-        documents = list(read_documents(task, prepare, Dropped()))
-        num_chars += sum(map(len, documents))
-        sample = list(_take(documents, TOKENIZED_CHARS))
-        used_chars += sum(map(len, sample))
-        is_chinese = sum(map(count_han, sample)) >= CHINESE_FRAC * sum(map(len, sample))
+    used_chars = num_rows = num_tokens = 0
+    for place in choose_evenly(sample.places, TOKENIZED_PLACES):
+        documents = list(_take(place.documents, TOKENIZED_CHARS))
+        num_chars = sum(map(len, documents))
+        used_chars += num_chars
+        is_chinese = sum(map(count_han, documents)) >= CHINESE_FRAC * num_chars
         own = replace(settings, chinese_words=settings.chinese_words and is_chinese)
-        for length in _measure_rows(sample, own):
-            num_rows, num_tokens = num_rows + 1, num_tokens + length
-    if not num_rows:
+        for row in choose_rows(documents, own, (0,), Counter())[0]:
+            num_rows, num_tokens = num_rows + 1, num_tokens + len(row[0])
+    num_chars = sum(each.num_chars for each in sample.places)
+    if not (num_rows and num_chars):
         return None
-    scale = (1.0 - prepare.held_out_frac) * sources.num_bytes / max(read_bytes, 1) * num_chars / used_chars
+    scale = (1.0 - prepare.held_out_frac) / sample.frac * num_chars / used_chars
     return RowEstimate(
         max(1, round(num_rows * scale)),
         round(num_tokens * scale),
         round(num_tokens * scale * (np.dtype(np.int32).itemsize + 1 / 8)),
-        read_bytes / max(sources.num_bytes, 1),
+        sample.frac,
     )
 
 
-def sample_tasks(sources: Sources) -> list[ReadTask]:
-    """Return what is read of a corpus for an estimate: the beginnings of some tasks, at equal distances."""
-    tasks = [each for each in map(_shorten, sources.tasks) if each.num_bytes <= WHOLE_BYTES]
-    places = np.unique(np.linspace(0, max(len(tasks) - 1, 0), SAMPLED_TASKS).round().astype(int))[: len(tasks)]
-    return [tasks[place] for place in places]
-
-
-def _shorten(task: ReadTask) -> ReadTask:
-    """The beginning of a task that is a range of a file; a task of whole files stays."""
-    return task if task.end < 0 else replace(task, end=min(task.end, task.start + READ_BYTES))
-
-
-def _take(documents: list[str], num_chars: int) -> Iterator[str]:
+def _take(documents: Sequence[str], num_chars: int) -> Iterator[str]:
     """Yield the beginning of documents, a long one in two: a pair takes two texts."""
     size = num_chars // 2
     for document in documents:
@@ -105,10 +110,56 @@ def _take(documents: list[str], num_chars: int) -> Iterator[str]:
             num_chars -= size
 
 
-def _measure_rows(documents: list[str], settings: RowSettings) -> Iterator[int]:
-    """Tokens of every row that the documents make."""
-    if settings.pairs:
-        return (len(row.ids) for row in build_pairs(documents, settings, (0,), Counter()))
-    if settings.has_two_texts:
-        return (len(row.ids) for row in build_two_text_rows(documents, settings, Counter()))
-    return (len(ids) for ids, _ in build_rows(documents, settings))
+def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplicates | None:
+    """Compare the held-out documents of a sample of a corpus with its training documents.
+
+    Args:
+        sample: of the corpus.
+        prepare: what a document is, and how documents are divided.
+
+    Returns:
+        What was found; None: nothing of the sample is held out, or there is none.
+
+    Raises:
+        CorpusError: the sample has one file where files are held out.
+    """
+    documents = [each for place in sample.places for each in place.documents]
+    if not documents:
+        return None
+    hashes = bytearray(b"".join(map(hash_document, documents)))
+    groups = bytearray(b"".join(place.groups for place in sample.places))
+    own = replace(prepare, held_out_by=resolve_held_out_by(sample.files, prepare))
+    keep, is_held_out = split_documents(hashes, groups, [place.files for place in sample.places], own)
+    held_out = [documents[i] for i in np.flatnonzero(keep & is_held_out)[:MAX_HELD_OUT]]
+    train = [documents[i] for i in np.flatnonzero(keep & ~is_held_out)]
+    return NearDuplicates(len(find_similar(held_out, train)), len(held_out), len(train)) if held_out else None
+
+
+def find_similar(documents: Sequence[str], others: Iterable[str]) -> set[int]:
+    """Return the places of the documents that are near-duplicates of one of the others.
+
+    Args:
+        documents: they are held in memory with their shingles.
+        others: they are read once.
+    """
+    sizes = []
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, document in enumerate(documents):
+        shingles = _make_shingles(document)
+        sizes.append(len(shingles))
+        for each in shingles:
+            places[each].append(place)
+    found: set[int] = set()
+    for other in others:
+        shingles = _make_shingles(other)
+        shared = Counter(place for each in shingles & places.keys() for place in places[each])
+        found.update(
+            place for place, number in shared.items() if number >= RESEMBLANCE * (len(shingles) + sizes[place] - number)
+        )
+    return found
+
+
+def _make_shingles(document: str) -> set[int]:
+    """Hashes of all `SHINGLE_WORDS` neighbouring words; of a shorter document, of all its words together."""
+    words = _WORDS.findall(document.lower())
+    return {hash(tuple(words[i : i + SHINGLE_WORDS])) for i in range(max(1, len(words) - SHINGLE_WORDS + 1))}

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from domext_ray.corpus.manifest import SPLITS, Split
+from domext_ray.corpus.manifest import SPLITS
 from domext_ray.errors import CorpusError
 from domext_ray.storage import Place, map_file, new_file
 
+_NAME = "documents-{}.npy"
 CHUNK = 2**20
 """Hashes that are looked up at a time: the others stay on disk."""
 
@@ -37,16 +38,9 @@ class DocumentHashes:
 
 
 def write_hashes(folder: Place, hashes: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> None:
-    """Write what `read_hashes` reads.
-
-    Args:
-        folder: of a prepared corpus.
-        hashes: unsigned integers of 8 bytes, [documents].
-        is_train: bool [documents], those that train.
-        is_held_out: bool [documents], those that are held out.
-    """
+    """Write the hashes of a corpus, unsigned integers of 8 bytes [documents], of which some train or are held out."""
     for split, chosen in zip(SPLITS, (is_train, is_held_out), strict=True):
-        with new_file(_place(folder, split), is_flushed=False) as temporary:
+        with new_file(folder / _NAME.format(split), is_flushed=False) as temporary:
             np.save(temporary, np.sort(hashes[chosen].astype("<u8")))
 
 
@@ -57,7 +51,7 @@ def read_hashes(folder: Place) -> DocumentHashes:
         CorpusError: they are missing or damaged.
     """
     try:
-        return DocumentHashes(*(_map_array(_place(folder, split)) for split in SPLITS))
+        return DocumentHashes(*(_map_array(folder / _NAME.format(split)) for split in SPLITS))
     except (OSError, ValueError, EOFError) as error:
         raise CorpusError(f"{folder} has no sound hashes of its documents; delete it and run again.") from error
 
@@ -68,10 +62,6 @@ def _map_array(place: Place) -> np.ndarray:
     np.lib.format.read_magic(header)
     shape, _, dtype = np.lib.format.read_array_header_1_0(header)
     return np.frombuffer(data, dtype, shape[0], header.tell())
-
-
-def _place(folder: Place, split: Split) -> Place:
-    return folder / f"documents-{split}.npy"
 
 
 def count_common(first: np.ndarray, second: np.ndarray) -> int:
@@ -86,11 +76,7 @@ def count_common(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def find_overlaps(texts: Sequence[tuple[str, DocumentHashes]]) -> list[str]:
-    """Return a sentence for every two texts that share documents, those that spoil held-out figures first.
-
-    Args:
-        texts: what each is called, and its documents.
-    """
+    """Return a sentence for every two texts, given with their names, that share documents, the worst ones first."""
     spoiled, shared = [], []
     for (name, own), (other_name, other) in itertools.permutations(texts, 2):
         if number := count_common(own.train, other.held_out):

@@ -13,48 +13,56 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from domext_ray.corpus.rows import RowSettings, find_cut, tokenize_documents
-from domext_ray.corpus.two_texts import TWO_TEXT_SCHEMA, Tokens
+from domext_ray.corpus.rows import (
+    SCHEMA,
+    TWO_TEXT_SCHEMA,
+    RowSettings,
+    Tokens,
+    build_rows,
+    build_two_text_rows,
+    cut_tokens,
+    join_tokens,
+    tokenize_documents,
+)
 
 NUM_SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
 MAX_ATTEMPTS = 16
 """Places that are drawn until one has a run of sentences of about the right length."""
-
 LENGTH_TOLERANCE = 0.2
 """What is about the right length: the difference as a share of the length wanted."""
-
 NO_NEXT_SENTENCE, NO_OTHER_TEXT = "no next sentence", "no other text"
 """Why a document makes no pair: it has one sentence, or there is no other document in its reading task and split."""
-
 HELD_TOKENS = 4 * 2**20
 """Of a task, about so many are held at a time, to draw second texts from: 8 MB of text have half of them."""
-
-NEXT_SENTENCE = "next_sentence"
-PAIR_SCHEMA = TWO_TEXT_SCHEMA.append(pa.field(NEXT_SENTENCE, pa.int8()))
+PAIR_SCHEMA = TWO_TEXT_SCHEMA.append(pa.field("next_sentence", pa.int8()))
 
 Text = list[Tokens]
 """The sentences of a document, and the parts of those that were too long."""
 
 
 class PairRow(NamedTuple):
-    """A pair of N tokens.
-
-    Args:
-        ids: int32 [N], special tokens included.
-        word_starts: bool [N], whether a word starts here; special tokens start one.
-        second_start: place of B's first token.
-        next_sentence: 0: B follows A, 1: B is from another document.
-    """
+    """A pair of N tokens, the place of B's first one, and 0 if B follows A, 1 if it is from another document."""
 
     ids: np.ndarray
     word_starts: np.ndarray
     second_start: int
     next_sentence: int
+
+
+def choose_rows(
+    documents: Iterable[str], settings: RowSettings, seed: Sequence[int], counts: Counter[str]
+) -> tuple[Iterator[tuple[Any, ...]], pa.Schema]:
+    """Return the rows that settings make of documents, and their columns; arguments as of `build_pairs`."""
+    if settings.pairs:
+        return build_pairs(documents, settings, seed, counts), PAIR_SCHEMA
+    if settings.has_two_texts:
+        return build_two_text_rows(documents, settings, counts), TWO_TEXT_SCHEMA
+    return build_rows(documents, settings), SCHEMA
 
 
 def build_pairs(
@@ -69,11 +77,10 @@ def build_pairs(
         counts: counts documents: "used", and those that make no pair.
     """
     draw = np.random.default_rng(seed)
+    size = (settings.seq_length - NUM_SPECIAL_TOKENS) // 2  # no sentence is longer, so any two fit
     texts, spare, num_tokens = list[Text](), list[Text](), 0
     for sentences in tokenize_documents(documents, settings):
-        # No sentence is longer than half of the room, so any two fit.
-        size = (settings.seq_length - NUM_SPECIAL_TOKENS) // 2
-        text = [part for each in sentences for part in _cut_sentence(*each, size)]
+        text = [part for each in sentences for part in cut_tokens(each, size)]
         if len(text) < 2:
             counts[NO_NEXT_SENTENCE] += 1
             continue
@@ -97,26 +104,18 @@ def _pair_up(
     capacity = settings.seq_length - NUM_SPECIAL_TOKENS
     for number, sentences in enumerate(texts):
         ends = np.cumsum([0, *(len(ids) for ids, _ in sentences)])
-        first = 0
-        while first + 1 < len(sentences):  # a last sentence that is alone is left out
-            end = int(np.searchsorted(ends, ends[first] + capacity, side="right")) - 1
-            middle = int(draw.integers(first + 1, end))
+        start = 0
+        while start + 1 < len(sentences):  # a last sentence that is alone is left out
+            end = int(np.searchsorted(ends, ends[start] + capacity, side="right")) - 1
+            middle = int(draw.integers(start + 1, end))
             is_other = bool(draw.random() < 0.5)
             second: Sequence[Tokens] = sentences[middle:end]
             if is_other:
-                room, length = capacity - int(ends[middle] - ends[first]), int(ends[end] - ends[middle])
+                room, length = capacity - int(ends[middle] - ends[start]), int(ends[end] - ends[middle])
                 second = _draw_other(others, number, length, room, draw)
-            yield _join(sentences[first:middle], second, settings, is_other)
-            first = middle if is_other else end
-
-
-def _cut_sentence(ids: np.ndarray, starts: np.ndarray, size: int) -> Iterator[Tokens]:
-    while len(ids) > size:
-        cut = find_cut(starts, size)
-        yield ids[:cut], starts[:cut]
-        ids, starts = ids[cut:], starts[cut:]
-    if len(ids):
-        yield ids, starts
+            first = join_tokens(settings.cls_id, *sentences[start:middle], settings.sep_id)
+            yield PairRow(*join_tokens(first, *second, settings.sep_id), len(first[0]), int(is_other))
+            start = middle if is_other else end
 
 
 def _draw_other(
@@ -133,17 +132,4 @@ def _draw_other(
         best = min(best, (float(gaps[place]), other[start : start + place + 1]), key=lambda each: each[0])
         if best[0] <= LENGTH_TOLERANCE * length:
             break
-    if np.isinf(best[0]):
-        ids, starts = other[start]
-        cut = find_cut(starts, room)
-        return [(ids[:cut], starts[:cut])]
-    return best[1]
-
-
-def _join(first: Sequence[Tokens], second: Sequence[Tokens], settings: RowSettings, is_other: bool) -> PairRow:
-    cls, sep = (np.array([each], dtype=np.int32) for each in (settings.cls_id, settings.sep_id))
-    special = np.ones(1, dtype=bool)
-    a, b = ([np.concatenate(each) for each in zip(*text, strict=True)] for text in (first, second))
-    ids = np.concatenate([cls, a[0], sep, b[0], sep])
-    starts = np.concatenate([special, a[1], special, b[1], special])
-    return PairRow(ids, starts, len(a[0]) + 2, int(is_other))
+    return [next(cut_tokens(other[start], room))] if np.isinf(best[0]) else best[1]

@@ -2,7 +2,8 @@
 
 Sentences are grouped until a row of `seq_length` tokens is full; a longer sentence is cut, before a word where that is
 possible. Words are the tokenizer's pre-tokens in spaced scripts; in Han text they are jieba's words, or single
-characters.
+characters. A document that is two texts, such as title and body (`--prepare.pair`), is one row whatever its length: at
+most `seq_length` tokens of each text.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import itertools
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from tokenizers import Encoding
 
+from domext_ray.data.documents import PAIR_SEPARATOR
 from domext_ray.data.sentences import split_sentences
 from domext_ray.errors import CorpusError
 from domext_ray.vocabulary.tokenizer import make_backend
@@ -26,6 +30,15 @@ from domext_ray.vocabulary.tokenizer import make_backend
 SENTENCES_PER_CALL = 2048
 MAX_CACHED_CHARS = 8 * 2**20
 """Characters of chunks that a tokenizer remembers, at most: about 100 MB with their tokens."""
+
+SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("word_starts", pa.list_(pa.bool_()))])
+SECOND_START = "second_start"
+TWO_TEXT_SCHEMA = SCHEMA.append(pa.field(SECOND_START, pa.int32()))
+NO_TOKEN = "no_token"
+"""Why a document makes no row: one of its two texts is of characters that the tokenizer leaves out."""
+
+Tokens = tuple[np.ndarray, np.ndarray]
+"""Ids, int32 [N], and whether a word starts at each, bool [N]; a special token starts one."""
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 _CHUNK = re.compile(r"[^ !-/:-@\[-`{-~]+|[!-/:-@\[-`{-~]")  # BERT isolates every ASCII punctuation mark
@@ -48,7 +61,7 @@ class RowSettings:
         chinese_words: words of Han text are jieba's; else every Han character is a word.
         pairs: rows are pairs for next-sentence prediction (see `pairs`).
         packed: a row may go on with the next document, which has a [CLS] of its own.
-        has_two_texts: documents are two texts, and each is a row (see `two_texts`).
+        has_two_texts: documents are two texts, and each is a row.
     """
 
     tokenizer_json: str
@@ -179,8 +192,16 @@ def _load_tokenizer(tokenizer_json: str, chinese_words: bool) -> SentenceTokeniz
     return SentenceTokenizer(tokenizer_json, chinese_words)
 
 
-def tokenize_sentences(sentences: Sequence[str], settings: RowSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield ids (int32) and word starts (bool) of every sentence, special tokens not included."""
+class TwoTextRow(NamedTuple):
+    """Two texts in a row of N tokens, and the place where the second begins."""
+
+    ids: np.ndarray
+    word_starts: np.ndarray
+    second_start: int
+
+
+def tokenize_sentences(sentences: Sequence[str], settings: RowSettings) -> Iterator[Tokens]:
+    """Yield the tokens of every sentence, special ones not included."""
     encoded = _load_tokenizer(settings.tokenizer_json, settings.chinese_words).encode(sentences)
     ends = list(itertools.accumulate(map(len, encoded), initial=0))
     packed = np.fromiter(itertools.chain.from_iterable(encoded), dtype=np.int64, count=ends[-1])
@@ -189,66 +210,29 @@ def tokenize_sentences(sentences: Sequence[str], settings: RowSettings) -> Itera
         yield ids[first:end], starts[first:end]
 
 
-@dataclass
-class RowBuilder:
-    """Groups sentences into rows.
+def tokenize_documents(documents: Iterable[str], settings: RowSettings) -> Iterator[list[Tokens]]:
+    """Yield every document as the tokens of its sentences, special ones not included."""
+    waiting, num_sentences = list[list[str]](), 0
 
-    Args:
-        settings: length of a row and the tokens around it.
-    """
+    def flush() -> Iterator[list[Tokens]]:
+        tokenized = tokenize_sentences([*itertools.chain(*waiting)], settings)
+        return (list(itertools.islice(tokenized, len(each))) for each in waiting)
 
-    settings: RowSettings
-    _ids: list[np.ndarray] = field(default_factory=list)
-    _starts: list[np.ndarray] = field(default_factory=list)
-    _size: int = 0
+    for document in documents:
+        waiting.append(split_sentences(document))
+        num_sentences += len(waiting[-1])
+        if num_sentences >= SENTENCES_PER_CALL:
+            yield from flush()
+            waiting, num_sentences = [], 0
+    yield from flush()
 
-    def __post_init__(self) -> None:
-        self._cls, self._sep = (np.array([i], dtype=np.int32) for i in (self.settings.cls_id, self.settings.sep_id))
-        self._special = np.ones(1, dtype=bool)
-        self._between = np.concatenate([self._sep, self._cls]) if self.settings.packed else self._sep
 
-    def add(self, ids: np.ndarray, starts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Take a sentence; yield the rows that it completes, [CLS] and [SEP] included."""
-        capacity = self.settings.seq_length - 2
-        while len(ids):
-            if self._size + len(ids) <= capacity:
-                self._append(ids, starts)
-                return
-            if self._size:
-                yield self._finish()
-                continue
-            cut = find_cut(starts, capacity)
-            self._append(ids[:cut], starts[:cut])
-            ids, starts = ids[cut:], starts[cut:]
-
-    def end_document(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Mark the end of a document: a [SEP] in the row, and a [CLS] where rows are packed, or the row's end."""
-        if not self._size or self._ids[-1] is self._between:
-            return
-        goes_on = self.settings.cross_documents or self.settings.packed
-        if not goes_on or self._size + len(self._between) + 1 > self.settings.seq_length - 2:
-            yield self._finish()
-        else:
-            self._append(self._between, np.ones(len(self._between), dtype=bool))
-
-    def end(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the last row."""
-        if self._size:
-            yield self._finish()
-
-    def _append(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        self._ids.append(ids)
-        self._starts.append(starts)
-        self._size += len(ids)
-
-    def _finish(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._ids[-1] is self._between:  # the row's own [SEP] ends the last document
-            self._ids.pop()
-            self._starts.pop()
-        row = np.concatenate([self._cls, *self._ids, self._sep])
-        starts = np.concatenate([self._special, *self._starts, self._special])
-        self._ids, self._starts, self._size = [], [], 0
-        return row, starts
+def join_tokens(*parts: int | Tokens) -> Tokens:
+    """Join tokens, and special ones that are given by their id."""
+    one = np.ones(1, dtype=bool)
+    tokens = [(np.array([each], dtype=np.int32), one) if isinstance(each, int) else each for each in parts]
+    ids, starts = zip(*tokens, strict=True)
+    return np.concatenate(ids), np.concatenate(starts)
 
 
 def find_cut(starts: np.ndarray, capacity: int) -> int:
@@ -264,37 +248,90 @@ def find_cut(starts: np.ndarray, capacity: int) -> int:
     return int(before[-1]) if len(before) and before[-1] > capacity // 2 else capacity
 
 
-def tokenize_documents(
-    documents: Iterable[str], settings: RowSettings
-) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
-    """Yield every document as its sentences: ids (int32) and word starts (bool) of each, without special tokens."""
-    sentences: list[str] = []
-    counts: list[int] = []
-    for document in documents:
-        found = split_sentences(document)
-        sentences += found
-        counts.append(len(found))
-        if len(sentences) >= SENTENCES_PER_CALL:
-            tokenized = tokenize_sentences(sentences, settings)
-            yield from (list(itertools.islice(tokenized, count)) for count in counts)
-            sentences, counts = [], []
-    tokenized = tokenize_sentences(sentences, settings)
-    yield from (list(itertools.islice(tokenized, count)) for count in counts)
+def cut_tokens(tokens: Tokens, capacity: int) -> Iterator[Tokens]:
+    """Yield parts of a sentence that there is room for."""
+    ids, starts = tokens
+    while len(ids) > capacity:
+        cut = find_cut(starts, capacity)
+        yield ids[:cut], starts[:cut]
+        ids, starts = ids[cut:], starts[cut:]
+    if len(ids):
+        yield ids, starts
 
 
-def build_rows(documents: Iterable[str], settings: RowSettings) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Turn documents into rows.
+class _RowBuilder:
+    """Groups sentences into rows."""
 
-    Args:
-        documents: clean text.
-        settings: tokenizer and row length.
+    def __init__(self, settings: RowSettings) -> None:
+        self.settings, self.capacity = settings, settings.seq_length - 2
+        self.parts, self.size = list[Tokens](), 0
+        special = [settings.sep_id, settings.cls_id] if settings.packed else [settings.sep_id]
+        self.between = join_tokens(*special)
 
-    Yields:
-        Token ids int32 [≤ seq_length] and word starts bool of the same length.
-    """
-    builder = RowBuilder(settings)
+    def add(self, tokens: Tokens) -> Iterator[Tokens]:
+        """Take a sentence; yield the rows that it completes, [CLS] and [SEP] included."""
+        if self.size and self.size + len(tokens[0]) > self.capacity:
+            yield self._finish()
+        for part in cut_tokens(tokens, self.capacity):
+            if self.size + len(part[0]) > self.capacity:
+                yield self._finish()
+            self._append(part)
+
+    def end_document(self) -> Iterator[Tokens]:
+        """Mark the end of a document: a [SEP] in the row, and a [CLS] where rows are packed, or the row's end."""
+        if not self.size or self.parts[-1] is self.between:
+            return
+        goes_on = self.settings.cross_documents or self.settings.packed
+        if not goes_on or self.size + len(self.between[0]) + 1 > self.capacity:
+            yield self._finish()
+        else:
+            self._append(self.between)
+
+    def end(self) -> Iterator[Tokens]:
+        """Yield the last row."""
+        if self.size:
+            yield self._finish()
+
+    def _append(self, tokens: Tokens) -> None:
+        self.parts.append(tokens)
+        self.size += len(tokens[0])
+
+    def _finish(self) -> Tokens:
+        if self.parts[-1] is self.between:  # the row's own [SEP] ends the last document
+            self.parts.pop()
+        row = join_tokens(self.settings.cls_id, *self.parts, self.settings.sep_id)
+        self.parts, self.size = [], 0
+        return row
+
+
+def build_rows(documents: Iterable[str], settings: RowSettings) -> Iterator[Tokens]:
+    """Turn clean documents into rows of at most `seq_length` tokens."""
+    builder = _RowBuilder(settings)
     for sentences in tokenize_documents(documents, settings):
-        for ids, starts in sentences:
-            yield from builder.add(ids, starts)
+        for each in sentences:
+            yield from builder.add(each)
         yield from builder.end_document()
     yield from builder.end()
+
+
+def build_two_text_rows(documents: Iterable[str], settings: RowSettings, counts: Counter[str]) -> Iterator[TwoTextRow]:
+    """Turn documents of two texts, `PAIR_SEPARATOR` between them, into rows [CLS] first [SEP] [CLS] second [SEP].
+
+    Args:
+        documents: two clean texts each.
+        settings: tokenizer and the length of a text.
+        counts: counts documents: "used", and those without a token in one of their texts.
+    """
+    texts = (text for document in documents for text in document.partition(PAIR_SEPARATOR)[::2])
+    tokenized = tokenize_documents(texts, settings)
+    for pair in zip(tokenized, tokenized, strict=True):
+        is_used = all(any(len(ids) for ids, _ in text) for text in pair)
+        counts["used" if is_used else NO_TOKEN] += 1
+        if is_used:
+            first, second = (_enclose(join_tokens(*text), settings) for text in pair)
+            yield TwoTextRow(*join_tokens(first, second), len(first[0]))
+
+
+def _enclose(text: Tokens, settings: RowSettings) -> Tokens:
+    """Put special tokens around a text; what a long one has beyond is not read."""
+    return join_tokens(settings.cls_id, next(cut_tokens(text, settings.seq_length - 2)), settings.sep_id)

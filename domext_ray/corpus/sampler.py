@@ -43,13 +43,11 @@ class Part:
         name: what it is called in sentences.
         shard_rows: rows of its shards, in manifest order.
         seed: of its order and masks.
-        share: of the rows of all batches together, until the shares change.
     """
 
     name: str
     shard_rows: tuple[int, ...]
     seed: int
-    share: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,10 @@ class Stage:
 
 
 def count_rows(stages: Sequence[Stage], batch: int, global_batch_size: int) -> list[int]:
-    """Return the rows of every text that the global batches before one have.
+    """Return the rows of every text that the global batches before one have, given all stages in order.
 
     No count is smaller for a later batch, and in each stage a text's rows differ from its share of all by fewer than
     there are texts.
-
-    Args:
-        stages: in order, the first one from batch 0 on.
-        batch: from 0.
-        global_batch_size: rows of one global batch.
     """
     totals = [0] * len(stages[0].shares)
     ends = [*(each.first_batch for each in stages[1:]), batch]
@@ -107,9 +100,9 @@ class Sampler:
     """The canonical order of one text or several under one global batch size.
 
     Args:
-        parts: the texts, of shares that sum to 1.
+        parts: the texts.
         global_batch_size: rows of one global batch.
-        changes: later stages, in which the texts have other shares.
+        stages: which shares the texts have, the first one from batch 0 on.
 
     Raises:
         CorpusError: a text alone does not fill a batch, or one of several has fewer rows than lanes.
@@ -117,10 +110,10 @@ class Sampler:
 
     parts: tuple[Part, ...]
     global_batch_size: int
-    changes: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = (Stage(0, (Fraction(1),)),)
 
     def __post_init__(self) -> None:
-        assert all(sum(stage.shares) == 1 for stage in self.stages)
+        assert all(sum(stage.shares) == 1 and len(stage.shares) == len(self.parts) for stage in self.stages)
         for part in self.parts:
             num_rows = sum(part.shard_rows)
             if num_rows < self.num_lanes or (len(self.parts) == 1 and num_rows < self.global_batch_size):
@@ -128,11 +121,6 @@ class Sampler:
                     f"{part.name} makes {num_rows} rows, too few for batches of {self.global_batch_size}, which take "
                     f"them from {self.num_lanes} places of it; give more text or lower --train.global_batch_size."
                 )
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """All stages."""
-        return (Stage(0, tuple(part.share for part in self.parts)), *self.changes)
 
     @property
     def num_lanes(self) -> int:
@@ -144,7 +132,6 @@ class Sampler:
         return sum(self.parts[part].shard_rows) // self.num_lanes * self.num_lanes
 
     def rows_before(self, batch: int) -> list[int]:
-        """Return the rows of every text that the global batches before one have."""
         return count_rows(self.stages, batch, self.global_batch_size)
 
     def count_epochs(self, batch: int) -> list[float]:
@@ -152,14 +139,7 @@ class Sampler:
         return [rows / self.rows_per_epoch(part) for part, rows in enumerate(self.rows_before(batch))]
 
     def draw(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for every row of a global batch, its text and its number among all rows of that text.
-
-        Args:
-            batch: the global batch, from 0.
-
-        Returns:
-            Both int64 [global_batch_size].
-        """
+        """Return, for every row of a global batch, its text and its number among all rows of that text, both int64."""
         before, after = self.rows_before(batch), self.rows_before(batch + 1)
         numbers = [np.arange(first, last) for first, last in zip(before, after, strict=True)]
         numbers = [each[np.argsort(each % self.num_lanes, kind="stable")] for each in numbers]
@@ -169,11 +149,7 @@ class Sampler:
         return parts[order], np.concatenate(numbers)[order]
 
     def locate(self, part: int, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, int, np.ndarray, np.ndarray]]:
-        """Map numbers of rows among all of a text to rows of its shards.
-
-        Args:
-            part: the text.
-            numbers: int64 [R], from 0 at the first batch.
+        """Map numbers of rows among all of a text, from 0 at the first batch, to rows of its shards.
 
         Yields:
             For each epoch: where in `numbers` its rows are, the epoch, shards in manifest order, and rows within them.

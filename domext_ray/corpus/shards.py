@@ -43,18 +43,17 @@ from domext_ray.corpus.manifest import (
     write_manifest,
 )
 from domext_ray.corpus.overlap import read_hashes, write_hashes
-from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, build_pairs
-from domext_ray.corpus.rows import RowSettings, build_rows, count_han, load_jieba
-from domext_ray.corpus.two_texts import NO_TOKEN, TWO_TEXT_SCHEMA, build_two_text_rows
+from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, choose_rows
+from domext_ray.corpus.rows import NO_TOKEN, RowSettings, count_han, load_jieba
 from domext_ray.data.documents import read_documents, read_grouped
-from domext_ray.data.dropped import Dropped, check_dropped, require_text
+from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import ReadTask, Sources, resolve_sources
 from domext_ray.data.split import (
     describe_split,
     hold_out_blocks,
     hold_out_files,
-    hold_out_groups,
+    hold_out_hashes,
     require_held_out_group,
     resolve_held_out_by,
 )
@@ -78,7 +77,6 @@ TEXT_BYTES = 64 * 2**10
 
 ROWS_PER_BATCH = 1024
 _PARTS = (*SPLITS, "texts")
-SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("word_starts", pa.list_(pa.bool_()))])
 
 
 def prepare_corpus(
@@ -135,15 +133,15 @@ def prepare_corpus(
             if name.startswith("."):  # of a task that was killed
                 (work / name).delete()
         write_manifest(work, record)
-    if split := describe_split(sources, prepare, held_out_by):
+    if split := describe_split(sources.files, prepare, held_out_by):
         print(split, file=sys.stderr)
     return _tell_dropped(read_manifest(folder), spec, prepare, is_new=True)
 
 
 def _tell_dropped(manifest: Manifest, spec: str, prepare: PrepareConfig, *, is_new: bool) -> Manifest:
     """Say what a prepared corpus lost, or refuse it."""
-    places = manifest.dropped_places
-    check_dropped(spec, manifest.dropped, places, manifest.num_documents, prepare, is_new=is_new)
+    dropped = Dropped(Counter(manifest.dropped), manifest.dropped_places)
+    dropped.tell(spec, manifest.num_documents, prepare, is_new=is_new)
     return manifest
 
 
@@ -176,7 +174,7 @@ def identify_corpus(
         "format": FORMAT_VERSION,
         "content": sources.fingerprint,
         "prepare": identity_of(prepare),
-        "held_out_by": resolve_held_out_by(sources, prepare),
+        "held_out_by": resolve_held_out_by(sources.files, prepare),
         "tokenizer": fingerprint_tokenizer(tokenizer),
         "seq_length": seq_length,
         "pairs": pairs,
@@ -215,9 +213,9 @@ def _build(
     keep, is_held_out = split_documents(hashes, groups, files, prepare)
     counts = [sum(number for _, number in task) for task in files]
     num_documents = int(keep.sum())
-    dropped, places = lost.counts, lost.describe_places()
+    dropped = lost.counts
     dropped["duplicate"] = len(keep) - num_documents
-    require_text(sources.spec, dropped, places, num_documents, prepare)
+    lost.require_text(sources.spec, num_documents, prepare)
     reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     if not num_documents:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable document (dropped: {reasons or 'nothing read'}).")
@@ -262,7 +260,7 @@ def _build(
         "token_counts_sha256": hash_file(folder / TOKEN_COUNTS),
         "num_documents": num_documents,
         "dropped": {name: n for name, n in dropped.items() if n},
-        "dropped_places": places,
+        "dropped_places": lost.places,
         "han_frac": han_frac,
         "chinese_words": is_chinese,
     }
@@ -293,7 +291,7 @@ def split_documents(
     elif prepare.held_out_by == "block":
         is_held_out = hold_out_blocks(keep, prepare.held_out_frac)
     elif prepare.held_out_by == "group":
-        is_held_out = hold_out_groups(_to_words(groups), prepare.held_out_frac)
+        is_held_out = hold_out_hashes(_to_words(groups), prepare.held_out_frac)
     return keep, is_held_out
 
 
@@ -327,7 +325,7 @@ def _hash_pass(
         hashes += result["hashes"]
         groups += result["groups"]
         files.append([(file.path, number) for file, number in zip(task.files, result["counts"], strict=True)])
-        dropped.merge(Dropped.from_record(result["dropped"]))
+        dropped.merge(result["dropped"])
         num_chars, num_han = num_chars + result["num_chars"], num_han + result["num_han"]
     return hashes, groups, files, dropped, num_han / max(num_chars, 1)
 
@@ -348,7 +346,7 @@ def _hash_task(prepare: PrepareConfig, number: int, task: ReadTask, plan: bytes)
         "hashes": bytes(hashes),
         "groups": bytes(groups),
         "counts": counts,
-        "dropped": dropped.to_record(),
+        "dropped": vars(dropped),
         "num_chars": num_chars,
         "num_han": num_han,
     }
@@ -371,7 +369,7 @@ def _choose_documents(hashes: bytes | bytearray, held_out_frac: float) -> tuple[
     for byte in range(256):
         places = np.flatnonzero(first_bytes == byte)
         own = words[places].astype(np.uint64)
-        is_held_out[places] = (own >> np.uint64(11)).astype(np.float64) * 2.0**-53 < held_out_frac
+        is_held_out[places] = hold_out_hashes(own, held_out_frac)
         order = np.argsort(own, kind="stable")  # equal hashes stay in canonical order
         is_repeated = np.diff(own[order]) == 0
         keep[places[order[~np.concatenate([[False], is_repeated])[: len(order)]]]] = True
@@ -396,16 +394,9 @@ def _write_task(
         ("train", _divide(task, prepare, plan, held_out)),
         ("held_out", held_out),
     )
-    rows: Iterator[tuple[Any, ...]]
     for i, (split, documents) in enumerate(sources):
         path = folder / f"{split}-{number:06d}.arrow"
-        if settings.pairs:
-            rows, schema = build_pairs(documents, settings, (number, i), counts[split]), PAIR_SCHEMA
-        elif settings.has_two_texts:
-            rows, schema = build_two_text_rows(documents, settings, counts[split]), TWO_TEXT_SCHEMA
-        else:
-            rows, schema = build_rows(documents, settings), SCHEMA
-        record, token_counts = _write_shard(path, rows, schema)
+        record, token_counts = _write_shard(path, *choose_rows(documents, settings, (number, i), counts[split]))
         result[split] = [asdict(record)] if record else []
         if split == "train":
             result["token_counts"] = token_counts.tobytes()

@@ -17,7 +17,7 @@ import pickle
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -27,7 +27,7 @@ import ray
 import ray.data
 
 from domext_ray.corpus.batching import EPOCH, Arrays, join_rows
-from domext_ray.corpus.manifest import Manifest, take_rows
+from domext_ray.corpus.manifest import take_rows
 from domext_ray.corpus.sampler import Sampler
 from domext_ray.data.ray_tasks import configure_ray_data
 from domext_ray.errors import CorpusError
@@ -44,36 +44,11 @@ RankBatch = tuple[list[Arrays], list[int]]
 
 
 @dataclass(frozen=True)
-class CorpusReader:
-    """Reads rows of one corpus where Ray runs it.
-
-    Args:
-        paths: the shards.
-        shard_rows: their rows.
-    """
-
-    paths: tuple[str, ...]
-    shard_rows: tuple[int, ...]
-
-    @classmethod
-    def open(cls, manifest: Manifest) -> CorpusReader:
-        """Return the reader of a prepared corpus's training rows."""
-        return cls(manifest.paths("train"), tuple(each.num_rows for each in manifest.records("train")))
-
-    def read(self, epoch: int, shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-        """Return rows of an epoch, in the order asked for, with their `row_id` in the manifest and `EPOCH`."""
-        starts = np.concatenate([[0], np.cumsum(self.shard_rows)])
-        table = take_rows(self.paths, shards, rows)
-        table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
-        return table.append_column(EPOCH, pa.array(np.full(len(rows), epoch), type=pa.int32()))
-
-
-@dataclass(frozen=True)
 class BatchReader:
     """Makes one rank's micro batches of any global batches, where Ray runs it.
 
     Args:
-        corpora: the prepared texts.
+        corpora: the shards of each prepared text, by their paths.
         sampler: their order.
         maskers: what makes batches of each text's rows; see `views.make_masker`.
         is_kept: which texts the keeping term reads; empty: there is no such term.
@@ -81,7 +56,7 @@ class BatchReader:
         micro_batch_size: rows of a forward pass.
     """
 
-    corpora: tuple[CorpusReader, ...]
+    corpora: tuple[tuple[str, ...], ...]
     sampler: Sampler
     maskers: tuple[Any, ...]
     is_kept: tuple[bool, ...]
@@ -90,13 +65,7 @@ class BatchReader:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the rank's share."""
         return int(self.rows.stop - self.rows.start)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All files that it reads."""
-        return tuple(path for corpus in self.corpora for path in corpus.paths)
 
     def __call__(self, batches: np.ndarray) -> list[RankBatch]:
         """Read, mask and pad the rank's rows of some global batches, int64 [K]."""
@@ -104,7 +73,10 @@ class BatchReader:
         parts, numbers = (np.concatenate([each[i][self.rows] for each in drawn]) for i in range(2))
         places = [np.flatnonzero(parts == part) for part in range(len(self.corpora))]
         present = [part for part, own in enumerate(places) if len(own)]
-        masked = [self._mask(part, numbers[places[part]]) for part in present]
+        read = (self.read(part, numbers[places[part]]) for part in present)
+        masked = [
+            self.maskers[part].mask(own, own.column(EPOCH).to_numpy()) for part, own in zip(present, read, strict=True)
+        ]
         rows = masked[0]
         if len(self.corpora) > 1:
             is_kept = [self.is_kept[part] for part in present] if self.is_kept else None
@@ -117,30 +89,23 @@ class BatchReader:
         return found
 
     def read(self, part: int, numbers: np.ndarray) -> pa.Table:
-        """Return rows of a text by their number among all that are read of it."""
+        """Return rows of a text by their number among all that are read of it; `row_id` is that in its manifest."""
+        starts = np.concatenate([[0], np.cumsum(self.sampler.parts[part].shard_rows)])
         tables, places = [], []
         for chosen, epoch, shards, rows in self.sampler.locate(part, numbers):
-            tables.append(self.corpora[part].read(epoch, shards, rows))
+            table = take_rows(self.corpora[part], shards, rows)
+            table = table.append_column("row_id", pa.array(starts[shards] + rows, type=pa.int64()))
+            tables.append(table.append_column(EPOCH, pa.array(np.full(len(rows), epoch), type=pa.int32())))
             places.append(chosen)
         order = np.argsort(np.concatenate(places), kind="stable")
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks().take(pa.array(order))
 
-    def _mask(self, part: int, numbers: np.ndarray) -> Any:
-        rows = self.read(part, numbers)
-        return self.maskers[part].mask(rows, rows.column(EPOCH).to_numpy())
-
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Global batches that one Ray Data execution makes, a few in each of its tasks.
+    """Global batches that one Ray Data execution makes, a few in each of its tasks; the last one is not included."""
 
-    Args:
-        read: numbers of global batches, int64 [K] -> what a rank gets of each.
-        first, last: the batches, the last one not included.
-        per_task: batches of one task.
-    """
-
-    read: Callable[[np.ndarray], Sequence[RankBatch]]
+    read: BatchReader
     first: int
     last: int
     per_task: int
@@ -171,7 +136,7 @@ def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) 
         while True:
             while len(running) < 2 and batch < end:  # the next one begins while a model trains on this one
                 last = min(batch + TASKS * per_task, end)
-                running.append(Prefetch(_run(BatchRange(reader, batch, last, per_task), reader.paths)))
+                running.append(Prefetch(_run(BatchRange(reader, batch, last, per_task))))
                 batch = last
             if not running:
                 return
@@ -182,7 +147,7 @@ def stream_batches(reader: BatchReader, batch: int = 0, end: int = sys.maxsize) 
             each.close()
 
 
-def _run(batches: BatchRange, paths: Sequence[str]) -> Iterator[RankBatch]:
+def _run(batches: BatchRange) -> Iterator[RankBatch]:
     configure_ray_data()
     num_tasks = -(-(batches.last - batches.first) // batches.per_task)
     # Not `ray.data.range`: it would read its numbers in tasks of a whole CPU, which workers may have left none of.
@@ -198,7 +163,7 @@ def _run(batches: BatchRange, paths: Sequence[str]) -> Iterator[RankBatch]:
             for each in ray.get(references.pop(0)).column("batch"):
                 yield pickle.loads(each.as_buffer())
     except Exception as error:  # whatever the task met, Ray Data hands on in a wrapping of its own
-        gone = [each for each in paths if not Place(each).is_file()]
+        gone = [each for paths in batches.read.corpora for each in paths if not Place(each).is_file()]
         if not gone:
             raise
         raise CorpusError(f"the shard {gone[0]} has gone; the same command prepares it again and goes on.") from error

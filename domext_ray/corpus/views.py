@@ -2,7 +2,7 @@
 
 denoise: the first view lacks words, the second is the row. contrast: a row twice (under other dropout, SimCSE), or two
 stretches of it, each a tenth to a half of its words, that may overlap ("independent cropping", Izacard et al. 2021,
-"Contriever", section 3.1), or the two texts of a row that has two (corpus/two_texts.py). As masks do, views move with
+"Contriever", section 3.1), or the two texts of a row that has two (corpus/rows.py). As masks do, views move with
 their row, whatever worker reads it; dropout, as everywhere, follows from seed, step and rank.
 """
 
@@ -19,7 +19,7 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.batching import PADDING_MULTIPLE, Arrays, Masker
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import flatten_lists
-from domext_ray.corpus.two_texts import SECOND_START
+from domext_ray.corpus.rows import SECOND_START
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,6 @@ class ViewedRows:
         return [sum(map(len, [*self.first, *self.second] if self.are_parts else self.second))]
 
     def cut(self, rows: slice) -> ViewedRows:
-        """Return some rows that follow each other."""
         return ViewedRows(self.first[rows], self.second[rows], self.are_parts)
 
 
@@ -62,13 +61,7 @@ class Viewer:
         self.special_ids = np.array(sorted(tokenizer.all_special_ids), dtype=np.int64)
 
     def mask(self, rows: pa.Table, epoch: int | np.ndarray) -> ViewedRows:
-        """Make the views of a table of rows.
-
-        Args:
-            rows: columns input_ids, word_starts (lists of equal lengths), row_id, and second_start where rows are two
-                texts.
-            epoch: views differ from epoch to epoch; of all rows, or int64 [R].
-        """
+        """Make the views of a table of rows, which has `SECOND_START` where rows are two texts; see `Masker.mask`."""
         ids, lengths = flatten_lists(rows, "input_ids")
         starts, _ = flatten_lists(rows, "word_starts")
         cuts = np.cumsum(lengths)[:-1]
@@ -110,12 +103,7 @@ class Viewer:
         return np.concatenate([ids[:1], ids[firsts[first] : end], ids[-1:]])
 
     def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[Arrays]:
-        """Cut viewed rows into micro batches, each as long as its longest row, rounded up to a multiple of 8.
-
-        Args:
-            rows: the rows of this rank's share of a global batch.
-            micro_batch_size: rows of a forward pass; the last micro batch may be smaller.
-        """
+        """Cut viewed rows into micro batches; see `Masker.collate`."""
         pad = pad_denoised if self.objective.kind == "denoise" else pad_contrasted
         spans = [slice(first, first + micro_batch_size) for first in range(0, len(rows.first), micro_batch_size)]
         return [pad(rows.first[each], rows.second[each], self.pad_id) for each in spans]
@@ -124,14 +112,7 @@ class Viewer:
 def make_masker(
     tokenizer: PreTrainedTokenizerBase, objective: ObjectiveConfig, seed: int, *, packed: bool = False
 ) -> Masker | Viewer:
-    """Return what makes an objective's batches of rows.
-
-    Args:
-        tokenizer: the rows'.
-        objective: the objective.
-        seed: of the draws.
-        packed: rows have several documents.
-    """
+    """Return what makes an objective's batches of rows; `packed`: rows have several documents."""
     if objective.makes_vectors:
         return Viewer(tokenizer, objective, seed)
     return Masker(tokenizer, objective, seed, packed=packed)
@@ -158,13 +139,8 @@ def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_
     if not len(positions):
         positions, weights = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.float32)
     labels = decoder_ids.reshape(-1)[positions + 1]
-    return {
-        **_pad(first, pad_id),
-        "weights": weights,
-        "decoder_ids": decoder_ids,
-        "positions": positions,
-        "labels": labels,
-    }
+    own = {"weights": weights, "decoder_ids": decoder_ids, "positions": positions, "labels": labels}
+    return {**_pad(first, pad_id), **own}
 
 
 def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> Arrays:

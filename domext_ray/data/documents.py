@@ -17,7 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.dropped import BLANK, Dropped, Place
+from domext_ray.data.dropped import BLANK, Dropped, describe_place
 from domext_ray.data.files import (
     CSV,
     JSONL,
@@ -80,7 +80,8 @@ def read_grouped(task: ReadTask, prepare: PrepareConfig, dropped: Dropped) -> It
                 continue
             group = b""
             if prepare.group_field:
-                group = hash_group(name, Place.of(file, number, start=task.start), prepare.group_field, _GROUP_OPTION)
+                place = describe_place(file, number, task.start)
+                group = hash_group(name, place, prepare.group_field, _GROUP_OPTION)
             for document in _cut(texts, prepare):
                 if len(document) < prepare.min_document_chars:
                     dropped.add("too_short", file, number, start=task.start)

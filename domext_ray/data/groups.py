@@ -8,11 +8,9 @@ from typing import Any
 
 from domext_ray.errors import CorpusError
 
-GROUP_BYTES = 8
-
 
 def hash_group(name: Any, place: object, field: object, option: str) -> bytes:
-    """Return a hash, `GROUP_BYTES` long, of a group's name: a text or a whole number, however a file writes it.
+    """Return a hash, 8 bytes long, of a group's name: a text or a whole number, however a file writes it.
 
     Args:
         name: what the row has; None: nothing.
@@ -33,4 +31,4 @@ def hash_group(name: Any, place: object, field: object, option: str) -> bytes:
             f"{place} {has} {field!r}, and {option} needs it in every row, so that no group is on both sides of a "
             "split; fill it in, or leave the row out."
         )
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=GROUP_BYTES, key=b"group").digest()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=b"group").digest()

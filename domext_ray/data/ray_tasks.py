@@ -31,15 +31,13 @@ def run_read_tasks(
     Raises:
         DomextError: see `run_tasks`.
     """
-
-    def make_task(number: int, task: ReadTask) -> Task:
-        plan = find_plan(number)
-        key = hashlib.sha256(plan).hexdigest()
-        return Task(number, (number, task, plan), task.num_bytes / 1e6, task.files[0].path, key)
-
+    plans = map(find_plan, range(len(sources.tasks)))
     return run_tasks(
         lambda item: function(*item),
-        (make_task(number, task) for number, task in enumerate(sources.tasks)),
+        (
+            Task(i, (i, task, plan), task.num_bytes / 1e6, task.files[0].path, hashlib.sha256(plan).hexdigest())
+            for i, (task, plan) in enumerate(zip(sources.tasks, plans, strict=True))
+        ),
         records,
         verb=verb,
         total=sources.num_bytes / 1e6,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from domext_ray.config.pretrain import PrepareConfig
@@ -54,6 +54,11 @@ class Sources:
     fingerprint: str
 
     @property
+    def files(self) -> list[SourceFile]:
+        """All files, in order, one for each of its tasks."""
+        return [file for task in self.tasks for file in task.files]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return sum(each.num_bytes for each in self.tasks)
@@ -74,10 +79,10 @@ def resolve_sources(spec: str, prepare: PrepareConfig) -> Sources:
     for each in files:
         digest.update(json.dumps([each.kind, each.size]).encode())
         digest.update(fingerprint_file(each).encode())
-    return Sources(spec, tuple(_cut_tasks(files, prepare)), digest.hexdigest())
+    return Sources(spec, tuple(cut_tasks(files, prepare)), digest.hexdigest())
 
 
-def _cut_tasks(files: list[SourceFile], prepare: PrepareConfig) -> Iterator[ReadTask]:
+def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig) -> Iterator[ReadTask]:
     """Cut large plain files into ranges and join small files, in order."""
     task_bytes = max(prepare.shard_bytes, -(-sum(each.size for each in files) // MOST_TASKS))
     group: list[SourceFile] = []

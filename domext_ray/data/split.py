@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 
 from domext_ray.config.pretrain import MOST_HELD_OUT, PrepareConfig
-from domext_ray.data.files import TEXT
-from domext_ray.data.sources import Sources
+from domext_ray.data.files import TEXT, SourceFile
 from domext_ray.errors import CorpusError
 
 BLOCK_DOCUMENTS = 64
@@ -24,46 +23,39 @@ MIN_BLOCKS = 4
 """A small corpus holds out this many blocks of fewer documents, so that they come from several places of it."""
 
 
-def resolve_held_out_by(sources: Sources, prepare: PrepareConfig) -> Literal["document", "block", "file", "group"]:
+def resolve_held_out_by(
+    files: Sequence[SourceFile], prepare: PrepareConfig
+) -> Literal["document", "block", "file", "group"]:
     """Return what is held out, "auto" resolved."""
     if prepare.group_field:
         return "group"
     if prepare.held_out_by != "auto":
         return prepare.held_out_by
-    is_lines = prepare.document == "line" and any(file.kind == TEXT for task in sources.tasks for file in task.files)
+    is_lines = prepare.document == "line" and any(file.kind == TEXT for file in files)
     return "block" if is_lines else "document"
 
 
-def describe_split(sources: Sources, prepare: PrepareConfig, held_out_by: str) -> str:
+def describe_split(files: Sequence[SourceFile], prepare: PrepareConfig, held_out_by: str) -> str:
     """Return a sentence on what is held out where neighbouring documents may be of one text; else nothing."""
     if prepare.group_field:
         return f"held out: all rows of some {prepare.group_field!r}, each by a hash of it alone"
-    is_text = any(file.kind == TEXT for task in sources.tasks for file in task.files)
-    if not is_text or prepare.document == "file":
+    noun = {"line": "lines", "blank_line": "paragraphs between blank lines"}.get(prepare.document)
+    if noun is None or not any(file.kind == TEXT for file in files):
         return ""
-    noun = "lines" if prepare.document == "line" else "paragraphs between blank lines"
-    if held_out_by == "block":
-        return (
-            f"held out: blocks of up to {BLOCK_DOCUMENTS} neighbouring {noun} (where each is a text of its own: "
-            "--prepare.held_out_by document)"
-        )
-    if held_out_by == "document":
-        return (
-            f"held out: single {noun}, whose neighbours train (where neighbours are of one text: "
-            "--prepare.held_out_by block, or file)"
-        )
-    return ""
+    return {
+        "block": f"held out: blocks of up to {BLOCK_DOCUMENTS} neighbouring {noun} (where each is a text of its own: "
+        "--prepare.held_out_by document)",
+        "document": f"held out: single {noun}, whose neighbours train (where neighbours are of one text: "
+        "--prepare.held_out_by block, or file)",
+    }.get(held_out_by, "")
 
 
 def hold_out_blocks(keep: np.ndarray, held_out_frac: float) -> np.ndarray:
     """Choose blocks of neighbours, one in each of equal stretches of the corpus, at a place that is drawn.
 
     Args:
-        keep: bool [D], documents that stay, in order.
+        keep: bool [D], documents that stay, in order; returned are, likewise, those that are held out.
         held_out_frac: share of them that is held out.
-
-    Returns:
-        bool [D], which are held out.
     """
     kept = np.flatnonzero(keep)
     num_held_out = round(len(kept) * held_out_frac)
@@ -80,21 +72,13 @@ def hold_out_blocks(keep: np.ndarray, held_out_frac: float) -> np.ndarray:
     return is_held_out
 
 
-def hold_out_groups(groups: np.ndarray, held_out_frac: float) -> np.ndarray:
-    """Choose whole groups, each by its hash alone.
-
-    Args:
-        groups: uint64 [D], hashes of the documents' groups.
-        held_out_frac: share of the groups that is held out.
-
-    Returns:
-        bool [D], which are held out, if they stay.
-    """
-    return _draw(groups) < held_out_frac
+def hold_out_hashes(hashes: np.ndarray, held_out_frac: float) -> np.ndarray:
+    """Choose each document, or all of a group, by its hash alone, uint64 [D]; bool [D], which are held out."""
+    return _to_uniform(hashes) < held_out_frac
 
 
-def _draw(groups: np.ndarray) -> np.ndarray:
-    return (groups >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def _to_uniform(hashes: np.ndarray) -> np.ndarray:
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def require_held_out_group(groups: np.ndarray, prepare: PrepareConfig) -> None:
@@ -103,11 +87,8 @@ def require_held_out_group(groups: np.ndarray, prepare: PrepareConfig) -> None:
     Args:
         groups: uint64 [D], hashes of the groups of the documents that stay.
         prepare: what a group is, and the share of them that is held out.
-
-    Raises:
-        CorpusError: none is.
     """
-    lowest = float(_draw(groups).min(initial=1.0))
+    lowest = float(_to_uniform(groups).min(initial=1.0))
     if lowest >= prepare.held_out_frac:
         needed = math.floor(100 * lowest + 1) / 100
         advice = f"give {needed:g} or more" if needed < MOST_HELD_OUT else "give rows of more groups"
@@ -127,10 +108,7 @@ def hold_out_files(
         keep: bool [D], documents that stay, in order.
         draws: uint64 [D], hashes of the documents.
         files: path and number of documents of each part of a file, in order.
-        held_out_frac: share of the documents that is held out, as nearly as files allow.
-
-    Returns:
-        bool [D], which are held out: at least one file's.
+        held_out_frac: share of the documents that is held out, as nearly as files allow: at least one file's.
 
     Raises:
         CorpusError: fewer than two files have documents.

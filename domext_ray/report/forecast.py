@@ -10,11 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.estimate import RowEstimate, estimate_rows
-from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, NearDuplicates, count_near_duplicates
+from domext_ray.corpus.estimate import (
+    RESEMBLANCE,
+    SHINGLE_WORDS,
+    NearDuplicates,
+    RowEstimate,
+    count_near_duplicates,
+    estimate_rows,
+)
 from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
-from domext_ray.data.sources import Sources
+from domext_ray.data.sample import Sample
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.counts import ParameterCounts
@@ -90,10 +96,9 @@ class Forecast:
 def make_forecast(
     config: PretrainConfig,
     base: Base | None,
-    sources: Sources,
+    samples: Sequence[Sample | None],
     counts: ParameterCounts,
     measure: Callable[[], Rate],
-    beside: Sequence[Sources | None] = (),
 ) -> Forecast:
     """Estimate what a run will take.
 
@@ -101,13 +106,9 @@ def make_forecast(
         config: the run, its method's sizes solved.
         base: its base; None for words and weights that are still to be learned: rows are then those of the words that
             ship.
-        sources: its corpus.
+        samples: of its corpus, and of the texts of `config.parts`; None: text that the base is going to write.
         counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
-        beside: the texts of `config.parts`; None: text that the base is going to write.
-
-    Raises:
-        CorpusError: the sample that is read is damaged, or lacks the field.
     """
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
     pairs = config.objective.next_sentence
@@ -120,7 +121,7 @@ def make_forecast(
             else estimate_written(length)
             for length in lengths
         )
-        for each, prepare in zip((sources, *beside), own, strict=False)
+        for each, prepare in zip(samples, own, strict=False)
     )
     rate, flops_per_token, is_measured = config.train.tokens_per_second, 0.0, False
     if not rate:
@@ -155,7 +156,7 @@ def make_forecast(
         counts.total * BYTES_PER_VALUE,
         tuple(parts) if config.parts else (),
         flops_per_token,
-        count_near_duplicates(sources, config.prepare),
+        count_near_duplicates(samples[0], config.prepare) if samples[0] else None,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domext_ray.config.sweep import SweepConfig
-from domext_ray.data.check import check_corpus
+from domext_ray.data.sample import check_corpus
 from domext_ray.errors import ConfigError, DomextError
 from domext_ray.files import read_json
 from domext_ray.labelled.readers.loading import LoadedSet, load_labelled

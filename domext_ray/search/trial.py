@@ -42,6 +42,7 @@ from domext_ray.runs.run_directory import RunPaths, write_config
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.search.space import PREPARATION, Point, Space, configure
 from domext_ray.storage import Place, write_json, write_text
+from domext_ray.training.distillation import choose_snippets
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.run import Inputs, Run
 from domext_ray.training.worker import PretrainWorker
@@ -151,6 +152,8 @@ class Trial:
 
     def _make_worker(self, config: PretrainConfig, folder: Path) -> PretrainWorker:
         inputs = replace(self.prepared.inputs, tokenizer=Place(folder / "tokenizer"))
+        if config.method.word_init == "distill":
+            choose_snippets(inputs, config.seed)
         paths = RunPaths(supersede(folder), inputs.domain.folder.parent, folder)
         run = Run(config, paths, self.prepared.base_sha256, self.shape, self.counts, prepared=inputs)
         return PretrainWorker(run, device=self.device)

@@ -18,7 +18,7 @@ from typing import Any
 
 from domext_ray.config.jobs import StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.data.check import check_corpus
+from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.inputs import check_texts

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig, count_passes
 from domext_ray.corpus.sampler import share_rows
-from domext_ray.corpus.stream import BatchReader, CorpusReader, stream_batches
+from domext_ray.corpus.stream import BatchReader, stream_batches
 from domext_ray.corpus.views import make_masker
 from domext_ray.training.objective import to_batch
 from domext_ray.training.phases import Phase, seed_parts
@@ -64,6 +64,6 @@ class BatchMaker:
     def open(self, phase: Phase, *, rank: int, world_size: int) -> BatchReader:
         """Return what reads a rank's share of the batches of a phase."""
         sampler = phase.sampler
-        corpora = tuple(CorpusReader.open(manifest) for manifest in (phase.manifest, *phase.beside))
+        corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
         rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.group_rows)
         return BatchReader(corpora, sampler, self.maskers, self.is_kept, rows, phase.micro_batch_size)

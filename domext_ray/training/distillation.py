@@ -25,15 +25,16 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.snippets import find_snippets
+from domext_ray.corpus.snippets import SnippetRequest, get_or_find_snippets, read_snippets
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import bypass_extensions
 from domext_ray.progress import format_seconds
 from domext_ray.training.evaluate import build_domain_batches
-from domext_ray.vocabulary.extension import base_token_ids
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import TokenizerFamily
+from domext_ray.training.run import Inputs
+from domext_ray.vocabulary.extension import base_token_ids, load_extension
+from domext_ray.vocabulary.family import tokenizer_family
+from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 NUM_SNIPPETS = 4_000
 """Snippets that few words share between them; a word has at least and at most as many as `SNIPPETS_PER_WORD` says."""
@@ -68,6 +69,24 @@ class Side:
     words: Tensor
 
 
+def choose_snippets(inputs: Inputs, seed: int) -> None:
+    """Store beside a run's corpus what every rank fits its new words on; before the ranks start."""
+    folder = inputs.tokenizer.local()
+    extension = load_extension(folder)
+    assert extension is not None, "PretrainConfig refuses to fit none"
+    get_or_find_snippets(_ask_for_snippets(inputs.domain, load_tokenizer(folder), extension.first_id, seed))
+
+
+def _ask_for_snippets(
+    manifest: Manifest, tokenizer: PreTrainedTokenizerBase, first_id: int, seed: int
+) -> SnippetRequest:
+    family, entries = tokenizer_family(tokenizer), _list_entries(tokenizer)
+    is_continuation = np.array([family.is_continuation(each) for each in entries])
+    least, most = SNIPPETS_PER_WORD
+    per_word = min(most, max(least, NUM_SNIPPETS // (len(entries) - first_id)))
+    return SnippetRequest(manifest, is_continuation, first_id, per_word, SNIPPET_TOKENS, seed)
+
+
 def distill_new_words(
     model: DomextForMaskedLM,
     manifest: Manifest,
@@ -86,7 +105,7 @@ def distill_new_words(
 
     Args:
         model: at its start, the new words at the mean of their pieces; on the CPU, where it is afterwards.
-        manifest: the prepared corpus.
+        manifest: the prepared corpus, beside which `choose_snippets` has stored its own.
         tokenizer: over base and new words.
         base_tokenizer: the base's.
         objective: what the run predicts.
@@ -96,12 +115,8 @@ def distill_new_words(
     """
     started = time.monotonic()
     first_id = cast(DomextConfig, model.config).base_vocab_size
-    entries = _list_entries(tokenizer)
-    family = tokenizer_family(tokenizer)
-    is_continuation = np.array([family.is_continuation(each) for each in entries])
-    least, most = SNIPPETS_PER_WORD
-    per_word = min(most, max(least, NUM_SNIPPETS // (len(entries) - first_id)))
-    snippets = find_snippets(manifest, is_continuation, first_id, per_word=per_word, length=SNIPPET_TOKENS, seed=seed)
+    request = _ask_for_snippets(manifest, tokenizer, first_id, seed)
+    snippets = read_snippets(request)
     num_missing = int((snippets.counts == 0).sum())
     tell(f"new words: fitting {len(snippets.counts) - num_missing:,} to the base on {len(snippets.ids):,} snippets")
     module = cast(nn.Module, model)
@@ -109,7 +124,7 @@ def distill_new_words(
     module.to(device).eval()
     with bypass_extensions(module):
         longest = cast(DomextConfig, model.config).max_row_length - 2
-        words = _split_words(snippets.ids, family, is_continuation, entries, base_tokenizer, first_id)
+        words = _split_words(snippets.ids, request, tokenizer, base_tokenizer)
         words = [_shorten(each, longest) for each in words]
         order = np.argsort(hash_counters(seed, _ORDER, np.arange(len(words))), kind="stable")
         _fit_embeddings(model, [words[i] for i in order], tokenizer, tell)
@@ -134,18 +149,17 @@ def _list_entries(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def _split_words(
     snippets: Sequence[np.ndarray],
-    family: TokenizerFamily,
-    is_continuation: np.ndarray,
-    entries: Sequence[str],
+    request: SnippetRequest,
+    tokenizer: PreTrainedTokenizerBase,
     base_tokenizer: PreTrainedTokenizerBase,
-    first_id: int,
 ) -> list[list[Word]]:
     """Cut snippets into words, each with its tokens of both vocabularies."""
+    family, entries = tokenizer_family(tokenizer), _list_entries(tokenizer)
     split = [
-        [tuple(each.tolist()) for each in np.split(ids, np.flatnonzero(~is_continuation[ids])) if len(each)]
+        [tuple(each.tolist()) for each in np.split(ids, np.flatnonzero(~request.is_continuation[ids])) if len(each)]
         for ids in snippets
     ]
-    changed = sorted({word for words in split for word in words if max(word) >= first_id})
+    changed = sorted({word for words in split for word in words if max(word) >= request.first_id})
     names = [family.to_name(*[entries[each] for each in word]) for word in changed]
     pieces = dict(zip(changed, map(tuple, base_token_ids(base_tokenizer, names)), strict=True))
     return [[(word, pieces.get(word, word)) for word in words] for words in split]

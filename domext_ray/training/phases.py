@@ -54,7 +54,7 @@ class Phase:
     @property
     def steps_per_epoch(self) -> float:
         """Steps that read the corpus once, while a mixture has the shares that it begins with."""
-        own = self.sampler.parts[0].share * self.sampler.global_batch_size
+        own = self.sampler.stages[0].shares[0] * self.sampler.global_batch_size
         return float(self.sampler.rows_per_epoch(0) / own)
 
 
@@ -139,12 +139,11 @@ def make_sampler(config: PretrainConfig, manifests: Sequence[Manifest], first_st
         manifests: the corpus, and the texts of `config.parts`.
         first_step: of the run's steps, the sampler's first batch.
     """
-    first, *changes = make_stages(config, first_step)
     parts = tuple(
-        Part(text.option, tuple(each.num_rows for each in own.records("train")), seed, share)
-        for text, own, seed, share in zip(config.texts, manifests, seed_parts(config), first.shares, strict=True)
+        Part(text.option, tuple(each.num_rows for each in own.records("train")), seed)
+        for text, own, seed in zip(config.texts, manifests, seed_parts(config), strict=True)
     )
-    return Sampler(parts, config.train.global_batch_size, tuple(changes))
+    return Sampler(parts, config.train.global_batch_size, tuple(make_stages(config, first_step)))
 
 
 def make_stages(config: PretrainConfig, first_step: int = 0) -> list[Stage]:

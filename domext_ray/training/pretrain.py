@@ -35,6 +35,7 @@ from domext_ray.runtime.ray_cluster import (
 from domext_ray.runtime.stopping import Stopped, save_first, signal_name
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import list_steps
+from domext_ray.training.distillation import choose_snippets
 from domext_ray.training.entry import RunFailures, train_worker, unwrap_death
 from domext_ray.training.metrics import RunProgress, find_last_step
 from domext_ray.training.run import Run
@@ -86,6 +87,8 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
             flush=True,
         )
     check_shared_storage(run_dir, run.inputs.domain.folder.parent)
+    if config.method.word_init == "distill":
+        choose_snippets(run.inputs, config.seed)
     trainer = _Trainer(
         train_worker,
         train_loop_config={"run": pickle.dumps(replace(run, base=None))},  # unpickled by those who train

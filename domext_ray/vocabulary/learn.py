@@ -12,17 +12,17 @@ from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.storage import Where
-from domext_ray.vocabulary.base_vocabulary import BaseVocabulary, read_words
 from domext_ray.vocabulary.extension import (
     RECORD_FILE,
+    BaseVocabulary,
     ExtensionVocabulary,
     find_made,
     load_extension,
+    read_words,
     save_extension,
     write_statistics,
 )
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import WordCounts
+from domext_ray.vocabulary.family import WordCounts, tokenizer_family
 from domext_ray.vocabulary.ranking import Ranking, rank_new_entries
 from domext_ray.vocabulary.statistics import count_pieces, describe_vocabulary
 from domext_ray.vocabulary.tokenizer import load_tokenizer

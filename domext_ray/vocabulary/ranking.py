@@ -10,7 +10,7 @@ as they are: these are full of steps on the way to longer entries, which nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -23,7 +23,7 @@ NUM_CANDIDATES = 40_000
 MAX_RANKED_WORDS = 500_000
 """Distinct words that are looked at: the most frequent that the base splits."""
 MAX_FED_WORDS = 20_000_000
-"""Occurrences of words that the trainer of pieces is fed, at most: counts are scaled down to that."""
+"""Occurrences of words that the trainer of pieces is fed, at most: counts are scaled down to that, of no word to 0."""
 ALPHABET_SHARE = 1e-6
 """A character that the base lacks gets entries when it is one in a million of the text, or more."""
 UNKNOWN_PIECES = 2
@@ -43,22 +43,15 @@ class Ranking:
         unreachable: candidates that no text is ever cut into, sorted.
     """
 
-    alphabet: tuple[str, ...]
-    entries: tuple[str, ...]
-    unreachable: tuple[str, ...]
+    alphabet: list[str]
+    entries: list[str]
+    unreachable: list[str]
 
 
 def rank_new_entries(
     counts: WordCounts, family: TokenizerFamily, known: Collection[str], vocab: VocabConfig
 ) -> Ranking:
-    """Find what a base's vocabulary lacks, and rank it.
-
-    Args:
-        counts: the words of the corpus.
-        family: the base's.
-        known: entries of the base, and those that are new in any case.
-        vocab: how many are wanted (more are ranked), from how many occurrences on, and whether pieces of words are.
-    """
+    """Rank what a vocabulary lacks; known are the base's entries, and those that are new in any case."""
     known = set(known)
     has_pieces = family.learns_pieces and not vocab.whole_words
     alphabet = choose_alphabet(counts, known, family.split, vocab.min_frequency) if has_pieces else []
@@ -77,21 +70,13 @@ def rank_new_entries(
     if has_pieces:
         spelled = {word: count for word, count in frequent.items() if pieces[word]}
         candidates |= learn_pieces(spelled, vocab.min_frequency, limit) - known
-    entries, unreachable = rank_candidates(words, known, candidates, family.split)
-    return Ranking(tuple(alphabet), tuple(entries), tuple(unreachable))
+    return Ranking(alphabet, *rank_candidates(words, known, candidates, family.split))
 
 
 def rank_candidates(
     words: dict[str, int], known: Collection[str], candidates: Iterable[str], split: Split
 ) -> tuple[list[str], list[str]]:
-    """Rank candidates in rounds; return them, the most useful first, and those that no word is cut into.
-
-    Args:
-        words: occurrences of the words of a text.
-        known: entries that are there in any case.
-        candidates: entries that are not.
-        split: cuts a word by a vocabulary.
-    """
+    """Rank candidates in rounds; return them, the most useful first, and those that no word is cut into."""
     left = set(candidates)
     ranked: list[str] = []
     unreachable: list[str] = []
@@ -140,14 +125,7 @@ def choose_alphabet(counts: WordCounts, known: Collection[str], split: Split, mi
 
 
 def learn_pieces(counts: dict[str, int], min_frequency: int, size: int, max_fed: int = MAX_FED_WORDS) -> set[str]:
-    """Learn WordPieces with the `tokenizers` trainer, which takes text, not counts: words are repeated.
-
-    Args:
-        counts: occurrences of words.
-        min_frequency: occurrences of a pair that is merged.
-        size: merges to learn, at most.
-        max_fed: occurrences that the trainer is given, at most; every word is given once at least.
-    """
+    """Learn so many WordPieces with the `tokenizers` trainer, which takes text, not counts: words are repeated."""
     if not counts:
         return set()
     scale = min(1.0, max_fed / sum(counts.values()))
@@ -163,12 +141,7 @@ def learn_pieces(counts: dict[str, int], min_frequency: int, size: int, max_fed:
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_repeat_words(counts, scale), trainer)
+    repeats = ((word, max(1, round(count * scale))) for word, count in counts.items())
+    lines = (f"{word} " * min(1000, number - first) for word, number in repeats for first in range(0, number, 1000))
+    tokenizer.train_from_iterator(lines, trainer)
     return set(tokenizer.get_vocab()) - {"[UNK]"}
-
-
-def _repeat_words(counts: dict[str, int], scale: float) -> Iterator[str]:
-    for word, count in counts.items():
-        repeats = max(1, round(count * scale))
-        for first in range(0, repeats, 1000):
-            yield f"{word} " * min(1000, repeats - first)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,15 +18,8 @@ _WORDS_PER_LINE = 5
 _BLOCK_WORDS = 20_000
 
 
-@dataclass(frozen=True)
-class PieceCounts:
-    """What the words of a corpus become.
-
-    Args:
-        num_pieces: tokens of each word, int64 [W].
-        is_unknown: the word is [UNK], bool [W].
-        usage: occurrences of each entry in the corpus, by id, int64 [V].
-    """
+class PieceCounts(NamedTuple):
+    """What the W words of a corpus become, and how often each of V entries occurs in it, by id; int64 and bool."""
 
     num_pieces: np.ndarray
     is_unknown: np.ndarray
@@ -35,14 +27,7 @@ class PieceCounts:
 
 
 def count_pieces(counts: WordCounts, family: TokenizerFamily, entries: dict[str, int], unk_id: int) -> PieceCounts:
-    """Tokenise every counted word once.
-
-    Args:
-        counts: the words.
-        family: the base's.
-        entries: ids of the base's entries, and of new ones.
-        unk_id: the id of what cannot be spelled.
-    """
+    """Tokenise every counted word once; `unk_id` is of what the base's entries and new ones cannot spell."""
     num_pieces = np.ones(len(counts.words), dtype=np.int64)
     is_unknown = np.zeros(len(counts.words), dtype=bool)
     usage = np.zeros(max(entries.values()) + 1, dtype=np.int64)
@@ -94,14 +79,8 @@ def describe_vocabulary(
 ) -> dict[str, Any]:
     """Return the statistics of a vocabulary, and of smaller and larger ones.
 
-    Args:
-        counts: the words of the corpus.
-        family: the base's.
-        base: ids of the base's entries.
-        unk_id: the id of what cannot be spelled.
-        new: the new entries.
-        further: what would come next in a larger vocabulary.
-        unreachable: candidates that can never be a token.
+    `new` are the new entries, `further` what would come next in a larger vocabulary, and `unreachable` candidates that
+    can never be a token.
     """
     ranked, first_id = [*new, *further], len(base)
     sizes = sorted({*(each for each in TABLE_SIZES if each <= len(ranked)), len(new)})

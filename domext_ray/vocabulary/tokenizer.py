@@ -22,7 +22,7 @@ from domext_ray.errors import CorpusError
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where, write_json
-from domext_ray.vocabulary.word_groups import Groups, add_groups
+from domext_ray.vocabulary.word_counts import Groups, add_groups
 
 _FILES = re.compile(
     r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt|"
@@ -160,25 +160,26 @@ def _reads(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
 def _read_entries(folder: Path, tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the entries that a tokenizer's own files hold; all of its entries if they are in none of JSON or text."""
+
+    def read(name: str) -> Any:
+        path = folder / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
     try:
         if (folder / "tokenizer.json").is_file():
-            record = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            record = read("tokenizer.json")
             vocab = record["model"]["vocab"]  # of Unigram models a list of pairs
             found = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
             found |= {each["content"] for each in record.get("added_tokens", [])}
         elif (folder / "vocab.json").is_file():
-            found = set(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
+            found = set(read("vocab.json"))
         elif (folder / "vocab.txt").is_file():
             lines = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
             found = {line.removesuffix("\r") for line in lines}
         else:
             return set(tokenizer.get_vocab())
-        if (folder / "added_tokens.json").is_file():
-            found |= set(json.loads((folder / "added_tokens.json").read_text(encoding="utf-8")))
-        if (folder / "tokenizer_config.json").is_file():
-            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            found |= {each["content"] for each in config.get("added_tokens_decoder", {}).values()}
-        return found
+        extra = read("tokenizer_config.json").get("added_tokens_decoder", {})
+        return found | set(read("added_tokens.json")) | {each["content"] for each in extra.values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorpusError(f"the tokenizer of {folder} is damaged ({error!r}); save it there again.") from error
 

@@ -2,6 +2,11 @@
 
 A word is what the base's tokenizer leaves whole before its model cuts it. Texts repeat themselves, so a task counts raw
 chunks between spaces, and normalises each distinct chunk once.
+
+A word that a person's rows alone have, such as a name, must become no entry of a vocabulary, which is passed on with a
+model. So where rows have groups (`--prepare.group_field`), a word keeps the hashes of its own until there are
+`--vocab.min_groups` of them: fewer are an exact count, and what memory makes us forget is counted too low, never too
+high.
 """
 
 from __future__ import annotations
@@ -13,14 +18,14 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data.documents import read_grouped
-from domext_ray.data.dropped import Dropped, check_dropped
+from domext_ray.data.dropped import Dropped
 from domext_ray.data.ray_tasks import run_read_tasks
 from domext_ray.data.sources import ReadTask, Sources
 from domext_ray.errors import CorpusError
@@ -28,16 +33,7 @@ from domext_ray.options.build import identity_of
 from domext_ray.runs.attempts import lock_work
 from domext_ray.runtime.tasks import Records
 from domext_ray.storage import Place, Where
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import TokenizerFamily, WordCounts
-from domext_ray.vocabulary.word_groups import (
-    Groups,
-    add_groups,
-    add_packed,
-    drop_rare_words,
-    forget_missing,
-    pack_groups,
-)
+from domext_ray.vocabulary.family import TokenizerFamily, WordCounts, tokenizer_family
 
 MAX_CHUNKS = 250_000
 """Distinct raw chunks that a task holds before it turns them into words."""
@@ -45,6 +41,9 @@ MAX_TASK_WORDS = 1_000_000
 """Distinct words that a task holds; with the chunks, about 200 MB."""
 MAX_WORDS = 2_000_000
 """Distinct words that the driver holds: about 300 MB."""
+
+Groups = dict[str, tuple[int, ...]]
+"""Hashes of different groups that a word occurs in, up to as many as are asked for."""
 
 
 @contextlib.contextmanager
@@ -64,7 +63,6 @@ def keep_counts(
 
     Raises:
         CorpusError: the corpus has no word, or too many rows without text.
-        RunError: counts cannot be written.
     """
     splitter_json = tokenizer_family(tokenizer_json).rules_json
     identity = [sources.fingerprint, identity_of(prepare), splitter_json, min_groups]
@@ -91,12 +89,11 @@ def _count_words(
         if min_groups:
             add_packed(groups, words, result["groups"], min_groups)
         sums.update(result["sums"])
-        dropped.merge(Dropped.from_record(result["dropped"]))
+        dropped.merge(result["dropped"])
         sums["forgotten"] += forget_rarest(totals, MAX_WORDS)
         forget_missing(groups, totals)
         seconds += result["seconds"]
-    places = dropped.describe_places()
-    check_dropped(sources.spec, dropped.counts, places, sums["documents"], prepare, is_new=False)
+    dropped.tell(sources.spec, sums["documents"], prepare, is_new=False)
     if not totals:
         raise CorpusError(f"--corpus {sources.spec!r} has no usable word; give text.")
     megabytes = sums["text_bytes"] / 1e6
@@ -124,8 +121,9 @@ def _leave_rare_out(
     totals: Counter[str], groups: Groups, sums: Counter[str], sources: Sources, prepare: PrepareConfig, min_groups: int
 ) -> None:
     """Leave out the words of too few groups, and say so."""
-    num_distinct, rule = len(totals), f"that fewer than {min_groups} different {prepare.group_field!r} have"
-    dropped = drop_rare_words(totals, groups, min_groups)
+    rule = f"that fewer than {min_groups} different {prepare.group_field!r} have"
+    rare = [word for word in totals if len(groups[word]) < min_groups]
+    dropped = sum(totals.pop(word) for word in rare)
     sums["forgotten"] += dropped
     if not totals:
         raise CorpusError(
@@ -133,8 +131,8 @@ def _leave_rare_out(
             "lower --vocab.min_groups."
         )
     print(
-        f"words: {num_distinct - len(totals):,} of {num_distinct:,} distinct words, {dropped:,} occurrences, are left "
-        f"out: words {rule} (--vocab.min_groups)",
+        f"words: {len(rare):,} of {len(rare) + len(totals):,} distinct words, {dropped:,} occurrences, are left out: "
+        f"words {rule} (--vocab.min_groups)",
         file=sys.stderr,
     )
 
@@ -177,7 +175,7 @@ def _count_task(
         "counts": counts.tobytes(),
         "groups": pack_groups(groups, words) if min_groups else {},
         "sums": sums,
-        "dropped": dropped.to_record(),
+        "dropped": vars(dropped),
         "seconds": time.process_time() - started,
     }
 
@@ -208,3 +206,33 @@ def forget_rarest(totals: Counter[str], limit: int) -> int:
     totals.clear()
     totals.update(kept)
     return dropped
+
+
+def add_groups(groups: Groups, word: str, found: Iterable[int], enough: int) -> None:
+    """Note groups that a word occurs in, until there are enough."""
+    known = groups.get(word, ())
+    if len(known) < enough:
+        groups[word] = tuple(dict.fromkeys((*known, *found)))[:enough]
+
+
+def forget_missing(groups: Groups, totals: Mapping[str, int]) -> None:
+    """Forget the groups of words that are not counted any more."""
+    for word in groups.keys() - totals.keys():
+        del groups[word]
+
+
+def pack_groups(groups: Groups, words: Iterable[str]) -> dict[str, bytes]:
+    """Return the groups of words as bytes."""
+    found = [groups[word] for word in words]
+    sizes = np.fromiter(map(len, found), dtype=np.uint16, count=len(found))
+    hashes = np.fromiter((each for own in found for each in own), dtype=np.uint64, count=int(sizes.sum()))
+    return {"sizes": sizes.tobytes(), "hashes": hashes.tobytes()}
+
+
+def add_packed(groups: Groups, words: Iterable[str], packed: Mapping[str, bytes], enough: int) -> None:
+    """Note the groups of words that `pack_groups` made bytes of."""
+    ends = np.cumsum(np.frombuffer(packed["sizes"], dtype=np.uint16), dtype=np.int64).tolist()
+    hashes, first = np.frombuffer(packed["hashes"], dtype=np.uint64).tolist(), 0
+    for word, end in zip(words, ends, strict=True):
+        add_groups(groups, word, hashes[first:end], enough)
+        first = end

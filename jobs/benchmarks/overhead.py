@@ -25,7 +25,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.manifest import read_manifest
-from domext_ray.corpus.stream import BatchReader, CorpusReader
+from domext_ray.corpus.stream import BatchReader
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import load_base
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
@@ -110,7 +110,7 @@ def run_bare_loop(run_dir: Path, options: argparse.Namespace) -> Iterator[tuple[
     manifest = read_manifest(Path(options.cache_dir, fingerprint[:16]))
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     masker, num_rows = Masker(tokenizer, config.objective, config.seed), config.train.global_batch_size
-    corpora, sampler = (CorpusReader.open(manifest),), make_sampler(config, [manifest])
+    corpora, sampler = (manifest.paths("train"),), make_sampler(config, [manifest])
     reader = BatchReader(corpora, sampler, (masker,), (), slice(0, num_rows), num_rows)
     model = build_run_model(config, load_base(config.base), run_dir / "tokenizer", config.train.dropout).train()
     if config.engine.has_narrow_base:

@@ -27,7 +27,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBas
 from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.sampler import Part, Sampler
-from domext_ray.corpus.stream import BatchReader, CorpusReader, stream_batches
+from domext_ray.corpus.stream import BatchReader, stream_batches
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -82,8 +82,7 @@ def _make_sides(folder: Path, num_rows: int, length: int) -> tuple[BatchReader, 
         writer.write_table(table, max_chunksize=1024)
     sampler = Sampler((Part("--corpus", (num_rows,), seed=0),), BATCH)
     masker = Masker(tokenizer, ObjectiveConfig(), seed=0)
-    corpus = CorpusReader((str(folder / "train.arrow"),), (num_rows,))
-    reader = BatchReader((corpus,), sampler, (masker,), (), slice(0, BATCH), BATCH)
+    reader = BatchReader(((str(folder / "train.arrow"),),), sampler, (masker,), (), slice(0, BATCH), BATCH)
     Dataset.from_dict({"input_ids": table.column("input_ids").to_pylist()}).save_to_disk(str(folder / "rival"))
     return reader, _make_rival(load_from_disk(str(folder / "rival")), tokenizer)
 

@@ -16,17 +16,16 @@ from made_patients import NAME, NUM_PATIENTS, TERM, list_entries_of, number_of, 
 from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, ReplayConfig, VocabConfig
+from domext_ray.corpus.estimate import count_near_duplicates
 from domext_ray.corpus.manifest import SPLITS, Manifest
-from domext_ray.corpus.near_duplicates import count_near_duplicates
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.data.check import check_corpus
 from domext_ray.data.documents import read_grouped
 from domext_ray.data.dropped import Dropped
+from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.vocabulary.tokenizer import learn_wordpiece, load_tokenizer
-from domext_ray.vocabulary.word_counts import keep_counts
-from domext_ray.vocabulary.word_groups import Groups, add_groups, add_packed, pack_groups
+from domext_ray.vocabulary.word_counts import Groups, add_groups, add_packed, keep_counts, pack_groups
 
 PREPARE = PrepareConfig(group_field="patient_id", held_out_frac=0.2, shard_bytes=8192, cross_documents=False)
 ROWS = [{"patient_id": each, "text": f"a note of some length, number {each}"} for each in ("a", "b")]
@@ -234,8 +233,8 @@ def test_a_vocabulary_without_a_base_has_no_name(notes: Path, tmp_path: Path) ->
 
 def test_a_dry_run_divides_its_sample_by_group(notes: Path) -> None:
     """None of a held-out patient's copied paragraphs is in the training part of the sample."""
-    found = count_near_duplicates(resolve_sources(str(notes), PREPARE), PREPARE)
+    found = count_near_duplicates(check_corpus(str(notes), PREPARE, to_end=True), PREPARE)
     assert found is not None and found.num_similar == 0
     assert 0 < found.num_held_out < found.num_train
     none = replace(PREPARE, held_out_frac=1e-9)
-    assert count_near_duplicates(resolve_sources(str(notes), none), none) is None
+    assert count_near_duplicates(check_corpus(str(notes), none, to_end=True), none) is None

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, count_near_duplicates, find_similar
-from domext_ray.data.sources import resolve_sources
+from domext_ray.corpus.estimate import (
+    RESEMBLANCE,
+    SHINGLE_WORDS,
+    NearDuplicates,
+    count_near_duplicates,
+    find_similar,
+)
+from domext_ray.data.files import find_files
+from domext_ray.data.sample import read_sample
 from domext_ray.errors import CorpusError
 
 WORDS = [f"word{i}" for i in range(500)]
@@ -39,6 +46,10 @@ def resemble(first: str, second: str) -> float:
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
 
+def count(path: Path, prepare: PrepareConfig) -> NearDuplicates | None:
+    return count_near_duplicates(read_sample(find_files(str(path))[0], prepare, to_end=True), prepare)
+
+
 def test_similar_documents_are_those_of_the_definition() -> None:
     made = make_documents(40, 200)
     documents = [" ".join(each) for each in made]
@@ -63,11 +74,11 @@ def test_a_planted_copy_is_counted_and_other_text_is_not(tmp_path: Path) -> None
     copies = [json.dumps({"text": mend(each, 2)}) for each in made]
     path.write_text("\n".join(lines + copies), encoding="utf-8")
     prepare = PrepareConfig(held_out_frac=0.1)
-    found = count_near_duplicates(resolve_sources(str(path), prepare), prepare)
+    found = count(path, prepare)
     assert found is not None and found.num_held_out + found.num_train == 2000
     # Split one by one, a held-out document's copy trains in nine of ten cases.
     assert found.num_similar == pytest.approx(0.9 * found.num_held_out, rel=0.05)
-    found = count_near_duplicates(resolve_sources(str(clean), prepare), prepare)
+    found = count(clean, prepare)
     assert found is not None and found.num_similar == 0 and found.num_held_out > 50
 
 
@@ -75,7 +86,7 @@ def test_what_cannot_be_divided(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("one line of text\n\nand another line of text\n", encoding="utf-8")
     prepare = PrepareConfig(held_out_frac=0.01)
-    assert count_near_duplicates(resolve_sources(str(path), prepare), prepare) is None
+    assert count(path, prepare) is None
     by_file = PrepareConfig(held_out_by="file")
     with pytest.raises(CorpusError, match="give two or more files"):
-        count_near_duplicates(resolve_sources(str(path), by_file), by_file)
+        count(path, by_file)

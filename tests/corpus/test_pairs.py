@@ -19,7 +19,7 @@ from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA
 from domext_ray.corpus.rows import RowSettings
 from domext_ray.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.corpus.shards import prepare_corpus
-from domext_ray.corpus.stream import BatchReader, CorpusReader
+from domext_ray.corpus.stream import BatchReader
 from domext_ray.errors import CorpusError
 
 NUM_DOCUMENTS = 400
@@ -219,7 +219,7 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
 
 def test_pairs_of_a_batch_do_not_depend_on_the_ranks(prepared: Manifest) -> None:
     sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in prepared.train), seed=5),), 16)
-    corpora, batches = (CorpusReader.open(prepared),), prepared.num_rows("train") // 16 + 2
+    corpora, batches = (prepared.paths("train"),), prepared.num_rows("train") // 16 + 2
     reader = BatchReader(corpora, sampler, (), (), slice(0, 16), 16)
     read = [reader.read(0, sampler.draw(batch)[1]).to_pylist() for batch in range(batches)]
     for world_size in (2, 3):

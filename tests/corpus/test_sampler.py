@@ -28,17 +28,16 @@ def make_alone(batch_size: int = 48, seed: int = 3, shard_rows: tuple[int, ...] 
 
 def make_mixture(share: str = "0.25", batch_size: int = 48, general: tuple[int, ...] = GENERAL) -> Sampler:
     part = Fraction(share)
-    parts = (Part("--corpus", DOMAIN, 3, 1 - part), Part("--replay.corpus", general, 4, part))
-    return Sampler(parts, batch_size)
+    parts = (Part("--corpus", DOMAIN, 3), Part("--replay.corpus", general, 4))
+    return Sampler(parts, batch_size, (Stage(0, (1 - part, part)),))
 
 
 def make_curriculum(batch_size: int = 24) -> Sampler:
     """Three parts: the third one is left out at first, then has more and more; in the end the second has nothing."""
     shares = [("0.75", "0.25", "0"), ("0.5", "0.2", "0.3"), ("0.125", "0", "0.875")]
-    first, *later = ([Fraction(each) for each in own] for own in shares)
-    texts = zip(("--corpus", "--replay.corpus", "third"), (DOMAIN, GENERAL, FURTHER), (3, 4, 5), first, strict=True)
-    changes = tuple(Stage(batch, tuple(own)) for batch, own in zip((7, 31), later, strict=True))
-    return Sampler(tuple(Part(*each) for each in texts), batch_size, changes)
+    texts = zip(("--corpus", "--replay.corpus", "third"), (DOMAIN, GENERAL, FURTHER), (3, 4, 5), strict=True)
+    stages = (Stage(batch, tuple(map(Fraction, own))) for batch, own in zip((0, 7, 31), shares, strict=True))
+    return Sampler(tuple(Part(*each) for each in texts), batch_size, tuple(stages))
 
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {
@@ -199,8 +198,8 @@ def test_an_order_does_not_depend_on_what_is_beside_it() -> None:
 
 def test_golden_mixture() -> None:
     """The order is part of every checkpoint's meaning: these numbers must never change."""
-    parts = (Part("a", (7, 11), 42, Fraction(2, 3)), Part("b", (9,), 43, Fraction(1, 3)))
-    sampler = Sampler(parts, 6)
+    parts = (Part("a", (7, 11), 42), Part("b", (9,), 43))
+    sampler = Sampler(parts, 6, (Stage(0, (Fraction(2, 3), Fraction(1, 3))),))
     assert [list_rows(sampler, batch) for batch in (0, 3)] == GOLDEN
 
 

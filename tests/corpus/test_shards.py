@@ -575,11 +575,11 @@ def test_lines_of_text_are_held_out_in_blocks_and_others_one_by_one(tmp_path: Pa
     for spec, options, expected, told in cases:
         prepare = replace(PREPARE, **options)
         sources = resolve_sources(f"{tmp_path}/{spec}", prepare)
-        held_out_by = resolve_held_out_by(sources, prepare)
+        held_out_by = resolve_held_out_by(sources.files, prepare)
         assert held_out_by == expected, spec
-        split = describe_split(sources, prepare, held_out_by)
+        split = describe_split(sources.files, prepare, held_out_by)
         assert told in split and bool(told) == bool(split)
-    assert resolve_held_out_by(resolve_sources("package-docs", PREPARE), PREPARE) == "document"
+    assert resolve_held_out_by(resolve_sources("package-docs", PREPARE).files, PREPARE) == "document"
 
 
 @pytest.mark.parametrize("num_lines", [400, 40_000])

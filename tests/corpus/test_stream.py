@@ -19,7 +19,7 @@ from domext_ray.corpus import stream
 from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.manifest import Manifest, ShardRecord
 from domext_ray.corpus.sampler import share_rows
-from domext_ray.corpus.stream import BatchReader, CorpusReader, Prefetch, RankBatch, stream_batches
+from domext_ray.corpus.stream import BatchReader, Prefetch, RankBatch, stream_batches
 from domext_ray.errors import CorpusError
 
 NUM_WORDS = 1200
@@ -54,11 +54,10 @@ def open_reader(folder: Path, sampler: Sampler, rank: int = 0, world_size: int =
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(NUM_WORDS))]
     tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
     corpora = [write_corpus(folder / str(i), part.shard_rows) for i, part in enumerate(sampler.parts)]
-    readers = [CorpusReader.open(each) for each in corpora]
     maskers = [Masker(tokenizer, ObjectiveConfig(mask_prob=0.4), part.seed) for part in sampler.parts]
-    is_kept = (False, True, False)[: len(readers)] if len(readers) > 1 else ()
+    is_kept = (False, True, False)[: len(corpora)] if len(corpora) > 1 else ()
     rows = share_rows(sampler.global_batch_size, rank, world_size)
-    return BatchReader(tuple(readers), sampler, tuple(maskers), is_kept, rows, size)
+    return BatchReader(tuple(each.paths("train") for each in corpora), sampler, tuple(maskers), is_kept, rows, size)
 
 
 def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
@@ -126,7 +125,7 @@ def test_ray_data_makes_the_batches_in_order_from_any_on(
 def test_executions_follow_each_other_up_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: list[tuple[int, int]] = []
 
-    def run(batches: stream.BatchRange, _: Any) -> Iterator[int]:
+    def run(batches: stream.BatchRange) -> Iterator[int]:
         ranges.append((batches.first, batches.last))
         yield from range(batches.first, batches.last)
 

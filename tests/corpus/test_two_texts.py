@@ -19,14 +19,14 @@ from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainC
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE
+from domext_ray.corpus.rows import NO_TOKEN, build_two_text_rows
 from domext_ray.corpus.sampler import Part, Sampler, share_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.corpus.stream import BatchReader, CorpusReader, RankBatch, stream_batches
-from domext_ray.corpus.two_texts import NO_TOKEN, build_two_text_rows
+from domext_ray.corpus.stream import BatchReader, RankBatch, stream_batches
 from domext_ray.corpus.views import make_masker
-from domext_ray.data.check import check_corpus
 from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped, describe_dropped
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.training.evaluate import build_domain_batches
@@ -66,7 +66,7 @@ def read_all(path: Path, prepare: PrepareConfig = PAIR) -> tuple[list[str], Drop
     for task in resolve_sources(str(path), prepare).tasks:
         lost = Dropped()
         documents += read_documents(task, prepare, lost)
-        dropped.merge(lost)
+        dropped.merge(vars(lost))
     return documents, dropped
 
 
@@ -105,7 +105,7 @@ def test_a_row_without_both_texts_is_counted_and_its_place_told(tmp_path: Path) 
     assert dropped.counts == {"no_field": 2, "null": 1, "not_text": 1, "empty": 2}
     path = tmp_path / "rows.jsonl"
     places = {reason: f"{path}:{line}" for reason, line in (("null", 4), ("not_text", 5), ("empty", 6))}
-    assert dropped.describe_places() == {"no_field": f"{path}:2 (it has title)", **places}
+    assert dropped.places == {"no_field": f"{path}:2 (it has title)", **places}
     pq.write_table(pa.table({"title": ["title 1", None], "body": [None, "a body"]}), tmp_path / "rows.parquet")
     documents, dropped = read_all(tmp_path / "rows.parquet")
     assert not documents and dropped.counts == {"null": 2}
@@ -146,7 +146,7 @@ def prepared(local_ray: None, tokenizer_dir: Path, tmp_path_factory: pytest.Temp
 
 def open_reader(manifest: Manifest, tokenizer_dir: Path, rank: int, world_size: int, group: int = 1) -> BatchReader:
     sampler = Sampler((Part("--corpus", tuple(each.num_rows for each in manifest.train), seed=5),), 16)
-    masker, corpora = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5), (CorpusReader.open(manifest),)
+    masker, corpora = make_masker(load_tokenizer(tokenizer_dir), CONTRAST, seed=5), (manifest.paths("train"),)
     return BatchReader(corpora, sampler, (masker,), (), share_rows(16, rank, world_size, group), 16)
 
 
@@ -189,14 +189,14 @@ def test_held_out_pairs_are_scored(prepared: Manifest, tokenizer_dir: Path) -> N
 
 
 def test_documents_that_make_no_row_are_told() -> None:
-    lines = describe_dropped({NO_TOKEN: 2, NO_NEXT_SENTENCE: 1}, {}, PAIR)
+    lines = Dropped(Counter({NO_TOKEN: 2, NO_NEXT_SENTENCE: 1})).describe(PAIR)
     assert lines == ["1 document of a single sentence", "2 documents of which a text makes no token"]
 
 
 def test_a_dry_run_knows_how_many_rows_there_will_be(tokenizer_dir: Path, tmp_path: Path) -> None:
     path = write_records(tmp_path / "rows.jsonl", make_records(NUM_ROWS))
     settings = make_settings(load_tokenizer(tokenizer_dir), PAIR, 16)
-    estimate = estimate_rows(resolve_sources(str(path), PAIR), PAIR, settings)
+    estimate = estimate_rows(check_corpus(str(path), PAIR, to_end=True), PAIR, settings)
     assert estimate is not None and estimate.num_rows == pytest.approx(0.9 * NUM_ROWS, rel=0.05)
 
 

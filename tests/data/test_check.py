@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.check import check_corpus
+from domext_ray.data.files import find_files
+from domext_ray.data.sample import PLACE_BYTES, PLACES, check_corpus, read_sample
 from domext_ray.errors import CorpusError
 
 PREPARE = PrepareConfig()
@@ -68,3 +70,23 @@ def test_few_rows_of_many_files_are_read(tmp_path: Path) -> None:
         (tmp_path / name).write_text(content)
     (tmp_path / "000.jsonl").write_text(content * 500 + "no JSON\n" * 50_000)
     check_corpus(f"{tmp_path}/000.jsonl", PREPARE)
+
+
+def test_a_sample_is_of_places_all_over_a_corpus_and_says_its_share(tmp_path: Path) -> None:
+    lines = [f"Line {i:07d} is one of a text that is longer than its sample is." for i in range(200_000)]
+    (tmp_path / "long.txt").write_text("\n".join(lines))
+    with gzip.open(tmp_path / "packed.txt.gz", "wt") as stream:
+        stream.write("\n".join(lines[:20_000]))
+    files = find_files(str(tmp_path))[0]
+    sample = read_sample(files, PREPARE, to_end=True)
+    found = [each for place in sample.places for each in place.documents]
+    assert len(sample.places) == PLACES and found[0] == lines[0] and len(found) < 140_000
+    numbers = [int(each[5:12]) for each in found]
+    assert max(numbers) > 195_000 and len({number // 10_000 for number in numbers}) == 20
+    packed = sample.places[-1]  # it cannot be cut: read to its end for its share, and kept in part
+    assert packed.num_bytes == files[-1].size and packed.num_chars > 1.2e6 > 2 * sum(map(len, packed.documents))
+    assert sample.frac == pytest.approx(PLACE_BYTES * (PLACES - 1) / sum(each.size for each in files), rel=0.05)
+    glance = read_sample(files, PREPARE)
+    assert len(glance.places) == PLACES and glance.frac < sample.frac / 7 and not glance.places[-1].num_bytes
+    whole = check_corpus(str(tmp_path / "packed.txt.gz"), PREPARE, to_end=True)
+    assert whole.frac == 1 and whole.places[0].num_chars == packed.num_chars

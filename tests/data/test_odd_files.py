@@ -32,7 +32,7 @@ def read_all(resolved: Sources, prepare: PrepareConfig) -> tuple[list[str], Drop
     for task in resolved.tasks:
         lost = Dropped()
         documents += read_documents(task, prepare, lost)
-        dropped.merge(Dropped.from_record(json.loads(json.dumps(lost.to_record()))))
+        dropped.merge(json.loads(json.dumps(vars(lost))))
     return documents, dropped
 
 
@@ -109,7 +109,7 @@ def test_csv_is_read_by_columns(tmp_path: Path) -> None:
         documents, dropped = read_spec(tmp_path / name)
         assert documents == ['two lines, "quoted"', long, "last"], name
         assert dropped.counts == {"bad_utf8": 1, "empty": 1, "bad_csv": 1}
-        assert dropped.describe_places() == {
+        assert dropped.places == {
             "bad_utf8": f"{tmp_path / name}, row 3",
             "empty": f"{tmp_path / name}, row 4",
             "bad_csv": f"{tmp_path / name}, row 5 (3 of 2 columns)",
@@ -121,7 +121,7 @@ def test_rows_of_a_table_are_numbered_below_its_header_whatever_is_in_them(tmp_p
     (tmp_path / "a.csv").write_text("\n\nid,text\n1,first\n\n2\n4,\n5,last\n")
     documents, dropped = read_spec(tmp_path / "a.csv")
     assert documents == ["first", "last"]
-    assert dropped.describe_places() == {
+    assert dropped.places == {
         "bad_csv": f"{tmp_path / 'a.csv'}, row 3 (1 of 2 columns)",
         "empty": f"{tmp_path / 'a.csv'}, row 4",
     }
@@ -162,7 +162,7 @@ def test_numbers_of_thousands_of_digits_and_deep_nesting(tmp_path: Path) -> None
     path.write_text(f'{{"text": "kept", "n": {"9" * 9000}}}\n{{"text": {"8" * 9000}}}\n{"[" * 90_000}\n')
     documents, dropped = read_spec(path)
     assert documents == ["kept"]
-    assert dropped.describe_places() == {"not_text": f"{path}:2", "bad_json": f"{path}:3"}
+    assert dropped.places == {"not_text": f"{path}:2", "bad_json": f"{path}:3"}
 
 
 def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_json_row_above_the_bound_is_one_loss(tmp_path: Path) -> None:
         path.write_text("\n".join(rows), encoding="utf-8")
         documents, dropped = read_spec(path, max_document_chars=50)
         assert documents == ["first", "last"] and dropped.counts == {"too_long": 1}
-        assert dropped.describe_places() == {"too_long": f"{path}:2"}
+        assert dropped.places == {"too_long": f"{path}:2"}
 
 
 @pytest.mark.parametrize("document", ["line", "blank_line"])
@@ -185,7 +185,7 @@ def test_places_lead_to_the_line_in_every_range(tmp_path: Path, document: str) -
     resolved = resolve_sources(str(path), PrepareConfig(document=document, shard_bytes=1024))
     assert len(resolved.tasks) > 5
     dropped = read_all(resolved, PrepareConfig(document=document, min_document_chars=1))[1]
-    place = dropped.describe_places()["bad_utf8"]
+    place = dropped.places["bad_utf8"]
     found = re.fullmatch(re.escape(str(path)) + r", line (\d+) from byte ([\d,]+) on", place)
     assert found is not None
     number, start = int(found[1]), int(found[2].replace(",", ""))

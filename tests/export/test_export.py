@@ -45,8 +45,7 @@ from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.rebuild import RebuiltRun
-from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
-from domext_ray.vocabulary.extension import base_token_ids
+from domext_ray.vocabulary.extension import base_token_ids, read_base_vocabulary
 from domext_ray.vocabulary.learn import import_words
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 

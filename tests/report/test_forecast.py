@@ -20,7 +20,8 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.estimate import estimate_rows
 from domext_ray.corpus.shards import make_settings, prepare_corpus
-from domext_ray.data.sources import resolve_sources
+from domext_ray.data.files import find_files
+from domext_ray.data.sample import check_corpus, read_sample
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
@@ -60,7 +61,8 @@ def test_rows_are_estimated_as_they_are_prepared(tiny_base_folder: Path, tmp_pat
     for pairs, document in ((False, "line"), (True, "file")):
         own = replace(prepare, document=document)
         manifest = prepare_corpus(corpus, prepare, tiny_base_folder, 32, tmp_path / "corpora") if not pairs else None
-        estimate = estimate_rows(resolve_sources(corpus, own), own, make_settings(tokenizer, own, 32, pairs))
+        sample = read_sample(find_files(corpus)[0], own, to_end=True)
+        estimate = estimate_rows(sample, own, make_settings(tokenizer, own, 32, pairs))
         assert estimate is not None and 0 < estimate.sampled_frac <= 1
         if manifest is not None:
             assert estimate.num_rows == pytest.approx(manifest.num_rows("train"), rel=0.05)
@@ -73,17 +75,17 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
     train = TrainConfig(max_steps=0, epochs=3, global_batch_size=8, seq_length=32, tokens_per_second=100)
     config = PretrainConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
-    base, sources = load_base(config.base), resolve_sources(corpus, config.prepare)
+    base, samples = load_base(config.base), [check_corpus(corpus, config.prepare, to_end=True)]
 
     def never() -> float:
         raise AssertionError("the rate is given")
 
-    forecast = make_forecast(config, base, sources, COUNTS, never)
+    forecast = make_forecast(config, base, samples, COUNTS, never)
     assert forecast.num_epochs == pytest.approx(3, rel=0.02)
     assert forecast.seconds == forecast.num_tokens / 100
     assert (forecast.checkpoint_bytes, forecast.export_bytes) == (100 * 4 * 3 * 2, 1000 * 4)
     short = make_forecast(
-        replace(config, train=replace(train, max_seconds=forecast.seconds / 2)), base, sources, COUNTS, never
+        replace(config, train=replace(train, max_seconds=forecast.seconds / 2)), base, samples, COUNTS, never
     )
     assert short.seconds == forecast.seconds / 2 and short.num_epochs == pytest.approx(forecast.num_epochs / 2)
     printed = describe_forecast(forecast, config)
@@ -100,8 +102,9 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
         mixture=MixtureConfig(parts={"web": {"corpus": texts["web"], "weight": {0: 0, 0.5: 2}}}),
         train=TrainConfig(max_steps=100, global_batch_size=8, seq_length=32, tokens_per_second=100),
     )
-    base, sources = load_base(config.base), [resolve_sources(each, config.prepare) for each in texts.values()]
-    forecast = make_forecast(config, base, sources[0], COUNTS, lambda: Rate(0.0, 0.0), sources[1:])
+    base = load_base(config.base)
+    samples = [check_corpus(each, config.prepare, to_end=True) for each in texts.values()]
+    forecast = make_forecast(config, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
     estimate = forecast.estimates[0]
     assert estimate is not None
     assert [(each.title, each.num_rows) for each in forecast.parts] == [
@@ -115,7 +118,7 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     printed = describe_forecast(forecast, config)
     assert f"  web                   200 rows, {forecast.parts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
-    shorter = make_forecast(half, base, sources[0], COUNTS, lambda: Rate(0.0, 0.0), sources[1:])
+    shorter = make_forecast(half, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
     assert [each.num_rows for each in shorter.parts] == [300, 100, 0]
 
 
@@ -131,8 +134,8 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
         scale=ScaleConfig(num_workers=2),
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
     )
-    sources = resolve_sources(config.corpus, config.prepare)
-    forecast = make_forecast(config, load_base(config.base), sources, COUNTS, lambda: Rate(2e6, 7.0))
+    samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
+    forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: Rate(2e6, 7.0))
     assert forecast.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
     assert forecast.seconds == pytest.approx(forecast.num_tokens / 500_000)
     printed = describe_forecast(forecast, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,21 +21,24 @@ from domext_ray.config.pretrain import (
     OptimConfig,
     PretrainConfig,
     RunConfig,
+    ScaleConfig,
     TrainConfig,
     VocabConfig,
 )
+from domext_ray.corpus import snippets
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.snippets import find_snippets
-from domext_ray.errors import OptionError
+from domext_ray.corpus.snippets import SnippetRequest, find_snippets, get_or_find_snippets, read_snippets
+from domext_ray.errors import CorpusError, OptionError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.training.checkpoint import find_latest
-from domext_ray.training.distillation import distill_new_words, fit_biases
+from domext_ray.training.distillation import choose_snippets, distill_new_words, fit_biases
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
+from domext_ray.training.pretrain import pretrain
 from domext_ray.training.run import Run
 from domext_ray.training.start import NEW_WORD_TENSORS, build_run_model
 from domext_ray.training.worker import PretrainWorker
@@ -78,6 +82,7 @@ class Prepared:
 
     def distill(self, model: DomextForMaskedLM, seed: int = 0, tell: Any = lambda text: None) -> dict[str, Tensor]:
         """Fit a model's new words; return all of its tensors."""
+        choose_snippets(self.run.inputs, seed)
         tokenizers = load_tokenizer(self.tokenizer_dir), load_tokenizer(self.base.tokenizer_folder)
         distill_new_words(model, self.manifest, *tokenizers, ObjectiveConfig(), seed=seed, device=CPU, tell=tell)
         return copy_tensors(model)
@@ -192,8 +197,8 @@ def test_a_word_without_a_snippet_keeps_the_mean_of_its_pieces(prepared: Prepare
 def test_snippets_are_around_each_word_as_often_as_asked_for(prepared: Prepared) -> None:
     tokenizer = load_tokenizer(prepared.tokenizer_dir)
     inside = np.array([each.startswith("##") for each in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
-    settings: dict[str, Any] = {"per_word": 5, "length": 8}
-    found = find_snippets(prepared.manifest, inside, prepared.first_id, seed=0, **settings)
+    request = SnippetRequest(prepared.manifest, inside, prepared.first_id, per_word=5, length=8, seed=0)
+    found = find_snippets(request)
     joined = np.concatenate(found.ids)
     counts = np.bincount(joined, minlength=len(tokenizer))[prepared.first_id :]
     assert counts[-1] == found.counts[-1] == 0
@@ -201,8 +206,52 @@ def test_snippets_are_around_each_word_as_often_as_asked_for(prepared: Prepared)
     assert (counts[:-2] >= 5).all() and (counts <= found.counts).all() and len(found.ids) < 25
     assert max(map(len, found.ids)) == 8 and not any(inside[each[0]] for each in found.ids)
     assert not {tokenizer.cls_token_id, tokenizer.sep_token_id} & set(joined.tolist())
-    other = find_snippets(prepared.manifest, inside, prepared.first_id, seed=1, **settings)
+    other = find_snippets(replace(request, seed=1))
     assert [each.tolist() for each in other.ids] != [each.tolist() for each in found.ids]
+
+
+def test_stored_snippets_are_those_that_are_found_and_are_found_once(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = load_tokenizer(prepared.tokenizer_dir)
+    inside = np.array([each.startswith("##") for each in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))])
+    request = SnippetRequest(prepared.manifest, inside, prepared.first_id, per_word=100, length=24, seed=7)
+    with pytest.raises(CorpusError, match=r"snippets-\w+.npz is missing or damaged; delete it"):
+        read_snippets(request)
+    get_or_find_snippets(request)
+    monkeypatch.setattr(snippets, "read_train_batches", None)  # nobody scans the corpus again
+    get_or_find_snippets(request)
+    stored = read_snippets(request)
+    monkeypatch.undo()
+    found = find_snippets(request)
+    assert [each.tolist() for each in stored.ids] == [each.tolist() for each in found.ids]
+    assert stored.counts.tolist() == found.counts.tolist() and stored.num_tokens == found.num_tokens
+    request.place.put(request.place.read_bytes()[:-100])
+    with pytest.raises(CorpusError, match="is missing or damaged"):
+        read_snippets(request)
+    first = find_snippets(replace(request, seed=0))
+    digest = hashlib.sha256(b"".join(each.astype("<i8").tobytes() for each in [*first.ids, first.counts]))
+    assert (len(first.ids), first.num_tokens, digest.hexdigest()[:16]) == (174, 7449, "d4a4bcbe716d4882")
+
+
+def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -> None:
+    """One rank and two, whose words stay as they were fitted: they are the same, bit for bit."""
+    method = replace(prepared.config.method, trains="domain")
+    train = replace(prepared.config.train, max_steps=1, checkpoint_every=1)
+    found = []
+    for number in (1, 2):
+        scale = ScaleConfig(num_workers=number, cpus_per_worker=0.25, use_gpu=False)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        config = replace(prepared.config, method=method, train=train, scale=scale)
+        pretrain(replace(prepared.run.at(supersede(folder)), config=config))
+        latest = find_latest(folder / "checkpoints")
+        assert latest is not None
+        found.append(load_checkpoint(latest).fixed)
+    fitted = prepared.distill(prepared.build())
+    for name in NEW_WORD_TENSORS:
+        assert torch.equal(found[0][name], found[1][name])
+        torch.testing.assert_close(found[0][name], fitted[name])
 
 
 def test_biases_let_each_word_be_predicted_as_often_as_it_occurs(prepared: Prepared) -> None:
@@ -227,6 +276,7 @@ def start(prepared: Prepared, tmp_path: Path) -> Iterator[Callable[..., Pretrain
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         run = replace(prepared.run.at(supersede(folder)), config=replace(prepared.config, **parts))
+        choose_snippets(run.inputs, run.config.seed)
         workers.append(PretrainWorker(run, device=CPU))
         return workers[-1]
 

@@ -15,13 +15,13 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.errors import CorpusError
-from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
 from domext_ray.vocabulary.extension import (
     ExtensionVocabulary,
     base_token_ids,
     check_appended,
     format_statistics,
     load_extension,
+    read_base_vocabulary,
 )
 from domext_ray.vocabulary.learn import count_new_words, import_words, learn_extension, measure_extension
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer

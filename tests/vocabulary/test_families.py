@@ -17,10 +17,8 @@ from domext_ray.config.pretrain import PrepareConfig, VocabConfig
 from domext_ray.corpus.rows import RowSettings, tokenize_sentences
 from domext_ray.data.sentences import split_sentences
 from domext_ray.errors import CorpusError
-from domext_ray.vocabulary.base_vocabulary import read_base_vocabulary
-from domext_ray.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import PREFIX
+from domext_ray.vocabulary.extension import ExtensionVocabulary, base_token_ids, load_extension, read_base_vocabulary
+from domext_ray.vocabulary.family import PREFIX, tokenizer_family
 from domext_ray.vocabulary.learn import import_words, learn_extension, measure_extension
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer, make_backend
 

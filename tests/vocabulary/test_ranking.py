@@ -16,8 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from domext_ray.config.pretrain import VocabConfig
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import TokenizerFamily, WordCounts
+from domext_ray.vocabulary.family import TokenizerFamily, WordCounts, tokenizer_family
 from domext_ray.vocabulary.ranking import (
     Ranking,
     choose_alphabet,
@@ -142,7 +141,7 @@ def test_the_frequency_bound_holds() -> None:
 def test_unreachable_pieces_are_dropped() -> None:
     """The trainer learns `thal`, `thalam` … on the way to `thalamus`; where only that occurs, nothing produces them."""
     ranking = rank({"thalamus": 50}, set(LETTERS), 2)
-    assert ranking.entries == ("thalamus",)
+    assert ranking.entries == ["thalamus"]
     assert len(ranking.unreachable) >= 5 and all("thalamus".find(each.strip("#")) >= 0 for each in ranking.unreachable)
 
 
@@ -157,7 +156,7 @@ def test_characters_that_the_base_cannot_spell() -> None:
         "eight in ten million are too few"
     )
     whole = rank(words, set(LETTERS), 5, True)
-    assert whole.alphabet == () and whole.entries == ("αβ", "γ")
+    assert whole.alphabet == [] and whole.entries == ["αβ", "γ"]
 
 
 def test_words_are_fed_by_scaled_counts() -> None:

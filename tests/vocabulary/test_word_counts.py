@@ -19,8 +19,7 @@ from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import CorpusError
 from domext_ray.runtime import tasks
 from domext_ray.vocabulary import word_counts
-from domext_ray.vocabulary.families import tokenizer_family
-from domext_ray.vocabulary.family import WordCounts
+from domext_ray.vocabulary.family import WordCounts, tokenizer_family
 from domext_ray.vocabulary.word_counts import forget_rarest, keep_counts
 
 PREPARE = PrepareConfig(min_document_chars=5)

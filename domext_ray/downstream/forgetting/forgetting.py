@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.jobs import ForgettingConfig
-from domext_ray.data.check import check_corpus
+from domext_ray.data.sample import check_corpus
 from domext_ray.downstream.forgetting.mask_set import MaskedText, MaskSet, build_mask_set, choose_texts
 from domext_ray.downstream.start.model import TRAININGS, read_model
 from domext_ray.errors import BaseModelError, ConfigError, RunError

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.data.documents import read_documents
-from domext_ray.data.dropped import Dropped, check_dropped, describe_dropped
+from domext_ray.data.dropped import Dropped
 from domext_ray.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.data.sources import ReadTask, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
@@ -134,10 +134,9 @@ def choose_texts(spec: str, prepare: PrepareConfig, *, num_texts: int, seed: int
     """
     dropped, seen = Dropped(), set[int]()
     texts = heapq.nsmallest(num_texts, _read_texts(spec, prepare, seed, dropped, seen), key=lambda each: each.draw)
-    places = dropped.describe_places()
-    check_dropped(spec, dropped.counts, places, len(seen), prepare, is_new=False)
+    dropped.tell(spec, len(seen), prepare, is_new=False)
     if not texts:
-        reasons = "; ".join(describe_dropped(dropped.counts, places, prepare)) or "no line"
+        reasons = "; ".join(dropped.describe(prepare)) or "no line"
         raise CorpusError(
             f"--corpus {spec!r} has no text of {prepare.min_document_chars} characters or more ({reasons}); give "
             "another one, or set --prepare.min_document_chars."
