@@ -175,7 +175,8 @@ class _Runner:
 
     def __init__(self, work: Function | Pool, records: Records) -> None:
         self.pool = work if isinstance(work, Pool) else None
-        self.given: Any = ray.put(work), ray.put(records)
+        self.work: Any = ray.put(work)
+        self.records = ray.put(records)
         self.running: dict[Any, tuple[Task, Any]] = {}
         self.waiting = deque[Task]()
         self.idle = [self._start_worker() for _ in range(self.pool.workers)] if self.pool else []
@@ -183,7 +184,7 @@ class _Runner:
     def _start_worker(self) -> Any:
         assert self.pool is not None
         options = {"num_cpus": self.pool.cpus, "num_gpus": self.pool.gpus}
-        return _Worker.options(**options).remote(*self.given)  # type: ignore[attr-defined]
+        return _Worker.options(**options).remote(self.work, self.records)  # type: ignore[attr-defined]
 
     def submit(self, task: Task) -> None:
         self.waiting.append(task)
@@ -193,7 +194,7 @@ class _Runner:
         while self.waiting and (self.pool is None or self.idle):
             worker = self.idle.pop() if self.pool else None
             task = self.waiting.popleft()
-            answer = worker.perform.remote(task) if worker else _perform.remote(*self.given, task)
+            answer = worker.perform.remote(task) if worker else _perform.remote(self.work, self.records, task)
             self.running[answer] = task, worker
 
     def wait(self) -> tuple[Task, Any] | None:

@@ -103,7 +103,10 @@ class TokenizerFamily(ABC):
         self.record = record
         model = record["model"]
         unknown = {model["unk_token"]: 0} if model.get("unk_token") else {}
-        nothing = {"added_tokens": [], **dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))}
+        nothing: dict[str, Any] = {
+            "added_tokens": [],
+            **dict.fromkeys(("post_processor", "decoder", "truncation", "padding")),
+        }
         stripped = {**model, "vocab": unknown, **({"merges": []} if "merges" in model else {})}
         self.rules_json = json.dumps({**record, **nothing, "model": stripped})
         """What cuts text into words, without the vocabulary: it travels to every task."""

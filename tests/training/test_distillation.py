@@ -247,7 +247,7 @@ def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -
         pretrain(replace(prepared.run.at(supersede(folder)), config=config))
         latest = find_latest(folder / "checkpoints")
         assert latest is not None
-        found.append(load_checkpoint(latest).fixed)
+        found.append(latest.fixed)
     fitted = prepared.distill(prepared.build())
     for name in NEW_WORD_TENSORS:
         assert torch.equal(found[0][name], found[1][name])
