@@ -181,7 +181,6 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
         *((base_name, MASKED_LM, SHIFTS) for base_name in BASES[1:]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_loaded_adapter_is_the_model_that_was_added(
     base_name: str, architecture: str, sizes: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -283,7 +282,6 @@ def test_attaching_follows_dtype_and_reaches_bare_encoders(bank: AdapterBank, ba
 
 @pytest.mark.parametrize("padding", [True, False])
 @pytest.mark.parametrize("base_name", BASES)
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_mixed_batch_is_each_row_through_its_own_model(
     base_name: str, padding: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -362,7 +360,6 @@ def test_a_server_changes_while_it_serves(bank: AdapterBank, base: Base) -> None
     assert torch.equal(plain, score(make_plain(base), batch)), "what was dropped has left nothing behind"
 
 
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_base_without_a_head_serves_no_row_of_its_own(headless_folder: Path, tmp_path: Path) -> None:
     server = serve_adapters(AdapterBank.create(tmp_path / "bank", str(headless_folder)))
     with pytest.raises(RunError, match="no masked-LM head of its own"):
@@ -443,7 +440,6 @@ def test_other_extensions_are_refused(
         bank.add("law", DomextModel(base.config), "own")
 
 
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder: Path, tmp_path: Path) -> None:
     other = replace(base, tensors={name: each + 0.01 for name, each in base.tensors.items()})
     bank.add("law", make_model(base), "own")
