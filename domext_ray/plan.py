@@ -47,6 +47,8 @@ def plan_run(config: PretrainConfig) -> Run:
     paths = resolve_paths(config)
     config = resolve_schedule(resolve_files(resolve_workers(keep_precision(config, paths.run))), paths.run)
     base = load_run_base(config)
+    if base and config.objective.reads_words and not base.has_mlm_head:
+        print(f"note: the base {config.base!r} has no masked-LM head, so a fresh one is made and trains.", flush=True)
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None

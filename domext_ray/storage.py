@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
-from domext_ray.errors import RunError, StorageError, name_file
+from domext_ray.errors import RunError, name_file
 
 __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
@@ -414,51 +414,6 @@ class Log:
         self.flush()
         if self._file is not None:
             self._file.close()
-
-
-@contextlib.contextmanager
-def new_folder(target: Path, *, replaces: bool) -> Iterator[Path]:
-    """A temporary folder beside another, whose name it takes, flushed, when the block ends without an error.
-
-    For the rooms of a disk that have not moved to `Place.new_files` yet.
-
-    Args:
-        target: the folder.
-        replaces: one that is there makes way; else it, or one that another process makes meanwhile, is an error.
-
-    Raises:
-        OSError: the disk refuses, or `target` is there and is not replaced.
-    """
-    temporary, replaced = _name_beside(target), _name_beside(target)
-    _remove_left_behind(target.parent)
-    try:
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-        except StorageError as error:  # of a file in it: the caller knows what the folder is
-            raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
-        flush_files(*temporary.rglob("*"), temporary)
-        if replaces and target.exists():
-            os.rename(target, replaced)  # not removed file by file: a job killed meanwhile would leave a part
-        os.rename(temporary, target)
-        flush_files(target.parent)
-    finally:
-        if replaced.exists() and not target.exists():
-            os.rename(replaced, target)
-        for path in (temporary, replaced):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder of a disk at once: one that is half deleted must not look like a damaged one.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
-    doomed = _name_beside(folder)
-    os.rename(folder, doomed)
-    flush_files(folder.parent)
-    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _name_beside(path: Path) -> Path:

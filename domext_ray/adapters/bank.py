@@ -1,15 +1,16 @@
-"""An adapter bank: many tasks over one frozen base in one folder, to which a task is added without touching the others.
+"""An adapter bank: many tasks over one frozen base in one place, to which a task is added without touching the others.
 
-Enters: a base, then one trained domain after another, each with its task's head. Leaves: a folder
+Enters: a base, then one trained domain after another, each with its task's head. Leaves: a folder, or a bucket's,
 
-    BANK/bank.json                           the base's id, sha256 and shape; written once
-    BANK/.base_folder                        where the base is on this machine, if it is a folder
-    BANK/adapters/NAME/adapter.safetensors   tensors of the domain and of its head
-                       adapter.json          sizes and layers, architecture, labels, task, origin, sha256
+    BANK/bank.json                               the base's id, sha256 and shape; written once
+    BANK/.base_folder                            where the base is on this machine, if it is a folder
+    BANK/adapters/NAME/adapter-SHA.safetensors   tensors of the domain and of its head, named after their sha256
+                       adapter.json              sizes and layers, architecture, labels, task, origin, sha256
 
 and, from that folder, the model of one adapter, or adapters for a model in memory (serving.py: for a batch of many
-tasks). Tensors carry no name of the domain, so a folder may be renamed. An adapter's folder is built under a temporary
-name and renamed when all of it is on the disk; each file is compared with its sha256 whenever it is read.
+tasks). Tensors carry no name of the domain, so a folder may be renamed. An adapter is there when its adapter.json is,
+which comes last and replaces none: of two that add one name at once, neither touches the other's tensors. Each file is
+compared with its sha256 whenever it is read.
 
 Source: Houlsby et al., sections 1 and 2: tasks that arrive in a stream add a few parameters each; none is forgotten.
 """
@@ -17,24 +18,20 @@ Source: Houlsby et al., sections 1 and 2: tasks that arrive in a stream add a fe
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-import shutil
-from collections.abc import Iterator
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from domext_ray.adapters.entry import (
-    DESCRIPTION,
     MASKED_LM,
-    TENSORS,
     BankEntry,
     check_base,
     check_model,
@@ -49,75 +46,67 @@ from domext_ray.adapters.entry import (
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
 from domext_ray.downstream.tasks.description import TaskDescription
-from domext_ray.errors import DomextError, RunError, name_file
+from domext_ray.errors import DomextError, RunError
 from domext_ray.files import read_json
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
-from domext_ray.storage import hash_file, hash_values, new_folder, remove_folder, write_json
+from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.start import read_run_config
 
-FORMAT = 2
-BANK, ADAPTERS, BASE_FOLDER = "bank.json", "adapters", ".base_folder"
+FORMAT = 3
+BANK, ADAPTERS, BASE_FOLDER, DESCRIPTION = "bank.json", "adapters", ".base_folder", "adapter.json"
 _ADD_AGAIN = "remove the adapter and add it again"
 
 
 class AdapterBank:
-    """A bank on the disk; `create` and `open` make one.
+    """A bank on a disk, or in a bucket (s3://, gs://); `create` and `open` make one.
 
     Every method raises a RunError where a name is unknown or taken, a file is damaged or of another version, what is
-    added is something else than a bank holds, or the disk refuses; a BaseModelError where the base is not to be had.
-
-    Args:
-        folder: the bank.
-        base_id: where its base is.
-        base_sha256: of its base.
-        shape: what decides what its base computes, by field.
+    added is something else than a bank holds, or the storage refuses; a BaseModelError where the base is not to be had.
     """
 
-    def __init__(self, folder: Path, base_id: str, base_sha256: str, shape: dict[str, Any]) -> None:
-        self.folder, self.base_id, self.base_sha256, self.shape = folder, base_id, base_sha256, shape
+    def __init__(self, folder: Where, base_id: str, base_sha256: str, shape: dict[str, Any]) -> None:
+        place = Place(folder)
+        self.folder: Path | Place = Path(place).resolve() if place.is_local else place
+        self.base_id, self.base_sha256, self.shape = base_id, base_sha256, shape
+        self._adapters = Place(self.folder) / ADAPTERS
 
     @classmethod
-    def create(cls, folder: str | Path, base: str) -> AdapterBank:
+    def create(cls, folder: Where, base: str) -> AdapterBank:
         """Make an empty bank.
 
         Args:
             folder: must not exist, or be empty.
             base: "general-mini", a folder, or a hub id; for every adapter of the bank.
         """
-        folder = Path(folder).expanduser().resolve()
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} exists already; give a new folder for a bank, or open the bank that is there.")
-        loaded = load_base(base)
-        is_folder = base != SHIPPED_BASE and Path(base).expanduser().is_dir()
-        base_id = str(Path(base).expanduser().resolve()) if is_folder else base
-        shape = describe_shape(loaded.config)
-        with _place_folder(folder) as temporary:
-            (temporary / ADAPTERS).mkdir()
-            shown = hide_places(base_id)  # a bank is passed on
-            _write_hashed(temporary / BANK, {"base": shown, "base_sha256": loaded.sha256, "shape": shape})
-            if is_folder:
-                (temporary / BASE_FOLDER).write_text(f"{base_id}\n", encoding="utf-8")
-        return cls(folder, base_id, loaded.sha256, shape)
+        place, taken = Place(folder), "exists already; give a new folder for a bank, or open the bank that is there."
+        if place.is_file() or place.list_names():
+            raise RunError(f"{place} {taken}")
+        loaded, local = load_base(base), Path(base).expanduser()
+        is_folder = base != SHIPPED_BASE and local.is_dir()
+        base_id = str(local.resolve()) if is_folder else base
+        bank = cls(place, base_id, loaded.sha256, describe_shape(loaded.config))
+        shown = hide_places(base_id)  # a bank is passed on
+        try:
+            _put_new(place / BANK, {"base": shown, "base_sha256": bank.base_sha256, "shape": bank.shape})
+        except FileExistsError:
+            raise RunError(f"{place} {taken}") from None
+        if is_folder:
+            write_text(place / BASE_FOLDER, f"{base_id}\n")
+        return bank
 
     @classmethod
-    def open(cls, folder: str | Path, base: str = "") -> AdapterBank:
-        """Open a bank; its base is read when it is first needed.
-
-        Args:
-            folder: the bank.
-            base: where its base is, if it has moved.
-        """
-        folder = Path(folder).expanduser().resolve()
-        if not (folder / BANK).is_file():
-            raise RunError(f"{folder} is no adapter bank: it has no {BANK}; give a folder that domext bank made.")
-        header = _read_hashed(folder / BANK, "make the bank again")
-        place = folder / BASE_FOLDER
-        own = place.read_text(encoding="utf-8").strip() if place.is_file() else header["base"]
-        return cls(folder, base or own, header["base_sha256"], header["shape"])
+    def open(cls, folder: Where, base: str = "") -> AdapterBank:
+        """Open a bank; its base is read when it is first needed, from `base`, if it has moved."""
+        place = Place(folder)
+        if not (place / BANK).is_file():
+            raise RunError(f"{place} is no adapter bank: it has no {BANK}; give a folder that domext bank made.")
+        header, own = _read_hashed(place / BANK, "make the bank again"), place / BASE_FOLDER
+        base = base or (own.read_text().strip() if own.is_file() else header["base"])
+        return cls(place, base, header["base_sha256"], header["shape"])
 
     @cached_property
     def base(self) -> Base:
@@ -133,18 +122,15 @@ class AdapterBank:
 
     def names(self) -> list[str]:
         """Return the adapters' names, sorted."""
-        folder = self.folder / ADAPTERS
-        if not folder.is_dir():
-            raise RunError(f"{folder} is missing; make the bank again.")
-        folders = (each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())
-        return sorted(each.name for each in folders if _is_name(each.name))
+        folders = (name.removesuffix(f"/{DESCRIPTION}") for name in self._adapters.list_files())
+        return sorted(each for each in folders if _is_name(each))
 
-    def find_folder(self, name: str) -> Path:
+    def find_folder(self, name: str) -> Place:
         """Return where an adapter is."""
         names = self.names()
         if name not in names:
             raise RunError(f"the bank {self.folder} has no adapter {name!r}; it has {', '.join(names) or 'none'}.")
-        return self.folder / ADAPTERS / name
+        return self._adapters / name
 
     def describe(self, name: str) -> BankEntry:
         """Return what adapter.json says of an adapter."""
@@ -152,7 +138,8 @@ class AdapterBank:
 
     def read_adapter(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
         """Return an adapter's description, and its tensors by the names of a model whose domain is called like it."""
-        entry, path = self.describe(name), self.find_folder(name) / TENSORS
+        entry = self.describe(name)
+        path = self._adapters / name / _name_tensors(entry.sha256)
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -213,7 +200,7 @@ class AdapterBank:
             origin: JSON that says where it comes from.
             task: what the head was fine-tuned for, a family of `entry.TASKS`; None: nobody needs to know.
         """
-        target = self._claim(name)
+        self._check_free(name)
         architecture = find_architecture(model)
         check_model(model, domain, self.base)
         config = cast(DomextConfig, model.config)
@@ -222,44 +209,48 @@ class AdapterBank:
         if task is not None:
             check_task(task, architecture, labels)
         tensors = list_own(model, domain, self.base)
-        with _place_folder(target) as temporary:
-            path = temporary / TENSORS
-            save_file(tensors, path, metadata={"format": "pt"})
-            entry = BankEntry(
-                base_sha256=self.base_sha256,
-                architecture=architecture,
-                domain=config.domains[domain],
-                labels=labels,
-                problem_type=config.problem_type if has_labels else None,
-                origin=origin or {},
-                num_parameters=sum(each.numel() for each in tensors.values() if each.is_floating_point()),
-                num_bytes=path.stat().st_size,
-                sha256=hash_file(path),
-                task=task,
-            )
-            _write_hashed(temporary / DESCRIPTION, entry.to_json())
-            shutil.copymode(temporary / DESCRIPTION, path)  # safetensors makes files that only their owner can read
+        content = save(tensors, metadata={"format": "pt"})
+        entry = BankEntry(
+            base_sha256=self.base_sha256,
+            architecture=architecture,
+            domain=config.domains[domain],
+            labels=labels,
+            problem_type=config.problem_type if has_labels else None,
+            origin=origin or {},
+            num_parameters=sum(each.numel() for each in tensors.values() if each.is_floating_point()),
+            num_bytes=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            task=task,
+        )
+        path = self._adapters / name / _name_tensors(entry.sha256)
+        path.put(content)
+        try:
+            _put_new(self._adapters / name / DESCRIPTION, entry.to_json())
+        except FileExistsError:
+            if self.describe(name).sha256 != entry.sha256:
+                path.delete()
+            raise RunError(f"{path.parent} cannot be written (another process made it meanwhile).") from None
         return entry
 
-    def add_run(self, name: str, run_dir: str | Path) -> BankEntry:
+    def add_run(self, name: str, run_dir: Where) -> BankEntry:
         """Add the domain that a run made; of a fine-tuning run with its head and its task.
 
         Args:
             name: what the bank calls it.
             run_dir: of a training run, whose newest checkpoint counts; of a fine-tuning run, or its export.
         """
-        self._claim(name)
-        run_dir = Path(run_dir).expanduser()
-        if is_finetuned_model(run_dir):
-            return self._add_finetuned(name, run_dir)
-        config = read_run_config(run_dir)
+        self._check_free(name)
+        place = Place(run_dir)
+        if place.is_local and is_finetuned_model(Path(place)):
+            return self._add_finetuned(name, Path(place))
+        config = read_run_config(place)
         if config.objective.next_sentence:
             raise RunError(
-                f"the run {run_dir} also trained next-sentence prediction, which a bank does not hold; give a run "
+                f"the run {place} also trained next-sentence prediction, which a bank does not hold; give a run "
                 "without --objective.next_sentence."
             )
-        run = rebuild_run(run_dir)
-        origin = {"run": run_dir.resolve().name, "method": config.method.name, "step": run.step}
+        run = rebuild_run(place)
+        origin = {"run": place.name, "method": config.method.name, "step": run.step}
         origin |= {"pooling": config.objective.pooling} if config.objective.makes_vectors else {}
         return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
 
@@ -276,23 +267,23 @@ class AdapterBank:
     def remove(self, name: str) -> None:
         """Delete an adapter."""
         folder = self.find_folder(name)
-        foreign = sorted(each.name for each in folder.iterdir() if each.name not in (TENSORS, DESCRIPTION))
-        if foreign:
+        files = folder.list_names()
+        if foreign := [each for each in files if not each.lstrip(".").startswith("adapter")]:
             raise RunError(f"{folder / foreign[0]} is no part of the adapter; move it away before it is removed.")
-        with name_file(folder):
-            remove_folder(folder)
+        for each in (DESCRIPTION, *files):  # without its description it counts no longer
+            (folder / each).delete()
+        if folder.is_local:
+            with contextlib.suppress(OSError):  # it is added again already
+                os.rmdir(folder)
 
-    def _claim(self, name: str) -> Path:
-        """Return the folder of a new adapter, after checking its name."""
+    def _check_free(self, name: str) -> None:
         if not _is_name(name):
             raise RunError(
                 f"an adapter cannot be called {name!r}; give letters, digits and underscores, and no word of torch's "
                 "own such as 'keys' or 'forward'."
             )
-        target = self.folder / ADAPTERS / name
-        if target.exists():
+        if (self._adapters / name / DESCRIPTION).is_file():
             raise RunError(f"the bank {self.folder} has an adapter {name!r} already; give another name or remove it.")
-        return target
 
 
 def _is_name(name: str) -> bool:
@@ -300,13 +291,18 @@ def _is_name(name: str) -> bool:
     return name.isidentifier() and not name.startswith("__") and not hasattr(nn.ModuleDict(), name)
 
 
-def _write_hashed(path: Path, values: dict[str, Any]) -> None:
+def _name_tensors(sha256: str) -> str:
+    return f"adapter-{sha256[:16]}.safetensors"
+
+
+def _put_new(place: Place, values: dict[str, Any]) -> None:
     values = json.loads(json.dumps(values))  # as they are read: JSON's keys are text
-    write_json(path, {"format": FORMAT, "sha256": hash_values(values), "values": values}, sort_keys=True)
+    content = {"format": FORMAT, "sha256": hash_values(values), "values": values}
+    place.put(json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True).encode(), NEW)
 
 
-def _read_hashed(path: Path, remedy: str) -> dict[str, Any]:
-    """Read what `_write_hashed` wrote; behind this guard its values are what they were."""
+def _read_hashed(path: Place, remedy: str) -> dict[str, Any]:
+    """Read what `_put_new` wrote; behind this guard its values are what they were."""
     found = read_json(path, remedy, {"format": int})
     if found["format"] != FORMAT:
         raise RunError(f"{path} has format {found['format']}, and this version reads {FORMAT}; {remedy}.")
@@ -314,18 +310,3 @@ def _read_hashed(path: Path, remedy: str) -> dict[str, Any]:
     if not isinstance(values, dict) or found.get("sha256") != hash_values(values):
         raise RunError(f"{path} is damaged: it differs from its sha256; {remedy}.")
     return values
-
-
-@contextlib.contextmanager
-def _place_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target` that gets its name when the block ends without an error.
-
-    Nothing is replaced: where two processes add the same name, the system refuses to rename the second one's.
-    """
-    try:
-        with new_folder(target, replaces=False) as temporary:
-            yield temporary
-    except OSError as error:
-        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
-        reason = "another process made it meanwhile" if taken else error.strerror or error
-        raise RunError(f"{target} cannot be written ({reason}).") from error

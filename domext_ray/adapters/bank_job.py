@@ -5,7 +5,6 @@ Enters: a `BankConfig`. Leaves: the bank, and lines for a person.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from domext_ray.adapters.bank import BANK, AdapterBank
@@ -16,28 +15,27 @@ from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.downstream.start.model import TRAININGS, is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.extensions.table import DOMAIN_PARTS
+from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
+from domext_ray.storage import Place
 from domext_ray.training.start import read_run_config
 
 
 def format_bank(bank: AdapterBank) -> str:
     """Return a table of a bank's adapters."""
-    lines = [f"{'name':<16} {'architecture':<24} {'sizes':<36} {'layers':>7} {'parameters':>12} {'bytes':>13}"]
+    rows = [("name", "architecture", "sizes", "layers", "parameters", "bytes")]
     for name in bank.names():
         try:
             entry = bank.describe(name)
         except RunError:
-            lines.append(f"{name:<16} damaged: --verify true says where")
+            rows.append((name, "damaged: --verify true says where", "", "", "", ""))
             continue
         values = {part.label: getattr(entry.domain, part.size) for part in DOMAIN_PARTS}
         sizes = ", ".join(f"{label} {size:,}" for label, size in values.items() if size)
         layers = f"{entry.domain.first_layer}-{entry.domain.last_layer}"
-        lines.append(
-            f"{name:<16} {entry.architecture:<24} {sizes:<36} {layers:>7} {entry.num_parameters:>12,} "
-            f"{entry.num_bytes:>13,}"
-        )
-    title = f"base {bank.base_id} (sha256 {bank.base_sha256[:12]}), adapters: {len(lines) - 1}"
-    return "\n".join([title, *lines]) if len(lines) > 1 else title
+        rows.append((name, entry.architecture, sizes, layers, f"{entry.num_parameters:,}", f"{entry.num_bytes:,}"))
+    title = f"base {bank.base_id} (sha256 {bank.base_sha256[:12]}), adapters: {len(rows) - 1}"
+    return f"{title}\n{format_text(rows, num_texts=3)}" if len(rows) > 1 else title
 
 
 def run_bank(config: BankConfig) -> None:
@@ -46,36 +44,36 @@ def run_bank(config: BankConfig) -> None:
     Raises:
         DomextError: it cannot be done, or `--verify` found damage.
     """
-    folder = Path(config.bank).expanduser()
+    folder = Place(config.bank)
     if config.add:
         entry = _add_run(folder, config)
-        print(f"added: {config.name}, {entry.num_parameters:,} parameters, {entry.num_bytes:,} bytes, to {folder}")
+        print(f"added: {config.name}, {entry.num_parameters:,} parameters, {entry.num_bytes:,} bytes, to {config.bank}")
         return
     bank = AdapterBank.open(folder, config.base)
     if config.remove:
         bank.remove(config.remove)
-        print(f"removed: {config.remove} from {folder}")
+        print(f"removed: {config.remove} from {config.bank}")
     elif config.verify:
         problems = bank.verify()
         print("\n".join(problems) or f"sound: the base, and every adapter ({len(bank.names())})")
         if problems:
-            raise RunError(f"the bank {folder} is damaged: {len(problems)} of its parts, named above.")
+            raise RunError(f"the bank {config.bank} is damaged: {len(problems)} of its parts, named above.")
     else:
         print(format_bank(bank))
 
 
-def _add_run(folder: Path, config: BankConfig) -> BankEntry:
+def _add_run(folder: Place, config: BankConfig) -> BankEntry:
     """Add a run to a bank, which is made if there is none; a run that is refused leaves none behind."""
-    run_dir = Path(config.add).expanduser()
     if (folder / BANK).is_file():
-        return AdapterBank.open(folder, config.base).add_run(config.name, run_dir)
-    own = "" if config.base or is_finetuned_model(run_dir) else read_run_config(run_dir).base
-    bank = AdapterBank.create(folder, config.base or own or find_base(config.add))
+        return AdapterBank.open(folder, config.base).add_run(config.name, config.add)
+    is_tuned = Place(config.add).is_local and is_finetuned_model(config.add)
+    own = config.base or (find_base(config.add) if is_tuned else read_run_config(config.add).base)
+    bank = AdapterBank.create(folder, own)
     try:
-        return bank.add_run(config.name, run_dir)
+        return bank.add_run(config.name, config.add)
     except DomextError:
         if not bank.names():
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.delete()
         raise
 
 
@@ -83,14 +81,13 @@ def find_base(model: str) -> str:
     """Return the base at the beginning of the runs of a model: a run's directory, an export in it, or a base."""
     folder = Path(model).expanduser()
     if is_export(folder):  # one that has an extension; what trained all weights is a base
-        model = str(folder.resolve().parent)
-        if not is_run(Path(model)):
+        folder = folder.resolve().parent
+        if not is_run(folder):
             reason = "does not say what its base is, and is no longer in the folder of its run"
-            raise ConfigError(f"--base is empty; it must say what the new bank's base is: {folder} {reason}.")
-        return find_base(model)
+            raise ConfigError(f"--base is empty; it must say what the new bank's base is: {model} {reason}.")
     if not is_run(folder):
         return model
     if (folder / TRAININGS).is_dir():
         return find_base(read_config(folder, FinetuneConfig).model)
     config = read_run_config(folder)
-    return config.base if config.method.has_domain else model
+    return config.base if config.method.has_domain else str(folder)

@@ -1,8 +1,4 @@
-"""An adapter: what a bank says of it, which tensors of a model are its own, and the model that they make with the base.
-
-Enters: a base, and a model or an adapter's description and tensors. Leaves: the tensors that are not the base's; or an
-adapter's model, or its domain in a model in memory.
-"""
+"""An adapter: what a bank says of it, which tensors are its own, and the model that they make with the base."""
 
 from __future__ import annotations
 
@@ -20,13 +16,11 @@ from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
 from domext_ray.extensions.table import DOMAIN_PARTS, find_others, name_options
-from domext_ray.model.base import Base
+from domext_ray.model.base import Base, describe_base
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.layout import SHARED_FIELDS
 
-TENSORS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 MASKED_LM, TOKENS, SEQUENCES = "masked_lm", "token_classification", "sequence_classification"
 ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
     MASKED_LM: DomextForMaskedLM,
@@ -36,38 +30,23 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
 TASKS = {"ner": TOKENS, **dict.fromkeys(("classification", "multilabel", "regression"), SEQUENCES)}
 """Task families whose models a bank holds and requests ask, and their architecture."""
 _NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-_SHAPE = [*SHARED_FIELDS, "position_rule", "mlm_head_act", "has_pooler", "causal"]
-"""Fields of a configuration that decide what a base computes, beside those of a layout other than BERT's."""
+"""What decides nothing that a trained base computes."""
 
 
 @dataclass(frozen=True)
 class BankEntry:
-    """What adapter.json says.
+    """What adapter.json says; with its `task`, `make_described_task` encodes texts and decodes logits."""
 
-    Args:
-        base_sha256: of the base that the domain was trained on.
-        architecture: a key of `ARCHITECTURES`.
-        domain: its sizes and layers.
-        labels: the classes' names, in the head's order; none: a masked LM.
-        problem_type: as in transformers; None: it follows from the labels.
-        origin: where the adapter comes from; of a run its name, method and step, and its pooling if it makes vectors.
-        num_parameters: of domain and head.
-        num_bytes: size of adapter.safetensors.
-        sha256: of adapter.safetensors.
-        task: what the head was fine-tuned for; with it `make_described_task` encodes texts and decodes logits. None:
-            nobody said.
-    """
-
-    base_sha256: str
-    architecture: str
+    base_sha256: str  # of the base that the domain was trained on
+    architecture: str  # a key of `ARCHITECTURES`
     domain: Domain
-    labels: tuple[str, ...]
-    problem_type: str | None
-    origin: dict[str, Any]
-    num_parameters: int
-    num_bytes: int
+    labels: tuple[str, ...]  # the classes' names, in the head's order; none: a masked LM
+    problem_type: str | None  # as in transformers; None: it follows from the labels
+    origin: dict[str, Any]  # of a run its name, method and step, and its pooling if it makes vectors
+    num_parameters: int  # of domain and head
+    num_bytes: int  # of the file of tensors, as its sha256
     sha256: str
-    task: TaskDescription | None
+    task: TaskDescription | None  # what the head was fine-tuned for; None: nobody said
 
     @property
     def pooling(self) -> Pooling:
@@ -98,7 +77,8 @@ class BankEntry:
 
 def describe_shape(config: DomextConfig) -> dict[str, Any]:
     """Return what decides what a base computes, by field."""
-    return {name: getattr(config, name) for name in _SHAPE if name not in _NOT_SHAPE} | config.describe_layout()
+    values = describe_base(config) | {"has_pooler": config.has_pooler, "causal": config.causal}
+    return {name: value for name, value in values.items() if name not in _NOT_SHAPE}
 
 
 def find_architecture(model: nn.Module) -> str:
@@ -129,10 +109,7 @@ def name_own(tensors: Mapping[str, Tensor], domain: str) -> dict[str, Tensor]:
 def make_model(
     architecture: str, config: DomextConfig, tensors: Mapping[str, Tensor], encoder: nn.Module | None = None
 ) -> Any:
-    """Make a model of copies of tensors, in `eval` mode; `encoder` is its `bert`, where that is made already.
-
-    Nothing is drawn, and memory is used for these tensors alone.
-    """
+    """Make a model of copies of tensors alone, in `eval` mode; `encoder` is its `bert`, where that is made already."""
     with torch.device("meta"):
         model: Any = ARCHITECTURES[architecture](config)
     if encoder is not None:

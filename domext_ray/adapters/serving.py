@@ -23,19 +23,12 @@ from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
 
 @dataclass(frozen=True)
 class MixedStates:
-    """What one pass makes of rows with different adapters; `AdapterServer.encode` returns it.
+    """What one pass makes of rows with different adapters; `AdapterServer.encode` returns it."""
 
-    Args:
-        last_hidden_state: [B, N, d].
-        pooler_output: the base's, [B, d]; None: it has no pooler.
-        heads: each row's, a model whose encoder is the shared one; None: the base, where it has no masked-LM head.
-        word_shifts: those of the word table, by domain, as they were in this pass.
-    """
-
-    last_hidden_state: Tensor
-    pooler_output: Tensor | None
-    heads: tuple[Any, ...]
-    word_shifts: dict[str, nn.Module]
+    last_hidden_state: Tensor  # [B, N, d]
+    pooler_output: Tensor | None  # the base's, [B, d]; None: it has no pooler
+    heads: tuple[Any, ...]  # each row's model, over the shared encoder; None: the base, where it has no masked-LM head
+    word_shifts: dict[str, nn.Module]  # those of the word table, by domain, as they were in this pass
 
     @torch.no_grad()
     def score(
@@ -49,9 +42,6 @@ class MixedStates:
 
         Returns:
             By row [N or P, V] of a masked LM, [N, classes] or [classes].
-
-        Raises:
-            RunError: a row has no head.
         """
         rows_by_head: dict[Any, list[int]] = {}
         for row in range(len(self.heads)) if rows is None else rows:
@@ -84,9 +74,6 @@ class AdapterServer(nn.Module):
     `.to(device)` moves it; adapters that come later follow. It is in `eval` mode and computes no gradients. Adapters
     may come and go while other threads call it: each batch sees all of an adapter or nothing of it. What cannot be done
     raises a RunError.
-
-    Args:
-        bank: where its base and adapters come from.
     """
 
     def __init__(self, bank: AdapterBank) -> None:

@@ -20,6 +20,7 @@ from domext_ray.errors import ConfigError
 from domext_ray.options.declare import ConfigT
 from domext_ray.options.kinds import list_options
 from domext_ray.options.read import CONFIG, PRESET, Given, read_file
+from domext_ray.storage import Place
 
 WITHOUT_BASE = ("shape.", "vocab.lowercase")
 """Options, or beginnings of their names, that count with `--base none` only."""
@@ -123,8 +124,8 @@ def _check_found(job: Job[Any], config: Any) -> None:
     asked += [(name, getattr(config, name)) for name in ("base", "model") if name in options]
     for name, place in asked:
         is_path = name not in ("base", "model") or place.startswith(("/", "./", "../", "~"))
-        folder = place if os.path.exists(os.path.expanduser(place)) else place.rpartition(":")[0]  # of BANK:NAME
-        if place and is_path and not os.path.exists(os.path.expanduser(folder)):
+        folders = (place, place.rpartition(":")[0])  # the second of BANK:NAME
+        if place and is_path and not any(each and Place(each).exists() for each in folders):
             raise ConfigError(f"--{name} names {place!r}, which does not exist; give {options[name].help}.")
     if "run.dir" in options:
         folder = os.path.expanduser(config.run.dir)

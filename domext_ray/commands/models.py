@@ -9,6 +9,7 @@ from domext_ray.commands.job import Job
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, StudyConfig
 from domext_ray.config.presets import find_preset
 from domext_ray.options.declare import require
+from domext_ray.storage import Place
 
 
 def _compare(config: StudyConfig) -> None:
@@ -105,29 +106,41 @@ def _export(config: ExportConfig) -> None:
         print(describe_push(folder, config.push, is_private=config.push_private))
 
 
-def _export_run(config: ExportConfig) -> Path:
+def _locate(text: str) -> Path | Place:
+    place = Place(text)
+    return Path(text).expanduser() if place.is_local else place
+
+
+def _export_run(config: ExportConfig) -> Path | Place:
     """Export a pre-training run's newest checkpoint, and return the folder."""
     import torch
 
-    from domext_ray.export.adapter_folders import export_adapter_run
+    from domext_ray.export.adapter_folders import export_adapterhub, export_peft
+    from domext_ray.export.folder import check_target
     from domext_ray.export.model_folder import export_run
+    from domext_ray.training.rebuild import rebuild_run
 
-    run_dir = Path(config.run).expanduser()
-    folder = Path(config.output).expanduser() if config.output else run_dir / config.folder_name
+    run_dir = _locate(config.run)
+    folder = _locate(config.output) if config.output else run_dir / config.folder_name
     if config.format == "huggingface":
         export_run(run_dir, folder, getattr(torch, config.dtype))
+        return folder
+    check_target(folder, config.format)
+    run = rebuild_run(run_dir)
+    if config.format == "peft":
+        export_peft(run, folder)
     else:
-        export_adapter_run(run_dir, folder, form=config.format, domain=config.domain)
+        export_adapterhub(run, config.domain or run.config.method.domain, folder)
     return folder
 
 
-def _find_finetuned(config: ExportConfig) -> Path | None:
+def _find_finetuned(config: ExportConfig) -> Path | Place | None:
     """Return the export that a fine-tuning run has made, or that --run itself is; None for a pre-training run."""
     from domext_ray.downstream.finetune.comparison import is_finetuned
     from domext_ray.export.folder import is_export
 
-    place = Path(config.run).expanduser()
-    if not is_export(place) and not is_finetuned(place):
+    place = _locate(config.run)
+    if not is_export(place) and not (isinstance(place, Path) and is_finetuned(place)):
         return None
     for option, default in (("output", ""), ("format", "huggingface"), ("dtype", "float32")):
         value = getattr(config, option)

@@ -30,8 +30,6 @@ from domext_ray.options.declare import (
     Count,
     Length,
     ModelPlace,
-    Place,
-    RunFolder,
     Share,
     ShareOrZero,
     check_different,
@@ -61,8 +59,9 @@ class ExportConfig:
     """Which run to export, where to, and whether the hub gets it."""
 
     # the run's directory, such as runs/af
-    run: Annotated[str, filled("a run's directory, such as runs/af"), place("a run's directory")] = ""
-    output: Place = ""  # folder of the export; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
+    run: Annotated[str, filled("a run's directory, such as runs/af"), place("a run's directory", buckets=True)] = ""
+    # folder of the export, or s3://BUCKET/FOLDER; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
+    output: Annotated[str, place(buckets=True)] = ""
     format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
     domain: str = ""  # domain whose bottlenecks are exported (adapterhub); empty: the one that the run trained
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
@@ -230,9 +229,10 @@ def check_limits(train: TrainConfig, optim: OptimConfig) -> None:
 class BankConfig:
     """An adapter bank and what to do with it; without --add, --remove and --verify it is listed."""
 
-    bank: Annotated[str, filled("a folder, such as bank"), place()] = ""  # the bank's folder; the first --add makes it
+    # the bank's folder, or s3://BUCKET/BANK; the first --add makes it
+    bank: Annotated[str, filled("a folder, such as bank"), place(buckets=True)] = ""
     # directory of a run, such as runs/clinic, whose domain is added, of a fine-tuned one with its head
-    add: RunFolder = ""
+    add: Annotated[str, place("a run's directory", buckets=True)] = ""
     name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
     remove: str = ""  # name of an adapter to delete
     verify: bool = False  # compare the base and every file with their hashes

@@ -1,6 +1,7 @@
 """The model card: what a model is, how it was made and how good it is, as README.md of its folder.
 
-Enters: a run's model, or the sections of another card. Leaves: Markdown with the header of the Hugging Face hub.
+Enters: a run's model, or what another card tells. Leaves: Markdown with the header of the Hugging Face hub. What every
+card says is in `assets/card.md`.
 """
 
 from __future__ import annotations
@@ -8,50 +9,27 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
+from jinja2 import Environment
 
-from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.extensions.anatomy import DomainPart
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
-from domext_ray.model.base_folder import SHIPPED_BASE
+from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import list_figures
+from domext_ray.report.tables import format_markdown
 from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.training.router import describe_router
 
-_LIMITS = """It has the biases of its base and of the texts and labels that it learned from, and may repeat what they
-say. Do not publish a model of private text without asking its owners."""
-_LOADING = """## Loading
-
-{needs}```python
-from transformers import {auto_class}, AutoTokenizer
-
-folder = "PATH_OF_THIS_FOLDER"
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = {auto_class}.from_pretrained(folder{trust})
-```"""
-_NEEDS_CODE = """torch and transformers are enough. The folder brings its own model code, hence
-`trust_remote_code=True`: read its `*_domext.py` files first if you did not make this folder yourself. `AutoModel` and
-the `AutoModelFor…` classes that config.json names under "auto_map" load it in the same way.
-
-"""
-_VECTORS = """## Vectors of texts
-
-```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("PATH_OF_THIS_FOLDER"{trust})
-vectors = model.encode(["One text.", "Another text."], normalize_embeddings=True)
-```"""
 _BERT = """@inproceedings{devlin2019bert,
   title = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},
   author = {Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina},
@@ -62,17 +40,11 @@ _BERT = """@inproceedings{devlin2019bert,
 
 @dataclass(frozen=True)
 class Terms:
-    """On which terms a base may be used, and so what grows from it.
+    """On which terms a base may be used, and so what grows from it."""
 
-    Args:
-        license: identifier in the header of its card; "unknown" where it names none.
-        name: the licence's name, where the identifier is "other".
-        text: what its card says under "Terms"; one paragraph.
-    """
-
-    license: str = "unknown"
-    name: str = ""
-    text: str = ""
+    license: str = "unknown"  # identifier in the header of its card, if it names one
+    name: str = ""  # the licence's, where the identifier is "other"
+    text: str = ""  # what its card says under "Terms"; one paragraph
 
     def describe(self) -> str:
         """Return what a card of something that was made from the base says under "Terms"."""
@@ -83,21 +55,16 @@ class Terms:
 
 
 def read_terms(folder: Path) -> Terms:
-    """Return the terms that the card of a base, or of an export, names; a card with a broken header names none.
-
-    Args:
-        folder: the base; its README.md is the card.
-    """
+    """Return the terms that the README.md of a base, or of an export, names; one with a broken header names none."""
     from huggingface_hub import metadata_load
 
-    path = folder / "README.md"
+    path, header = folder / "README.md", {}
     if not path.is_file():
         return Terms()
-    header: dict[str, Any] = {}
     with contextlib.suppress(ValueError, yaml.YAMLError):
         header = metadata_load(path) or {}
-    license, name = header.get("license"), header.get("license_name")
-    terms = Terms(license if isinstance(license, str) else "unknown", name if isinstance(name, str) else "")
+    license, name = (each if isinstance(each, str) else "" for each in map(header.get, ("license", "license_name")))
+    terms = Terms(license or "unknown", name)
     content = path.read_text(encoding="utf-8", errors="replace")
     section = re.search(r"^## Terms\b[^\n]*\n(.*?)(?=^#|^```|\Z)", content, re.DOTALL | re.MULTILINE)
     text = " ".join(section[1].split()).removesuffix(terms.describe()) if section else ""
@@ -110,87 +77,74 @@ def name_base(base: str) -> str:
     return folder.resolve().name if folder.is_dir() else hide_places(base)
 
 
-def show_loading(auto_class: str, *, trusts: bool) -> str:
-    """Return the section that says how a folder loads.
-
-    Args:
-        auto_class: class of transformers.
-        trusts: the folder brings code of its own.
-    """
-    needs, trust = (_NEEDS_CODE, ", trust_remote_code=True") if trusts else ("", "")
-    return _LOADING.format(needs=needs, auto_class=auto_class, trust=trust)
-
-
-def format_card(
+def render_card(
     title: str,
     base: str,
     terms: Terms,
-    sections: Iterable[str],
+    header: Mapping[str, Any],
     results: Iterable[Mapping[str, Any]] = (),
     *,
-    use: str = "",
     relation: str = "finetune",
-    **header: Any,
+    **values: Any,
 ) -> str:
-    """Return a card: the hub's header, the sections, and the terms.
+    """Return a card.
 
     Args:
         title: of the card; the model's name in its results.
         base: what the model was made from: a hub id, which the header names, a folder, or a name of this project's.
         terms: the base's.
-        sections: Markdown; empty ones are left out.
+        header: fields of `ModelCardData`.
         results: fields of `EvalResult`; those whose value is no number are left out.
-        use: what the model is meant for, and what not.
         relation: the hub's name of what was done to the base.
-        **header: further fields of `ModelCardData`.
+        **values: what else `assets/card.md` asks for; a section that lacks its value is left out.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
+    more: dict[str, Any] = {}
     if base not in ("none", SHIPPED_BASE) and not Path(base).expanduser().exists():
-        header |= {"base_model": base, "base_model_relation": relation}
+        more |= {"base_model": base, "base_model_relation": relation}
     if measured := [each for each in results if math.isfinite(each["metric_value"])]:
         rounded = [EvalResult(**{**each, "metric_value": round(each["metric_value"], 4)}) for each in measured]
-        header |= {"model_name": title, "eval_results": rounded}
-    data = ModelCardData(license=terms.license, license_name=terms.name or None, **header)
-    parts = [f"---\n{data.to_yaml()}\n---", f"# {title}", *sections, use and f"## Use and limits\n\n{use} {_LIMITS}"]
-    parts.append(f"## Terms\n\n{terms.describe()}")
-    return "\n\n".join(filter(None, parts)) + "\n"
+        more |= {"model_name": title, "eval_results": rounded}
+    data = ModelCardData(license=terms.license, license_name=terms.name or None, **header, **more)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    card = environment.from_string((ASSETS / "card.md").read_text(encoding="utf-8"))
+    return card.render(data=data.to_yaml(), title=title, terms=terms.describe(), **values)
 
 
 def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
     """Return the card of a pre-trained model, with the figures of its summary.json; an empty one has none."""
     config, shape = run.config, cast(DomextConfig, run.model.config)
-    trusts, makes_vectors = shape.has_extension, config.objective.makes_vectors
+    makes_vectors = config.objective.makes_vectors
     rows, results = _list_figures(summary)
-    sections = [
-        f"A BERT for text of one domain, trained by {_describe_objective(config)}.",
-        _format_table("Before and after", "| | before | after |\n|---|---:|---:|", rows),
-        _format_table("How it was made", "| | |\n|---|---|", filter(all, _list_facts(run, summary).items())),
-        _VECTORS.format(trust=", trust_remote_code=True" if trusts else "") if makes_vectors else "",
-        show_loading("AutoModelForMaskedLM", trusts=trusts),
-        _list_sources(shape, config.method),
-    ]
+    facts = [each for each in _list_facts(run, summary).items() if all(each)]
     hub = [each.removeprefix("hf://") for each in split_paths(config.corpus) if each.startswith("hf://")]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
-    return format_card(
+    used = [each.citation for each in EXTENSIONS if each.describe(shape, config.method)]
+    return render_card(
         run.name,
         config.base,
         read_terms(run.base.folder) if run.base else Terms(),
-        sections,
+        {
+            "library_name": "sentence-transformers" if makes_vectors else "transformers",
+            "pipeline_tag": "sentence-similarity" if makes_vectors else "fill-mask",
+            "datasets": [each.partition("@")[0] for each in hub] or None,
+            "tags": ["domext", "domain-adaptation", kind, "bert", config.method.name],
+        },
         results,
+        sections=[
+            f"A BERT for text of one domain, trained by {_describe_objective(config)}.",
+            rows and f"## Before and after\n\n{format_markdown(('', 'before', 'after'), rows)}",
+            f"## How it was made\n\n{format_markdown(('', ''), facts, num_texts=2)}",
+        ],
+        vectors=makes_vectors,
+        auto_class="AutoModelForMaskedLM",
+        trusts=shape.has_extension,
+        bibtex="\n\n".join(dict.fromkeys(filter(None, [*used, _BERT]))),  # two parts may be one paper's, or of none
         use="Meant for: predicting masked words, embedding text, and as the start of fine-tuning, on text like the one "
         "that it was\ntrained on. Whoever uses it checks it on text of their own first; the figures above are of one "
         "run.\n\nNot meant for: generating text, facts that nobody checks, or decisions about people.",
-        library_name="sentence-transformers" if makes_vectors else "transformers",
-        pipeline_tag="sentence-similarity" if makes_vectors else "fill-mask",
-        datasets=[each.partition("@")[0] for each in hub] or None,
-        tags=["domext", "domain-adaptation", kind, "bert", config.method.name],
     )
-
-
-def _format_table(title: str, header: str, rows: Iterable[Sequence[str]]) -> str:
-    lines = "\n".join(f"| {' | '.join(each)} |" for each in rows)
-    return f"## {title}\n\n{header}\n{lines}" if lines else ""
 
 
 def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
@@ -284,9 +238,3 @@ def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[dic
             kind = "loss" if name == "loss" else "accuracy"
             results.append({**result, "metric_type": kind, "metric_value": figure.after})
     return rows, results
-
-
-def _list_sources(shape: DomextConfig, method: MethodConfig) -> str:
-    used = [each.citation for each in EXTENSIONS if each.describe(shape, method)]
-    entries = "\n\n".join(dict.fromkeys(filter(None, [*used, _BERT])))  # two parts may be one paper's, or of none
-    return f"## Citation\n\n```bibtex\n{entries}\n```"

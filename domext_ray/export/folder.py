@@ -14,7 +14,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from domext_ray.errors import RunError
@@ -32,35 +32,18 @@ HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapte
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """What an export was made from.
+    """What an export was made from."""
 
-    Args:
-        kind: `HUGGINGFACE`, `FINE_TUNED`, `ADAPTERHUB` or `PEFT`.
-        run: name of the pre-training run; "" for a model that was in memory, and for a fine-tuned one.
-        step: optimiser steps of its checkpoint.
-        checkpoint_sha256: what the checkpoint's tensors are recognised by; "" where there is no run.
-        files: sha256 by path inside the folder; "" of each while the export is being replaced.
-    """
-
-    kind: str
-    run: str = ""
-    step: int = 0
-    checkpoint_sha256: str = ""
-    files: dict[str, str] = field(default_factory=dict, compare=False)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the job that wrote the export came to its end."""
-        return all(self.files.values())
+    kind: str  # `HUGGINGFACE`, `FINE_TUNED`, `ADAPTERHUB` or `PEFT`
+    run: str = ""  # name of the pre-training run; empty: a model that was in memory, or a fine-tuned one
+    step: int = 0  # optimiser steps of its checkpoint
+    checkpoint_sha256: str = ""  # what the checkpoint's tensors are recognised by
+    files: dict[str, str] = field(default_factory=dict, compare=False)  # sha256 by path; "": it is being replaced
 
     @classmethod
     def of(cls, kind: str, run: RebuiltRun) -> ExportRecord:
         """Return the record of an export of a run's model."""
         return cls(kind, run.name, run.step, run.checkpoint_sha256)
-
-    def describe(self, files: dict[str, str]) -> dict[str, object]:
-        """Return the marker of a folder with these files."""
-        return {"format": FORMAT, **asdict(self), "files": files}
 
 
 def read_export_record(where: Where) -> ExportRecord | None:
@@ -70,12 +53,12 @@ def read_export_record(where: Where) -> ExportRecord | None:
         RunError: the marker is damaged or of another version.
     """
     record = _read_marker(Place(where))
-    return record if record and record.is_whole else None
+    return record if record and all(record.files.values()) else None
 
 
-def is_export(folder: Path) -> bool:
+def is_export(where: Where) -> bool:
     """Whether a folder is one that this project has exported, whatever has become of it since."""
-    return (folder / MARKER).is_file() or (folder / _BESIDE).is_file()
+    return any((Place(where) / name).is_file() for name in (MARKER, _BESIDE))
 
 
 def check_target(where: Where, kind: str, source: Path | None = None) -> None:
@@ -115,7 +98,7 @@ def list_exported(where: Where) -> list[str]:
     """
     folder = Place(where)
     if record := _read_marker(folder):
-        if not record.is_whole:
+        if not all(record.files.values()):
             raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
         _check_own(folder, record)
         if missing := record.files.keys() - set(folder.list_files()):
@@ -145,15 +128,18 @@ def new_export(where: Where, made_from: ExportRecord, source: Path | None = None
     target = Place(where)
     check_target(target, made_from.kind, source)
 
+    def describe(files: dict[str, str]) -> dict[str, object]:
+        return {"format": FORMAT, **asdict(replace(made_from, files=files))}
+
     def describe_half(names: list[str]) -> bytes:
         earlier = _read_marker(target)
-        return json.dumps(made_from.describe(dict.fromkeys([*(earlier.files if earlier else ()), *names], ""))).encode()
+        return json.dumps(describe(dict.fromkeys([*(earlier.files if earlier else ()), *names], ""))).encode()
 
     try:
         with target.new_files(MARKER, meanwhile=describe_half) as temporary:
             yield temporary
             files = {name: hash_file(temporary / name) for name in Place(temporary).list_files()}
-            write_json(temporary / MARKER, made_from.describe(files), sort_keys=True)
+            write_json(temporary / MARKER, describe(files), sort_keys=True)
             for name in files:  # safetensors makes files that only their owner can read
                 shutil.copymode(temporary / MARKER, temporary / name)
             check_target(target, made_from.kind, source)  # somebody may have put something there meanwhile
@@ -164,19 +150,16 @@ def new_export(where: Where, made_from: ExportRecord, source: Path | None = None
 def _check_own(folder: Place, record: ExportRecord) -> None:
     """Refuse files that are no part of an export, and those that have changed, unless they were being replaced."""
     for name in folder.list_files():
-        if name not in (MARKER, *record.files):
-            raise RunError(
-                f"{folder / name}: no part of the export that is there; move it away, or give another folder."
-            )
-        if (sha256 := record.files.get(name)) and hash_file(folder / name) != sha256:
-            raise RunError(f"{folder / name}: changed since it was exported; move it away, or give another folder.")
+        sha256 = record.files.get(name, "" if name == MARKER else None)
+        if sha256 is None or (sha256 and hash_file(folder / name) != sha256):
+            fault = "no part of the export that is there" if sha256 is None else "changed since it was exported"
+            raise RunError(f"{folder / name}: {fault}; move it away, or give another folder.")
 
 
 def _read_marker(folder: Place) -> ExportRecord | None:
-    path = folder / MARKER
+    path, remedy = folder / MARKER, "delete the export's folder, or give another"
     if not path.is_file():
         return None
-    remedy = "delete the export's folder, or give another"
     values = read_json(path, remedy, {"format": int, **_FIELDS})
     if values["format"] != FORMAT:
         raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; {remedy}.")

@@ -62,24 +62,20 @@ def map_head(name: str) -> dict[str, str]:
 
 
 def export_run(where: Where, folder: Where, dtype: torch.dtype = torch.float32) -> Where:
-    """Rebuild the model of a run's newest checkpoint and export it as a Hugging Face folder.
+    """Rebuild the model of a run's newest checkpoint, export it as a Hugging Face folder, and return that.
 
     Args:
         where: the run's directory; its summary.json, where training has ended, gives the card its figures.
         folder: where to; made if missing.
         dtype: how the tensors are stored.
 
-    Returns:
-        `folder`.
-
     Raises:
         RunError: see `rebuild_run`, or `folder` holds something that is no export, or the disk refuses.
         BaseModelError: the base is not to be had.
     """
     check_target(folder, HUGGINGFACE)
-    run, summary, path = rebuild_run(where), {}, Place(where) / "summary.json"
-    if path.is_file():
-        summary = json.loads(path.read_text())
+    run, path = rebuild_run(where), Place(where) / "summary.json"
+    summary = json.loads(path.read_text()) if path.is_file() else {}
     if summary and summary["train"]["steps"] != run.step:  # they would be another model's figures
         summary = {}
     merge_extensions(cast(nn.Module, run.model))
@@ -103,15 +99,11 @@ def export_model(
 
 
 def save_with_code(model: Any, folder: Path) -> None:
-    """Save a model with the code that it needs.
+    """Save a model of this library with the code that it needs; its configuration gets the auto_map.
 
     AutoTokenizer reads config.json, too, and asks whether it may run code where it does not know `model_type`. So the
     one that stands there is that of the base's layout. Whoever loads the model as such, without its code, would leave
     its extensions out in silence: the activation, under the name that the layout reads, turns that into an error.
-
-    Args:
-        model: a model of this library; its configuration gets the auto_map.
-        folder: where to.
     """
     model.config.auto_map = map_head(type(model).__name__)
     with quiet_libraries():

@@ -9,52 +9,50 @@ upload is refused where the repository is there and seen by others than asked fo
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from domext_ray.errors import ConfigError, DomextError, RunError
 from domext_ray.export.folder import list_exported
+from domext_ray.storage import Place, Where
 
 _CARD_LINES = 12
 
 
-def describe_push(folder: Path, repo: str, *, is_private: bool) -> str:
+def describe_push(where: Where, repo: str, *, is_private: bool) -> str:
     """Return the files with their sizes, who would see them, and how the model card begins; nothing is uploaded.
 
     Args:
-        folder: an export, or the folder of the exports of a task of several models.
+        where: an export, or the folder of the exports of a task of several models.
         repo: ORG/NAME.
         is_private: whether only its owners shall see it.
 
     Raises:
         RunError: it is no export, or holds files that are no part of it or have changed.
     """
-    files = list_exported(folder)
+    files, folder = list_exported(where), Place(where).local()
     sizes = {name: (folder / name).stat().st_size for name in files}
     width = max(len(f"{size:,}") for size in sizes.values())
-    card = next(name for name in files if Path(name).name == "README.md")
+    card = next(name for name in files if name.endswith("README.md"))
     text = (folder / card).read_text(encoding="utf-8").splitlines()
+    token = "is set" if _find_token() else "is not set, and the upload needs it"
     lines = [
         f"{_find_hub()}/{repo} ({'private' if is_private else 'public: everybody sees it'}) would get "
         f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB:",
         *(f"  {size:{width},} bytes  {name}" for name, size in sizes.items()),
         f"{card} begins:",
         *(f"  {each}".rstrip() for each in text[:_CARD_LINES]),
+        f"Nothing was uploaded; --push_now true uploads (HF_TOKEN {token}).",
     ]
-    token = "is set" if _find_token() else "is not set, and the upload needs it"
-    return "\n".join([*lines, f"Nothing was uploaded; --push_now true uploads (HF_TOKEN {token})."])
+    return "\n".join(lines)
 
 
-def push_export(folder: Path, repo: str, *, is_private: bool) -> str:
-    """Upload an export in one commit; the arguments are those of `describe_push`.
-
-    Returns:
-        The commit's address.
+def push_export(where: Where, repo: str, *, is_private: bool) -> str:
+    """Upload an export in one commit, and return the commit's address; the arguments are those of `describe_push`.
 
     Raises:
         ConfigError: there is no token, or the repository is seen by others than asked for.
         RunError: as of `describe_push`; or the hub cannot be reached, or refuses.
     """
-    files = list_exported(folder)
+    files, folder = list_exported(where), Place(where).local()
     token, hub = _find_token(), _find_hub()
     if not token:
         raise ConfigError(
@@ -90,11 +88,9 @@ def _find_hub() -> str:
 
 
 def _describe_failure(address: str, error: Exception) -> str:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
     status = getattr(getattr(error, "response", None), "status_code", None)
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if isinstance(error, OfflineModeIsEnabled):
+    if type(error).__name__ == "OfflineModeIsEnabled":
         return "HF_HUB_OFFLINE keeps huggingface_hub off the network; unset it to upload."
     if status in (401, 403):
         return f"{address} refuses the token in HF_TOKEN ({status}); give one that may write there."

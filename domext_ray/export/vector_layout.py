@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 from domext_ray.config.vectors import Pooling
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -21,22 +20,18 @@ _POOLING_FILE = Path("1_Pooling", "config.json")
 def write_vector_layout(folder: Path, config: DomextConfig, pooling: Pooling) -> None:
     """Describe the encoder of an export that is being written, and its pooling, to sentence-transformers."""
     modules = {"Transformer": "", "Pooling": str(_POOLING_FILE.parent)}
-    files: dict[str | Path, Any] = {
-        "modules.json": [
-            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
-            for number, (name, path) in enumerate(modules.items())
-        ],
-        "sentence_bert_config.json": {"max_seq_length": config.max_row_length, "do_lower_case": False},  # the tokenizer
-        _POOLING_FILE: {
-            "word_embedding_dimension": config.hidden_size,
-            "pooling_mode_cls_token": pooling == "cls",
-            "pooling_mode_mean_tokens": pooling == "mean",
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
-        },
-    }
-    for name, values in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for number, (name, path) in enumerate(modules.items())
+    ]
+    ways = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "", "mean_sqrt_len_tokens": ""}
+    pools = {f"pooling_mode_{name}": pooling == way for name, way in ways.items()}
+    (folder / _POOLING_FILE).parent.mkdir(exist_ok=True)
+    for name, values in (
+        ("modules.json", listed),
+        ("sentence_bert_config.json", {"max_seq_length": config.max_row_length, "do_lower_case": False}),  # tokenizer
+        (_POOLING_FILE, {"word_embedding_dimension": config.hidden_size, **pools}),
+    ):
         (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 

@@ -144,7 +144,9 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
     choose_attention(loaded, device, bf16=False)
     loaded.to(device).requires_grad_(False)
     fitted = Fitted(own, loaded, TaskLoss(loaded, device, bf16=False, task=own), device, thresholds=own.thresholds)
-    return FinetunedModel(ExportedModel(bank.find_folder(name), description, task, {stage: fitted}, {}), batch_tokens)
+    return FinetunedModel(
+        ExportedModel(bank.find_folder(name).local(), description, task, {stage: fitted}, {}), batch_tokens
+    )
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:

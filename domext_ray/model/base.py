@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,6 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     has_head = f"{MLM_HEAD}transform.dense.weight" in tensors
     _untie(tensors, names, base)
     if not has_head:
-        warnings.warn(f"The base {base!r} has no masked-LM head, so a fresh one is made and trains.", stacklevel=2)
         tensors = {name: each for name, each in tensors.items() if not name.startswith(MLM_HEAD)}
     config.has_pooler = f"{POOLER}dense.weight" in tensors
     absent = tuple(

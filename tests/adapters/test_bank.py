@@ -20,6 +20,7 @@ from finetuned_models import FULL as WHOLE
 from finetuned_models import fit
 from given_options import parse_config
 from job_calls import call_job
+from object_store import BUCKET
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, PreTrainedModel
@@ -42,6 +43,7 @@ from domext_ray.model.domext.configuration_domext import DomextConfig, complete_
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
+from domext_ray.storage import Place
 from domext_ray.training.checkpoint import save_checkpoint
 from domext_ray.training.engine import TensorState, TrainState
 
@@ -148,6 +150,11 @@ def score(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         return model(**batch).logits
 
 
+def find_tensors(bank: AdapterBank, name: str) -> Path:
+    (path,) = Path(bank.folder / "adapters" / name).glob("adapter-*.safetensors")
+    return path
+
+
 def read_state(folder: Path) -> dict[str, tuple[str, int]]:
     """Hash and time of change of every file."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -163,7 +170,8 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
     for seed, (name, architecture) in enumerate(zip(("law", "art", "zoo"), ARCHITECTURES, strict=True)):
         bank.add(name, make_model(base, architecture, seed), "own")
         found = read_state(bank.folder)
-        assert found.keys() - seen.keys() == {f"adapters/{name}/adapter.json", f"adapters/{name}/adapter.safetensors"}
+        tensors = f"adapters/{name}/adapter-{bank.describe(name).sha256[:16]}.safetensors"
+        assert found.keys() - seen.keys() == {f"adapters/{name}/adapter.json", tensors}
         assert {path: found[path] for path in seen} == seen
         seen = found
     assert bank.names() == AdapterBank.open(bank.folder).names() == ["art", "law", "zoo"]
@@ -181,7 +189,6 @@ def test_adding_a_task_touches_no_other_file(bank: AdapterBank, base: Base) -> N
         *((base_name, MASKED_LM, SHIFTS) for base_name in BASES[1:]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_loaded_adapter_is_the_model_that_was_added(
     base_name: str, architecture: str, sizes: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -204,7 +211,7 @@ def test_a_loaded_adapter_is_the_model_that_was_added(
 def test_files_do_not_name_the_adapter(bank: AdapterBank, base: Base) -> None:
     model = make_model(base, SEQUENCES)
     bank.add("law", model, "own")
-    tensors = load_file(bank.folder / "adapters" / "law" / "adapter.safetensors")
+    tensors = load_file(find_tensors(bank, "law"))
     assert {"bert.encoder.layer.0.attention.output.domains.down.weight", "pooler.dense.weight"} <= tensors.keys()
     assert {name for name in tensors if name.startswith("classifier.")}
     assert not [name for name in tensors if "own" in name.split(".") or "law" in name]
@@ -283,7 +290,6 @@ def test_attaching_follows_dtype_and_reaches_bare_encoders(bank: AdapterBank, ba
 
 @pytest.mark.parametrize("padding", [True, False])
 @pytest.mark.parametrize("base_name", BASES)
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_mixed_batch_is_each_row_through_its_own_model(
     base_name: str, padding: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -362,7 +368,6 @@ def test_a_server_changes_while_it_serves(bank: AdapterBank, base: Base) -> None
     assert torch.equal(plain, score(make_plain(base), batch)), "what was dropped has left nothing behind"
 
 
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_a_base_without_a_head_serves_no_row_of_its_own(headless_folder: Path, tmp_path: Path) -> None:
     server = serve_adapters(AdapterBank.create(tmp_path / "bank", str(headless_folder)))
     with pytest.raises(RunError, match="no masked-LM head of its own"):
@@ -443,7 +448,6 @@ def test_other_extensions_are_refused(
         bank.add("law", DomextModel(base.config), "own")
 
 
-@pytest.mark.filterwarnings("ignore:The base .* has no masked-LM head")
 def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder: Path, tmp_path: Path) -> None:
     other = replace(base, tensors={name: each + 0.01 for name, each in base.tensors.items()})
     bank.add("law", make_model(base), "own")
@@ -465,28 +469,31 @@ def test_another_base_is_refused(bank: AdapterBank, base: Base, headless_folder:
         foreign.load("law")
 
 
-@pytest.mark.parametrize("file", ["adapter.safetensors", "adapter.json"])
+@pytest.mark.parametrize("file", ["adapter-.*.safetensors", "adapter.json"])
 def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base) -> None:
     for name in ("law", "art"):
         bank.add(name, make_model(base), "own")
-    path = bank.folder / "adapters" / "law" / file
+    path = find_tensors(bank, "law") if "-" in file else bank.folder / "adapters" / "law" / file
     content = path.read_bytes()
     for place in (len(content) - 20, len(content) // 2, 3):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(RunError, match=f"{file} .*; remove the adapter and add it again"):
             bank.load("law")
+    assert len(bank.verify()) == 1
     path.unlink()
-    with pytest.raises(RunError, match=f"{file} .*; remove the adapter"):
-        bank.attach(make_plain(base), "law")
-    assert [file in each for each in bank.verify()] == [True]
+    if "-" in file:
+        with pytest.raises(RunError, match=f"{file} .*; remove the adapter"):
+            bank.attach(make_plain(base), "law")
+        assert len(bank.verify()) == 1
+        bank.remove("law")
     bank.load("art")
-    bank.remove("law")
+    assert bank.names() == ["art"]
     bank.add("law", make_model(base), "own")
     assert not bank.verify()
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{", "[" * 5000, '{"format": 2}', '{"format": 2, "values": {"base": "x"}}', "\0"]
+    "content", ["[]", "{", "[" * 5000, '{"format": 3}', '{"format": 3, "values": {"base": "x"}}', "\0"]
 )
 def test_damaged_json_of_a_bank_is_one_sentence(content: str, bank: AdapterBank, base: Base) -> None:
     bank.add("law", make_model(base), "own")
@@ -529,52 +536,86 @@ def test_a_bank_names_no_place_of_this_machine(bank: AdapterBank, base: Base) ->
     assert not AdapterBank.open(bank.folder, base.id).verify()
 
 
-def test_a_crash_before_the_rename_leaves_the_bank_sound(
+def test_a_crash_before_the_description_leaves_the_bank_sound(
     bank: AdapterBank, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_model(base)
+    model, put = make_model(base), Place.put
     bank.add("art", model, "own")
     seen = read_state(bank.folder)
 
-    def fail(error: BaseException) -> Callable[..., None]:
-        def refuse(*_: object, **__: object) -> None:
-            raise error
-
-        return refuse
+    def stop(self: Place, *args: Any, **settings: Any) -> str:
+        if self.name == "adapter.json":
+            raise KeyboardInterrupt
+        return put(self, *args, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", fail(OSError(28, "No space left on device")))
-        with pytest.raises(RunError, match="law cannot be written \\(No space left on device\\)"):
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(RunError, match=r"law/adapter-.* cannot be .*written \(No space left on device\)"):
             bank.add("law", model, "own")
     assert read_state(bank.folder) == seen
-    with monkeypatch.context() as patch:  # as if killed: nothing tidies up
-        patch.setattr(os, "rename", fail(KeyboardInterrupt()))
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "put", stop)
         with pytest.raises(KeyboardInterrupt):
             bank.add("law", model, "own")
     found = read_state(bank.folder)
-    assert len(found) == len(seen) + 2 and {path: found[path] for path in seen} == seen
+    assert len(found) == len(seen) + 1 and {path: found[path] for path in seen} == seen
     reopened = AdapterBank.open(bank.folder)
     assert reopened.names() == ["art"] and not reopened.verify()
     reopened.add("law", model, "own")
     assert reopened.names() == ["art", "law"] and not reopened.verify()
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
 def test_of_two_that_add_one_name_the_second_is_refused(
-    bank: AdapterBank, base: Base, monkeypatch: pytest.MonkeyPatch
+    seed: int, bank: AdapterBank, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second, rename = make_model(base), make_model(base, seed=2), os.rename
+    """Also where both add the same model: their tensors are one file then."""
+    first, second, put = make_model(base), make_model(base, seed=seed), Place.put
 
-    def be_late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "rename", rename)
+    def be_late(self: Place, *args: Any, **settings: Any) -> str:
+        monkeypatch.setattr(Place, "put", put)
+        written = put(self, *args, **settings)
         bank.add("law", first, "own")
-        rename(source, target)
+        return written
 
-    monkeypatch.setattr(os, "rename", be_late)
-    with pytest.raises(RunError, match="another process made it meanwhile"):
+    monkeypatch.setattr(Place, "put", be_late)
+    with pytest.raises(RunError, match="law cannot be written .another process made it meanwhile"):
         bank.add("law", second, "own")
+    assert not bank.verify() and find_tensors(bank, "law")
     batch = make_batch(base, 2)
     assert torch.equal(score(bank.load("law"), batch), score(first, batch))
+
+
+def test_a_bank_in_a_bucket_is_one_on_a_disk(objects: str, bank: AdapterBank, base: Base, tmp_path: Path) -> None:
+    folder = f"{BUCKET}/{tmp_path.name}/bank"
+    make_run(base, tmp_path / "clinic", MethodConfig(heads=0, ffn_units=0, bottleneck_size=5))
+    for place in (folder, str(bank.folder)):
+        code, said, error = call_job("bank", "--bank", place, "--add", str(tmp_path / "clinic"), "--name", "law")
+        assert code == 0 and said.endswith(f" bytes, to {place}\n"), error
+    there, run = AdapterBank.open(folder), Place(f"{BUCKET}/{tmp_path.name}/clinic")
+    with pytest.raises(RunError, match="exists already"):
+        AdapterBank.create(folder, base.id)
+    assert there.describe("law") == bank.describe("law") and there.base_id == bank.base_id
+    for file in Place(tmp_path / "clinic").list_files():
+        (run / file).put((tmp_path / "clinic" / file).read_bytes())
+    there.add_run("art", str(run))
+    there.add("zoo", make_model(base, SEQUENCES), "own")
+    server, batch = serve_adapters(there), make_batch(base, 2)
+    assert there.names() == server.names() == ["art", "law", "zoo"] and not there.verify()
+    found = server(**batch, adapter_names=["law", "zoo"])
+    torch.testing.assert_close(found[0], score(bank.load("law"), batch)[0], atol=1e-5, rtol=0)
+    there.remove("zoo")
+    code, said, error = call_job("bank", "--bank", folder, "--verify", "true")
+    assert (code, said) == (0, "sound: the base, and every adapter (2)\n"), error
+    assert Place(folder).list_files()[0] == ".base_folder" and len(Place(folder).list_files()) == 6
+    code, _, error = call_job("bank", "--bank", f"{BUCKET}/{tmp_path.name}/none")
+    assert code == 2 and f"{tmp_path.name}/none is no adapter bank: it has no bank.json" in error
+    (Place(folder) / "adapters/law/adapter.json").put(b"{}")
+    assert "adapter.json has no format; remove the adapter and add it again." in there.verify()[0]
 
 
 def test_a_folder_that_is_no_bank_is_refused(tmp_path: Path, tiny_base_folder: Path, bank: AdapterBank) -> None:
@@ -583,8 +624,8 @@ def test_a_folder_that_is_no_bank_is_refused(tmp_path: Path, tiny_base_folder: P
     with pytest.raises(RunError, match="exists already"):
         AdapterBank.create(bank.folder, str(tiny_base_folder))
     header = bank.folder / "bank.json"
-    header.write_text(header.read_text().replace('"format": 2', '"format": 1'))
-    with pytest.raises(RunError, match="has format 1, and this version reads 2; make the bank again"):
+    header.write_text(header.read_text().replace('"format": 3', '"format": 1'))
+    with pytest.raises(RunError, match="has format 1, and this version reads 3; make the bank again"):
         AdapterBank.open(bank.folder)
 
 
@@ -745,7 +786,7 @@ def test_the_job_lists_and_verifies(base: Base, tmp_path: Path, capsys: pytest.C
     run_bank(BankConfig(bank=str(sound), verify=True))
     assert capsys.readouterr().out == "sound: the base, and every adapter (1)\n"
     shutil.copytree(sound, damaged)
-    path = damaged / "adapters" / "clinic" / "adapter.safetensors"
+    (path,) = (damaged / "adapters" / "clinic").glob("adapter-*.safetensors")
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     code, table, error = call_job("bank", "--bank", str(sound))
     assert code == 0, error
@@ -754,7 +795,7 @@ def test_the_job_lists_and_verifies(base: Base, tmp_path: Path, capsys: pytest.C
     assert line.split()[:9] == "clinic masked_lm heads 1, FFN units 4, bottleneck 6".split()
     assert line.split()[9:] == ["0-1", "4,688", f"{(path.stat().st_size):,}"]
     code, problems, error = call_job("bank", "--bank", str(damaged), "--verify", "true")
-    assert code == 2 and "adapter.safetensors differs from the sha256" in problems
+    assert code == 2 and f"{path} differs from the sha256" in problems
     assert error == f"error: the bank {damaged} is damaged: 1 of its parts, named above.\n"
 
 
@@ -765,7 +806,7 @@ def test_the_job_removes_what_is_damaged(
     (bank.folder / "adapters" / "clinic" / "adapter.json").write_text("{")
     folder = str(bank.folder)
     run_bank(BankConfig(bank=folder))
-    assert "clinic           damaged" in capsys.readouterr().out
+    assert "\nclinic  damaged: --verify true says where\n" in capsys.readouterr().out
     run_bank(BankConfig(bank=folder, remove="clinic"))
     assert bank.names() == []
     with pytest.raises(RunError, match="has no adapter 'clinic'; it has none"):

@@ -13,6 +13,7 @@ from given_options import parse_config
 from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, ForgettingConfig, StudyConfig
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.runs.run_directory import lock_run
 
@@ -24,14 +25,18 @@ PLACES: list[tuple[type[Any], str, list[str]]] = [
     (AblateConfig, "--output", ["--study", "size"]),
     (AblateConfig, "--finetuned", ["--study", "spans"]),
     (StudyConfig, "--run.dir", ["--seconds", "9"]),
-    (ExportConfig, "--run", []),
-    (ExportConfig, "--output", ["--run", "runs/af"]),
     (CompareConfig, "--runs", []),
     (CompareConfig, "--output", ["--runs", "runs/af"]),
     (ForgettingConfig, "--output", ["--models", "a", "--corpus", "b"]),
     (ForgettingConfig, "--models", ["--corpus", "b"]),
+]
+IN_BUCKETS: list[tuple[type[Any], str, list[str]]] = [
+    *((PretrainConfig, f"--{name}", []) for name in ("run.dir", "prepare.cache_dir")),
+    (ExportConfig, "--run", []),
+    (ExportConfig, "--output", ["--run", "runs/af"]),
     (BankConfig, "--bank", []),
     (BankConfig, "--add", ["--bank", "bank", "--name", "x"]),
+    (ServeConfig, "--bank", []),
 ]
 
 
@@ -63,12 +68,15 @@ def test_an_address_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="as a plain path, such as /data/runs"):
         parse_config(PretrainConfig, "", ["--run.dir", "file:///data/runs"])
     assert parse_config(PretrainConfig, "", ["--run.dir", "s3://bucket/runs"]).run.dir == "s3://bucket/runs"
-    parse_config(PretrainConfig, "", ["--prepare.cache_dir", "s3://bucket/corpora"])
-    for wrong in ("s3://bucket", "s3:/bucket/runs", "hdfs://name/runs", "gs:///runs"):
-        for option in ("--run.dir", "--prepare.cache_dir"):
-            with pytest.raises(ConfigError, match=rf"{option} is .*; .* all nodes have \(mount the storage"):
-                parse_config(PretrainConfig, "", [option, wrong])
     assert parse_config(PretrainConfig, "", ["--run.dir", "C:runs/x:/y z"]).run.dir == "C:runs/x:/y z"
+
+
+@pytest.mark.parametrize(("config_class", "option", "flags"), IN_BUCKETS)
+def test_a_place_may_be_in_a_bucket(config_class: type[Any], option: str, flags: list[str]) -> None:
+    parse_config(config_class, "", [*flags, option, "s3://bucket/runs"])
+    for wrong in ("s3://bucket", "s3:/bucket/runs", "hdfs://name/runs", "gs:///runs"):
+        with pytest.raises(ConfigError, match=rf"{option} is .*; .* all nodes have \(mount the storage"):
+            parse_config(config_class, "", [*flags, option, wrong])
 
 
 def test_a_run_is_held_where_files_have_no_second_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

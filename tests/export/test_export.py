@@ -19,7 +19,9 @@ import yaml
 from checkpoint_runs import as_rebuilt, make_run
 from conftest import REPOSITORY
 from huggingface_hub import ModelCard, metadata_load
+from job_calls import call_job
 from lone_process import WITHOUT_PROJECT
+from object_store import BUCKET
 from safetensors import safe_open
 from transformers import (
     AutoModelForMaskedLM,
@@ -404,6 +406,28 @@ def test_a_run_is_exported_from_its_newest_checkpoint(
     assert metadata_load(folder / "README.md")["license"] == "mit"
     assert "| Text | `notes.txt,letters.txt` |" in (folder / "README.md").read_text()
     check_shared(folder, tmp_path)
+
+
+def test_a_run_in_a_bucket_is_exported_there(
+    objects: str, base: Base, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config, there = replace(CONFIG, base=str(base.folder)), Place(f"{BUCKET}/{tmp_path.name}")
+    model = make_model(base, config)
+    run_dir = make_run(tmp_path / "run", config, model, base, step=3)
+    tokenizer.save_pretrained(run_dir / "tokenizer")
+    for name in Place(run_dir).list_files():
+        (there / "run" / name).put((run_dir / name).read_bytes())
+    for output in ([], ["--output", f"{there}/other"]):
+        done = call_job("export_hf", "--run", f"{there}/run", *output)
+        assert done.code == 0 and done.out == f"export: {output[1] if output else f'{there}/run/export'}\n", done.err
+    assert list_exported(there / "run" / "export") == list_exported(there / "other")
+    assert list_exported(there / "other") == list_exported(export_run(run_dir, tmp_path / "export"))
+    loaded = DomextForMaskedLM.from_pretrained((there / "other").local()).eval()
+    assert torch.equal(score(loaded, tokenizer), score(model, tokenizer))
+    done = call_job("export_hf", "--run", f"{there}/other", "--push", "org/name")
+    assert done.code == 0 and "bytes  model.safetensors" in done.out and "README.md begins:\n  ---" in done.out
+    done = call_job("export_hf", "--run", f"{there}/none")
+    assert done.code == 2 and f"{there}/none" in done.err and done.err.count("\n") == 1, done.err
 
 
 def test_what_grows_from_the_shipped_base_says_its_terms(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_records import ABOUT, SUMMARY, make_records, make_run, write_origin
+from transformers import BertForMaskedLM
 
 from domext_ray.config.pretrain import ObjectiveConfig, PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.estimate import RowEstimate
@@ -123,3 +125,19 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
     forecast = Forecast((), 0, 0.0, 0, 0.0, False, 0.0, 0, 0)
     said = describe_plan(config, plan_run(config).paths, counts, memory, forecast)
     assert f", and {counts.decoder:,} of a decoder, which no export has\n" in said
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["masked", "denoise", "contrast"])
+def test_a_fresh_head_is_told_by_the_plan_alone_and_where_it_trains(
+    kind: Any, tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = shutil.copytree(tiny_base_folder, tmp_path / "encoder")
+    BertForMaskedLM.from_pretrained(base).bert.save_pretrained(base)
+    train = TrainConfig(seq_length=16, long_seq_length=32)
+    config = PretrainConfig(base=str(base), objective=ObjectiveConfig(kind=kind), train=train)
+    assert not load_base(config.base).has_mlm_head
+    capsys.readouterr()
+    plan_run(replace(config, run=replace(config.run, dir=str(tmp_path))))
+    note = f"note: the base {str(base)!r} has no masked-LM head, so a fresh one is made and trains.\n"
+    assert capsys.readouterr() == ("" if kind == "contrast" else note, "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
-from domext_ray.export.card import format_card, show_loading
+from domext_ray.export.card import render_card
 from domext_ray.export.model_folder import HEAD_AUTO_CLASSES
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.report.tables import format_markdown
@@ -47,12 +47,6 @@ def build_card(
     task, auto_class = fitted.task, HEAD_AUTO_CLASSES[fitted.task.head]
     hub_task = _TASKS[auto_class]
     labels = ", ".join(task.head_labels[:MAX_LABELS]) + ("…" if len(task.head_labels) > MAX_LABELS else "")
-    sections = [
-        f"{len(task.head_labels):,} outputs: {labels}. Rows of at most {task.options.max_length} tokens.",
-        _describe_scores(scores, metric),
-        show_loading(auto_class, trusts=not is_plain),
-        _describe_pipeline(fitted, trusts=not is_plain),
-    ]
     results = [
         {
             "task_type": hub_task,
@@ -66,35 +60,30 @@ def build_card(
         }
         for split, each in scores.items()
     ]
-    return format_card(
+    more = {}
+    if task.head_config.get("problem_type") == "multi_label_classification":
+        more["threshold"] = f"{fitted.thresholds['threshold']:g}"
+    return render_card(
         f"{start.name} fine-tuned on {set_name}",
         start.id,
         start.terms,
-        sections,
+        {
+            "library_name": "transformers",
+            "pipeline_tag": None if hub_task == "multiple-choice" else hub_task,
+            "tags": ["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],
+        },
         results,
+        sections=[
+            f"{len(task.head_labels):,} outputs: {labels}. Rows of at most {task.options.max_length} tokens.",
+            _describe_scores(scores, metric),
+        ],
+        auto_class=auto_class,
+        trusts=not is_plain,
         use="Meant for: the task above, on text like that of its labelled set. Whoever uses it checks it on examples "
         "of their own\nfirst; other text, other labels or another way of labelling may give other figures.\n\n"
         "Not meant for: decisions about people that nobody checks.",
-        library_name="transformers",
-        pipeline_tag=None if hub_task == "multiple-choice" else hub_task,
-        tags=["domext", "domain-adaptation", task.head.removeprefix("DomextFor")],
+        **more,
     )
-
-
-def _describe_pipeline(fitted: Fitted, *, trusts: bool) -> str:
-    """Say how a model of several labels a text is asked for all of them; nothing of other models."""
-    if fitted.task.head_config.get("problem_type") != "multi_label_classification":
-        return ""
-    trust = ", trust_remote_code=True" if trusts else ""
-    return f"""A text has any number of these labels, or none. A label counts whose probability is above \
-{fitted.thresholds["threshold"]:g}, which dev chose:
-
-```python
-from transformers import pipeline
-
-pipe = pipeline("text-classification", "PATH_OF_THIS_FOLDER"{trust}, function_to_apply="sigmoid", top_k=None)
-print(pipe("a text"))
-```"""
 
 
 def _describe_scores(scores: Mapping[str, SplitScore], metric: str) -> str:

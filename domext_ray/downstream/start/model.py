@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,9 +124,7 @@ def read_model(model: str, option: str, step: int = 0) -> ModelSource:
     if is_export(folder):
         return _read_export(model, folder, option)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*no masked-LM head.*")  # whoever needs one says so
-            base = load_base(model)
+        base = load_base(model)
     except BaseModelError as error:
         raise BaseModelError(str(error).replace("--base", option)) from error
     tensors = base.tensors if base.has_mlm_head else pick_encoder(base.tensors)
