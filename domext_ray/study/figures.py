@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from domext_ray.errors import RunError
-from domext_ray.report.comparison import find_undominated
+from domext_ray.report.compare import find_undominated
 from domext_ray.report.figures import take_routed
 
 MIN_SEEDS = 3

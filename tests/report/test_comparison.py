@@ -14,7 +14,7 @@ from report_records import SUMMARY, make_records, make_run
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.report.comparison import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
+from domext_ray.report.compare import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
 from domext_ray.report.plots import check_picture, new_picture
 
 

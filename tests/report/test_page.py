@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from domext_ray.report.page import (
     TEMPLATES,
-    Picture,
     fill_page,
     format_html,
     format_paragraph,
@@ -22,7 +21,7 @@ from domext_ray.report.page import (
     format_section,
     format_settings,
 )
-from domext_ray.report.plots import COLORS, MUTED, draw_legend, new_picture
+from domext_ray.report.plots import COLORS, MUTED, Picture, draw_legend, new_picture
 
 STYLE = (TEMPLATES / "page.html").read_text(encoding="utf-8")
 LIGHT, DARK = (

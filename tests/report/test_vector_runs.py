@@ -16,9 +16,9 @@ from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
 from domext_ray.options.build import dump_yaml
 from domext_ray.plan import plan_run
+from domext_ray.report.compare import write_index
 from domext_ray.report.figures import describe_result, describe_sizes, format_summary, list_rows, measure_run
 from domext_ray.report.forecast import Forecast, describe_forecast, describe_plan
-from domext_ray.report.index import write_index
 from domext_ray.report.report import write_report
 from domext_ray.report.summary import read_summary
 from domext_ray.training.metrics import RunProgress
