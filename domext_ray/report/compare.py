@@ -160,7 +160,7 @@ def _list_cells(run_dir: Place) -> tuple[str, ...]:
     try:
         return _describe_run(run_dir) if "origin" in run_directory.read_run(run_dir) else ()
     except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
-        reason = str(error) if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
+        reason = str(error).partition("; ")[0] if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
         return (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})")
 
 

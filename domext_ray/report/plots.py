@@ -303,7 +303,9 @@ def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: _Curve
     if curve.from_zero:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     # beside the title, where no curve runs
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, labelcolor=MUTED, borderaxespad=0.3)
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1.03, 1.0), ncols=2, labelcolor=MUTED, handlelength=1.2, columnspacing=1.0
+    )
 
 
 def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: _Curve) -> None:
