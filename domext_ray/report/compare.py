@@ -39,17 +39,11 @@ _PAGES = ("report.html", "sweep.html")
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run's part of a comparison.
-
-    Args:
-        name: its directory's name.
-        summary: content of summary.json.
-        evaluations: records of metrics.jsonl that hold an evaluation, each with `seconds` spent in training before it.
-    """
+    """One run's part of a comparison: its directory's name, its summary, and its records that hold an evaluation."""
 
     name: str
     summary: dict[str, Any]
-    evaluations: tuple[dict[str, Any], ...]
+    evaluations: tuple[dict[str, Any], ...]  # each with `seconds` spent in training before it
 
 
 def choose_runs(runs: Sequence[str]) -> list[Path]:
@@ -108,10 +102,9 @@ def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:
 
 
 def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
-    """Return the places of the points on the Pareto front: no other is at least as good in all, and better in one.
+    """Return the places of the points on the Pareto front, given of each one figure per objective, more is better.
 
-    Args:
-        values: of each point one figure per objective, more is better.
+    No other point is at least as good as one of these in all objectives, and better in one.
     """
     table = np.array(values, dtype=np.float64).reshape(len(values), len(values[0]) if values else 0)
     return [i for i, own in enumerate(table) if not ((table >= own).all(axis=1) & (table > own).any(axis=1)).any()]

@@ -70,10 +70,6 @@ def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
 
     There are none of a model that was not trained on masked words, of text that is somebody's (`group_field`), or
     without a sentence that fits.
-
-    Args:
-        run_dir: the run's directory, with a checkpoint.
-        manifest: its prepared corpus.
     """
     if manifest.settings.get("group_field"):
         return []

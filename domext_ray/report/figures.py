@@ -189,11 +189,7 @@ class Figure:
 
 
 def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return a run's figures by what they are of: loss, accuracy, and of masked words also bits, word_bits and general.
-
-    Args:
-        summary: content of summary.json, or what `measure_run` returns.
-    """
+    """Return the figures of a summary: loss, accuracy, and of masked words also bits, word_bits and general."""
     names, sizes = find_losses(summary["domain"]) or MLM, summary.get("evaluation", {})
     number, general_number = sizes.get("domain_tokens", 0), sizes.get("general_words", 0)
 
@@ -250,11 +246,7 @@ def list_rows(summary: Mapping[str, Any], *, with_intervals: bool = True) -> lis
 
 
 def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary whose figures after training are those with the run's router.
-
-    Args:
-        summary: content of summary.json, with "routed".
-    """
+    """Return a summary, of a run with a router, whose figures after training are those with it."""
     routed = {
         text: {name: {**pair, "after": after.get(name)} for name, pair in summary[text].items()}
         for text, after in summary["routed"].items()
@@ -263,11 +255,7 @@ def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_summary(summary: Mapping[str, Any]) -> str:
-    """Return the short table that a run ends with: before, after and change of each figure, then what it took.
-
-    Args:
-        summary: content of summary.json.
-    """
+    """Return the short table that a run ends with: before, after and change of each figure, then what it took."""
     parts = [
         (each.name, *each.list_cells()) for name, each in _list_part_figures(summary).items() if name != DOMAIN_PART
     ]

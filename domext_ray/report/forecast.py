@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.estimate import (
-    RESEMBLANCE,
-    SHINGLE_WORDS,
-    NearDuplicates,
-    RowEstimate,
-    count_near_duplicates,
-    estimate_rows,
-)
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
+from domext_ray.corpus.estimate import RowEstimate, estimate_rows
+from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, NearDuplicates, count_near_duplicates
 from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.data.sample import Sample
@@ -84,24 +78,22 @@ def make_forecast(
 
     Args:
         config: the run, its method's sizes solved.
-        base: its base; None for words and weights that are still to be learned: rows are then those of the words that
-            ship.
-        samples: of its corpus, and of the texts of `config.parts`; None: text that the base is going to write.
+        base: its base; None where words and weights are still to be learned: rows are those of the base that ships.
+        sources: its corpus.
         counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
     """
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
     lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
     prepares, pairs = [config.prepare, *map(config.prepare_for, config.parts)], config.objective.next_sentence
-    estimates = [
-        [
-            estimate_rows(own, prepare, make_settings(tokenizer, prepare, length, pairs))
-            if own is not None
-            else estimate_written(length)
-            for length in lengths
-        ]
-        for own, prepare in zip((sources, *beside), prepares, strict=True)
-    ]
+
+    def estimate(own: Sources | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
+        if own is None:
+            return estimate_written(length)
+        return estimate_rows(own, prepare, make_settings(tokenizer, prepare, length, pairs))
+
+    texts_given = zip((sources, *beside), prepares, strict=True)
+    estimates = [[estimate(*text, length) for length in lengths] for text in texts_given]
     rate, origin = _find_rate(config, measure)
     num_steps, texts, seconds = 0, list[TextForecast](), 0.0
     known = [each for each in estimates[0] if each is not None]
@@ -116,17 +108,9 @@ def make_forecast(
             num_steps, seconds = int(num_steps * limit / seconds), limit
             texts = _count_read(config, num_steps, estimates)
     checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
-    return Forecast(
-        tuple(estimates[0]),
-        tuple(texts),
-        num_steps,
-        rate,
-        origin,
-        seconds,
-        checkpoint * config.run.keep_checkpoints,
-        counts.total * BYTES_PER_VALUE,
-        count_near_duplicates(sources, config.prepare),
-    )
+    near_duplicates = count_near_duplicates(sources, config.prepare)
+    disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
+    return Forecast(tuple(estimates[0]), tuple(texts), num_steps, rate, origin, seconds, *disk, near_duplicates)
 
 
 def _find_rate(config: PretrainConfig, measure: Callable[[], Rate]) -> tuple[Rate, str]:
@@ -152,13 +136,14 @@ def _count_read(
     texts = []
     titles = ["domain text", *(part.title for part in config.parts)]
     for title, own, rows in zip(titles, estimates, zip(*rows_by_phase, strict=True), strict=True):
-        known = [(each, number) for each, number in zip(own, rows, strict=True) if each is not None]
+        known = [each for each in own if each is not None]
         if len(known) == len(own):
-            num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in known)
-            num_epochs = sum(number / each.num_rows for each, number in known)
-            texts.append(
-                TextForecast(title, sum(rows), num_tokens, num_epochs, sum(each.num_bytes for each, _ in known))
-            )
+            read = [
+                (number / each.num_rows, round(number * each.num_tokens / each.num_rows))
+                for each, number in zip(known, rows, strict=True)
+            ]
+            num_epochs, num_tokens = map(sum, zip(*read, strict=True))
+            texts.append(TextForecast(title, sum(rows), num_tokens, num_epochs, sum(each.num_bytes for each in known)))
     return texts
 
 
@@ -212,15 +197,7 @@ def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
 def describe_plan(
     config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, memory: Mapping[str, int], forecast: Forecast
 ) -> str:
-    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast.
-
-    Args:
-        config: the run.
-        paths: its places.
-        counts: its parameters.
-        memory: bytes of a rank by part.
-        forecast: what it will take.
-    """
+    """Return what a dry run prints: the resolved configuration, counts, bytes of a rank by part, and the forecast."""
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
     held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}

@@ -60,10 +60,8 @@ def format_paragraph(text: str, kind: str = "") -> Markup:
 def format_html(header: Sequence[str], rows: Rows, kind: str = "numbers") -> Markup:
     """Return a table whose first column says what its lines are, in a box that scrolls; nothing without lines.
 
-    Args:
-        header: names of the columns; left out where all are empty.
-        rows: their cells; `Markup` stays as it is.
-        kind: numbers (at the right), pairs (a name and what it is), or another class of the template.
+    A header of empty names is left out, and `Markup` stays as it is. Kinds are numbers (at the right), pairs (a name
+    and what it is), and further classes of the template.
     """
     return _fill("table", header, rows, kind)
 

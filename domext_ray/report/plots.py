@@ -95,19 +95,12 @@ def new_picture(path: Where, size: tuple[float, float]) -> Iterator[Figure]:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of a page.
+    """A picture of a page."""
 
-    Args:
-        draw: draws it on an empty figure.
-        caption: what it shows, below it.
-        alt: what a reader sees in it, for those who cannot.
-        is_wide: it takes the page's whole width, and scrolls where that is too narrow for its text.
-    """
-
-    draw: Callable[[Figure], None]
-    caption: str
-    alt: str
-    is_wide: bool = False
+    draw: Callable[[Figure], None]  # on an empty figure
+    caption: str  # what it shows, below it
+    alt: str  # what a reader sees in it, for those who cannot
+    is_wide: bool = False  # it takes the page's whole width, and scrolls where that is too narrow for its text
 
     @property
     def svg(self) -> Markup:
@@ -157,14 +150,7 @@ def draw_legend(axes: Axes, **options: Any) -> None:
 def draw_intervals(
     axes: Axes, names: Sequence[str], figures: Sequence[tuple[float, float, float] | None], form: str
 ) -> None:
-    """Draw a line per name, from above: a point with its interval, and its figure in writing.
-
-    Args:
-        axes: where to draw.
-        names: what the lines are of.
-        figures: value and both ends of its interval; None: the line is empty.
-        form: of the written figure, as for `format`.
-    """
+    """Draw a line per name, from above: a value between the ends of its interval, and written; None: an empty line."""
     for i, each in enumerate(figures):
         if each is None:
             continue

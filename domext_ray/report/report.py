@@ -90,15 +90,12 @@ class LiveReport:
 
 
 def write_report(where: Where, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
-    """Draw a run's curves and write report.html and curves.png.
+    """Draw a run's curves, write report.html and curves.png, and return the place of the former.
 
     Args:
         where: a run's directory, with metrics.jsonl, run.json and config.yaml.
         state: what the run is doing now.
         examples: masked words of held-out text; with them only the owner may read the page, as the text itself.
-
-    Returns:
-        Path of report.html.
 
     Raises:
         RunError: one of the three files is missing or damaged.

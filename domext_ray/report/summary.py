@@ -47,12 +47,7 @@ _SECONDS = 5.0
 
 
 def describe_origin(run_dir: Where, **facts: Any) -> dict[str, Any]:
-    """Return what run.json says of a start; the time of the run's first start stays. Ray is initialised.
-
-    Args:
-        run_dir: the run's directory.
-        facts: what else is known of it, plain values without paths.
-    """
+    """Return what run.json says of a start, beside facts without paths; the first start's time stays. Ray is there."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "started": read_run(run_dir).get("origin", {}).get("started", now),
@@ -106,13 +101,7 @@ def _describe_processor() -> str:
 
 
 def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int) -> dict[str, int]:
-    """Count what a method trains by kind.
-
-    Args:
-        shape: the augmented model.
-        method: the rule that says what trains.
-        num_trainable: all of it.
-    """
+    """Count what a method trains of an augmented model by kind, given how much it is in all."""
     whole = {"all": "every parameter", "top_layers": f"the top {method.top_layers} layers", "layer_norms": "LayerNorms"}
     if name := {**whole, "biases": "biases"}.get(method.trains):
         return {name: num_trainable}
