@@ -24,6 +24,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
+from scipy.ndimage import uniform_filter1d
 
 from domext_ray.errors import RunError
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
@@ -242,10 +243,8 @@ def smooth(values: np.ndarray) -> np.ndarray:
     if len(values) < 3:
         return values
     window = min(max(5, len(values) // 40), len(values)) | 1
-    padded = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    first, last = np.maximum(places - window // 2, 0), np.minimum(places + window // 2 + 1, len(values))
-    return (padded[last] - padded[first]) / (last - first)
+    sums, counts = (uniform_filter1d(each, window, mode="constant") for each in (values, np.ones_like(values)))
+    return sums / counts
 
 
 def _draw(figure: Figure | SubFigure, curve: _Curve, records: Sequence[dict[str, Any]]) -> None:
