@@ -43,7 +43,7 @@ class ComparedRun:
 
     name: str
     summary: dict[str, Any]
-    evaluations: tuple[dict[str, Any], ...]  # each with `seconds` spent in training before it
+    evaluations: tuple[dict[str, Any], ...]
 
 
 def choose_runs(runs: Sequence[str]) -> list[Path]:
@@ -53,10 +53,9 @@ def choose_runs(runs: Sequence[str]) -> list[Path]:
         ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
     """
     folders = [Path(each).expanduser() for each in runs]
-    places = [each.resolve() for each in folders]
-    twice = [folder for i, folder in enumerate(folders) if places[i] in places[:i]]
-    if twice:
-        raise ConfigError(f"--runs must be different runs, and {str(twice[0])!r} is given twice.")
+    for i, folder in enumerate(folders):
+        if folder.resolve() in [each.resolve() for each in folders[:i]]:
+            raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
     return folders
 
 
@@ -70,8 +69,7 @@ def read_run(run_dir: Path) -> ComparedRun:
     records = [each for each in read_metrics(run_dir / "metrics.jsonl") if each.get(BITS) is not None]
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} has no evaluation; run the job again.")
-    evaluations = tuple({**each, "seconds": each.get("time/seconds", 0.0)} for each in records)
-    return ComparedRun(run_dir.resolve().name, summary, evaluations)
+    return ComparedRun(run_dir.resolve().name, summary, tuple(records))
 
 
 def format_comparison(runs: Sequence[ComparedRun]) -> str:
@@ -119,12 +117,18 @@ def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
     with new_picture(path, (11, 4.4)) as figure:
         for axes, (metric, (title, unit)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             for i, run in enumerate(runs):
-                points = [(each["seconds"], each[metric]) for each in run.evaluations if each[metric] is not None]
-                color = COLORS[i % len(COLORS)]
-                axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=4, label=run.name)
+                axes.plot(
+                    *list_points(run, metric), color=COLORS[i % len(COLORS)], marker="o", markersize=4, label=run.name
+                )
             axes.set(title=title, ylabel=unit, xlabel="seconds of training")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+
+
+def list_points(run: ComparedRun, metric: str) -> tuple[list[float], list[float]]:
+    """Return a run's values of a metric, and before them the seconds of training that each one took."""
+    measured = [each for each in run.evaluations if each[metric] is not None]
+    return [each.get("time/seconds", 0.0) for each in measured], [each[metric] for each in measured]
 
 
 def write_index(where: Where) -> Place:
