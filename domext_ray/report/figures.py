@@ -191,47 +191,35 @@ class Figure:
 def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the figures of a summary: loss, accuracy, and of masked words also bits, word_bits and general."""
     names, sizes = find_losses(summary["domain"]) or MLM, summary.get("evaluation", {})
-    number, general_number = sizes.get("domain_tokens", 0), sizes.get("general_words", 0)
-
-    def make(name: str, help: str, form: str, key: str, text: str = "domain", number: int = 0) -> Figure:
-        pair = summary.get(text, {}).get(key, _pair(None, None))
+    start, share = "held-out domain" if names is MLM else "held-out", names.share or "accuracy"
+    bits, word_bits = "bits per character", "word bits per character"
+    asked = f"words one at a time ({word_bits}, comparable between vocabularies)"
+    rows = [
+        ("loss", f"{start} {names.title}", names.loss_help, ".3f", names.loss),
+        ("accuracy", f"{start} {share}", names.accuracy_help, ".1%", names.accuracy),
+        ("bits", bits, f"masked words ({bits})", ".3f", "bits_per_character"),
+        ("word_bits", word_bits, asked, ".3f", _WORD_BITS),
+        ("general", "general-probe accuracy", "masked words predicted", ".1%", "mlm_accuracy"),
+    ]
+    figures = {}
+    for name, title, help, form, key in rows if names is MLM else rows[:2]:
+        text, source, size = "domain", "Held-out domain text", "domain_tokens"
+        if name == "general":
+            text, source, size = "general", "General sentences", "general_words"
+        values = summary.get(text, {}).get(key, _pair(None, None))
+        number = sizes.get(size, 0) if form == ".1%" else 0
         routed = summary.get("routed", {}).get(text, {}).get(key)
-        title = {"domain": "Held-out domain text", "general": "General sentences"}[text]
-        return Figure(name, f"{title}, {help}", form, pair["before"], pair["after"], number, routed)
-
-    start = "held-out domain" if names is MLM else "held-out"
-    share = names.share or "accuracy"
-    figures = {
-        "loss": make(f"{start} {names.title}", names.loss_help, ".3f", names.loss),
-        "accuracy": make(f"{start} {share}", names.accuracy_help, ".1%", names.accuracy, number=number),
-    }
-    if names is not MLM:
-        return figures
-    figures["bits"] = make("bits per character", "masked words (bits per character)", ".3f", "bits_per_character")
-    help = "words one at a time (word bits per character, comparable between vocabularies)"
-    word_bits = make("word bits per character", help, ".3f", _WORD_BITS)
-    figures |= {"word_bits": word_bits} if word_bits.is_measured else {}
-    name, help = "general-probe accuracy", "masked words predicted"
-    return figures | {"general": make(name, help, ".1%", "mlm_accuracy", "general", general_number)}
+        figures[name] = Figure(title, f"{source}, {help}", form, values["before"], values["after"], number, routed)
+    return {name: each for name, each in figures.items() if name != "word_bits" or each.is_measured}
 
 
-def _list_part_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
-    """The held-out losses of the texts of a mixture, by their names."""
-    return {
-        name: Figure(f"held-out {name} loss", "", ".3f", **each["held_out_loss"])
-        for name, each in summary.get("parts", {}).items()
-    }
-
-
-def list_parts(summary: Mapping[str, Any]) -> Rows:
+def list_parts(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the rows part, tokens, epochs, training loss, held-out loss before, after, and its change."""
     rows = []
-    for name, figure in _list_part_figures(summary).items():
-        read = [
-            (summary["parts"][name][key], form) for key, form in zip(("tokens", "epochs"), (",", ".2f"), strict=True)
-        ]
-        cells = [NONE if value is None else format(value, form) for value, form in read]
-        rows.append([name, *cells, figure.show(summary["parts"][name]["train_loss"]), *figure.list_cells()])
+    for name, each in summary.get("parts", {}).items():
+        forms = {"tokens": ",", "epochs": ".2f", "train_loss": ".3f"}
+        read = [NONE if each[key] is None else format(each[key], form) for key, form in forms.items()]
+        rows.append((name, *read, *Figure(name, "", ".3f", **each["held_out_loss"]).list_cells()))
     return rows
 
 
@@ -247,18 +235,15 @@ def list_rows(summary: Mapping[str, Any], *, with_intervals: bool = True) -> lis
 
 def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
     """Return a summary, of a run with a router, whose figures after training are those with it."""
-    routed = {
-        text: {name: {**pair, "after": after.get(name)} for name, pair in summary[text].items()}
-        for text, after in summary["routed"].items()
-    }
+    routed: dict[str, Any] = {}
+    for text, after in summary["routed"].items():
+        routed[text] = {name: {**pair, "after": after.get(name)} for name, pair in summary[text].items()}
     return {**summary, **routed}
 
 
 def format_summary(summary: Mapping[str, Any]) -> str:
     """Return the short table that a run ends with: before, after and change of each figure, then what it took."""
-    parts = [
-        (each.name, *each.list_cells()) for name, each in _list_part_figures(summary).items() if name != DOMAIN_PART
-    ]
+    parts = [(f"held-out {name} loss", *cells[3:]) for name, *cells in list_parts(summary) if name != DOMAIN_PART]
     rows = [("", "before", "after", "change", ROUTED), *list_rows(summary, with_intervals=False), *parts]
     width = 5 if "routed" in summary else 4
     table = format_text([(*row, "")[:width] for row in rows], gap=3)
