@@ -70,7 +70,7 @@ class Forecast:
 def make_forecast(
     config: PretrainConfig,
     base: Base | None,
-    samples: Sequence[Sample | None],
+    texts: Sequence[Sources | None],
     counts: ParameterCounts,
     measure: Callable[[], Rate],
 ) -> Forecast:
@@ -79,38 +79,42 @@ def make_forecast(
     Args:
         config: the run, its method's sizes solved.
         base: its base; None where words and weights are still to be learned: rows are those of the base that ships.
-        sources: its corpus.
+        texts: those of `config.texts`; None: text that the base is going to write.
         counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
+
+    Raises:
+        CorpusError: the sample that is read is damaged, or lacks the field.
     """
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
-    lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
-    prepares, pairs = [config.prepare, *map(config.prepare_for, config.parts)], config.objective.next_sentence
+    pairs = config.objective.next_sentence
 
-    def estimate(own: Sources | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
-        if own is None:
+    def estimate(sources: Sources | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
+        if sources is None:
             return estimate_written(length)
-        return estimate_rows(own, prepare, make_settings(tokenizer, prepare, length, pairs))
+        return estimate_rows(sources, prepare, make_settings(tokenizer, prepare, length, pairs))
 
-    texts_given = zip((sources, *beside), prepares, strict=True)
-    estimates = [[estimate(*text, length) for length in lengths] for text in texts_given]
+    estimates = [
+        [estimate(sources, config.prepare_for(text), length) for length in config.train.lengths]
+        for text, sources in zip(config.texts, texts, strict=True)
+    ]
     rate, origin = _find_rate(config, measure)
-    num_steps, texts, seconds = 0, list[TextForecast](), 0.0
+    num_steps, read, seconds = 0, list[TextForecast](), 0.0
     known = [each for each in estimates[0] if each is not None]
-    if len(known) == len(lengths):
+    if len(known) == len(estimates[0]):
         num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
         horizon = config.optim.decay_steps or num_steps
         config = replace(config, optim=replace(config.optim, decay_steps=horizon))
-        texts = _count_read(config, num_steps, estimates)
-        num_tokens, limit = sum(each.num_tokens for each in texts), config.train.max_seconds
+        read = _count_read(config, num_steps, estimates)
+        num_tokens, limit = sum(each.num_tokens for each in read), config.train.max_seconds
         seconds = num_tokens / rate.tokens_per_second if rate.tokens_per_second else 0.0
         if limit and seconds > limit:
             num_steps, seconds = int(num_steps * limit / seconds), limit
-            texts = _count_read(config, num_steps, estimates)
+            read = _count_read(config, num_steps, estimates)
     checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
-    near_duplicates = count_near_duplicates(sources, config.prepare)
+    near_duplicates = count_near_duplicates(texts[0], config.prepare) if texts[0] else None
     disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
-    return Forecast(tuple(estimates[0]), tuple(texts), num_steps, rate, origin, seconds, *disk, near_duplicates)
+    return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
 
 
 def _find_rate(config: PretrainConfig, measure: Callable[[], Rate]) -> tuple[Rate, str]:
@@ -134,8 +138,7 @@ def _count_read(
         rows_by_phase.append(count_rows(make_stages(config, first_step), steps, config.train.global_batch_size))
         first_step += steps
     texts = []
-    titles = ["domain text", *(part.title for part in config.parts)]
-    for title, own, rows in zip(titles, estimates, zip(*rows_by_phase, strict=True), strict=True):
+    for text, own, rows in zip(config.texts, estimates, zip(*rows_by_phase, strict=True), strict=True):
         known = [each for each in own if each is not None]
         if len(known) == len(own):
             read = [
@@ -143,15 +146,16 @@ def _count_read(
                 for each, number in zip(known, rows, strict=True)
             ]
             num_epochs, num_tokens = map(sum, zip(*read, strict=True))
-            texts.append(TextForecast(title, sum(rows), num_tokens, num_epochs, sum(each.num_bytes for each in known)))
+            texts.append(
+                TextForecast(text.title, sum(rows), num_tokens, num_epochs, sum(each.num_bytes for each in known))
+            )
     return texts
 
 
 def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
     """Return the lines of a dry run."""
     lines = []
-    lengths = (config.train.seq_length, config.train.long_seq_length)
-    for estimate, length in zip(forecast.estimates, lengths, strict=False):
+    for estimate, length in zip(forecast.estimates, config.train.lengths, strict=False):
         rows = "not estimated: no sample of the text makes a row quickly (domext prepare counts them)"
         if estimate is not None:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
