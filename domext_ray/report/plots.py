@@ -23,7 +23,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter, StrMethodFormatter
 from scipy.ndimage import uniform_filter1d
 
 from domext_ray.errors import RunError
@@ -263,7 +263,8 @@ def _draw(figure: Figure | SubFigure, curve: _Curve, records: Sequence[dict[str,
         return
     (_plot_evaluations if curve.form else _plot_steps)(axes, steps, values, curve)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    bottom.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    integers = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True)
+    bottom.xaxis.set_major_locator(integers if len(steps) > 1 else FixedLocator(steps))
     bottom.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
@@ -280,7 +281,8 @@ def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: _Curve
     stride = max(1, math.ceil(len(steps) / MAX_POINTS))
     shown, average = steps[::stride], smooth(values)
     axes.plot(shown, values[::stride], color=curve.color, alpha=0.35, linewidth=0.9, label="each step")
-    axes.plot(shown, average[::stride], color=curve.color, linewidth=2.0, label="moving average")
+    marker = "o" if len(steps) == 1 else None
+    axes.plot(shown, average[::stride], color=curve.color, linewidth=2.0, marker=marker, label="moving average")
     low = 0.0 if curve.from_zero else min(np.quantile(values, 0.005), average.min())
     high = max(np.quantile(values, 0.995), average.max())
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
