@@ -112,7 +112,7 @@ def make_forecast(
             num_steps, seconds = int(num_steps * limit / seconds), limit
             read = _count_read(config, num_steps, estimates)
     checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
-    near_duplicates = count_near_duplicates(texts[0], config.prepare) if texts[0] else None
+    near_duplicates = count_near_duplicates(texts[0], config.prepare) if texts[0] is not None else None
     disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
     return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
 
@@ -141,14 +141,11 @@ def _count_read(
     for text, own, rows in zip(config.texts, estimates, zip(*rows_by_phase, strict=True), strict=True):
         known = [each for each in own if each is not None]
         if len(known) == len(own):
-            read = [
-                (number / each.num_rows, round(number * each.num_tokens / each.num_rows))
-                for each, number in zip(known, rows, strict=True)
-            ]
-            num_epochs, num_tokens = map(sum, zip(*read, strict=True))
-            texts.append(
-                TextForecast(text.title, sum(rows), num_tokens, num_epochs, sum(each.num_bytes for each in known))
-            )
+            pairs = list(zip(known, rows, strict=True))
+            num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in pairs)
+            num_epochs = sum(number / each.num_rows for each, number in pairs)
+            num_bytes = sum(each.num_bytes for each in known)
+            texts.append(TextForecast(text.title, sum(rows), num_tokens, num_epochs, num_bytes))
     return texts
 
 

@@ -308,7 +308,8 @@ def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: 
         axes.set_ylim(low - missing / 2, high + missing / 2)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
     side = 1 if end <= start else -1  # the figures stand where the curve does not run to
-    labels = [(f"start {start:{curve.form}}", 0, side, {"ha": "left", "color": MUTED})]
+    style: dict[str, Any] = {"ha": "left", "color": MUTED}
+    labels = [(f"start {start:{curve.form}}", 0, side, style)]
     if len(steps) > 1:
         labels.append((format(end, curve.form), -1, -side, {"ha": "center", "color": curve.color, "weight": "bold"}))
     for text, place, above, style in labels:
