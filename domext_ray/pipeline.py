@@ -228,10 +228,7 @@ def _forecast(run: Run, samples: Sequence[Sample | None]) -> str:
     config = run.config
     trial = make_trial(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
     memory = estimate_memory(trial)
-    texts = [
-        None if each.is_written else resolve_sources(each.corpus, config.prepare_for(each)) for each in config.texts
-    ]
-    forecast = make_forecast(config, run.base, texts, run.counts, lambda: measure_rate(trial))
+    forecast = make_forecast(config, run.base, samples, run.counts, lambda: measure_rate(trial))
     return describe_plan(config, run.paths, run.counts, memory, forecast)
 
 

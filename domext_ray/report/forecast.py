@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
-from domext_ray.corpus.estimate import RowEstimate, estimate_rows
-from domext_ray.corpus.near_duplicates import RESEMBLANCE, SHINGLE_WORDS, NearDuplicates, count_near_duplicates
+from domext_ray.corpus.estimate import (
+    RESEMBLANCE,
+    SHINGLE_WORDS,
+    NearDuplicates,
+    RowEstimate,
+    count_near_duplicates,
+    estimate_rows,
+)
 from domext_ray.corpus.sampler import count_rows
 from domext_ray.corpus.shards import make_settings
 from domext_ray.data.sample import Sample
@@ -70,7 +76,7 @@ class Forecast:
 def make_forecast(
     config: PretrainConfig,
     base: Base | None,
-    texts: Sequence[Sources | None],
+    samples: Sequence[Sample | None],
     counts: ParameterCounts,
     measure: Callable[[], Rate],
 ) -> Forecast:
@@ -79,24 +85,21 @@ def make_forecast(
     Args:
         config: the run, its method's sizes solved.
         base: its base; None where words and weights are still to be learned: rows are those of the base that ships.
-        texts: those of `config.texts`; None: text that the base is going to write.
+        samples: of `config.texts`; None: text that the base is going to write.
         counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
-
-    Raises:
-        CorpusError: the sample that is read is damaged, or lacks the field.
     """
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
     pairs = config.objective.next_sentence
 
-    def estimate(sources: Sources | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
-        if sources is None:
+    def estimate(sample: Sample | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
+        if sample is None:
             return estimate_written(length)
-        return estimate_rows(sources, prepare, make_settings(tokenizer, prepare, length, pairs))
+        return estimate_rows(sample, prepare, make_settings(tokenizer, prepare, length, pairs))
 
     estimates = [
-        [estimate(sources, config.prepare_for(text), length) for length in config.train.lengths]
-        for text, sources in zip(config.texts, texts, strict=True)
+        [estimate(sample, config.prepare_for(text), length) for length in config.train.lengths]
+        for text, sample in zip(config.texts, samples, strict=True)
     ]
     rate, origin = _find_rate(config, measure)
     num_steps, read, seconds = 0, list[TextForecast](), 0.0
@@ -112,7 +115,7 @@ def make_forecast(
             num_steps, seconds = int(num_steps * limit / seconds), limit
             read = _count_read(config, num_steps, estimates)
     checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
-    near_duplicates = count_near_duplicates(texts[0], config.prepare) if texts[0] is not None else None
+    near_duplicates = count_near_duplicates(samples[0], config.prepare) if samples[0] is not None else None
     disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
     return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
 

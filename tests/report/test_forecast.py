@@ -75,12 +75,12 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     corpus = str(write_corpus(tmp_path / "corpus.txt", 2000))
     train = TrainConfig(max_steps=0, epochs=3, global_batch_size=8, seq_length=32, tokens_per_second=100)
     config = PretrainConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
-    base, sources = load_base(config.base), [resolve_sources(corpus, config.prepare)]
+    base, samples = load_base(config.base), [check_corpus(corpus, config.prepare, to_end=True)]
 
     def never() -> Rate:
         raise AssertionError("the rate is given")
 
-    forecast = make_forecast(config, base, sources, COUNTS, never)
+    forecast = make_forecast(config, base, samples, COUNTS, never)
     (text,) = forecast.texts
     assert text.num_epochs == pytest.approx(3, rel=0.02)
     assert forecast.seconds == text.num_tokens / 100
@@ -104,8 +104,9 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
         mixture=MixtureConfig(parts={"web": {"corpus": texts["web"], "weight": {0: 0, 0.5: 2}}}),
         train=TrainConfig(max_steps=100, global_batch_size=8, seq_length=32, tokens_per_second=100),
     )
-    base, sources = load_base(config.base), [resolve_sources(each, config.prepare) for each in texts.values()]
-    forecast = make_forecast(config, base, sources, COUNTS, lambda: Rate(0.0, 0.0))
+    base = load_base(config.base)
+    samples = [check_corpus(each, config.prepare, to_end=True) for each in texts.values()]
+    forecast = make_forecast(config, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
     estimate = forecast.estimates[0]
     assert estimate is not None
     assert [(each.title, each.num_rows) for each in forecast.texts] == [
@@ -118,7 +119,7 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     printed = describe_forecast(forecast, config)
     assert f"  web                   200 rows, {forecast.texts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
-    shorter = make_forecast(half, base, sources, COUNTS, lambda: Rate(0.0, 0.0))
+    shorter = make_forecast(half, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
     assert [each.num_rows for each in shorter.texts] == [300, 100, 0]
 
 
@@ -134,8 +135,8 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
         scale=ScaleConfig(num_workers=2),
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
     )
-    sources = [resolve_sources(config.corpus, config.prepare)]
-    forecast = make_forecast(config, load_base(config.base), sources, COUNTS, lambda: Rate(2e6, 7.0))
+    samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
+    forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: Rate(2e6, 7.0))
     assert forecast.rate.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
     assert forecast.seconds == pytest.approx(forecast.texts[0].num_tokens / 500_000)
     printed = describe_forecast(forecast, config)
