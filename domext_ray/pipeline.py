@@ -25,14 +25,12 @@ from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.plan import count_run, identify_run, plan_run, resolve_workers
+from domext_ray.report.compare import write_index
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
 from domext_ray.report.forecast import describe_plan, make_forecast
-from domext_ray.report.index import write_index
-from domext_ray.report.live import LiveReport
-from domext_ray.report.origin import count_trained, describe_origin
-from domext_ray.report.report import write_report
-from domext_ray.report.summary import add_times, read_summary, write_summary
+from domext_ray.report.report import LiveReport, write_report
+from domext_ray.report.summary import add_times, count_trained, describe_origin, read_summary, write_summary
 from domext_ray.runs.events import EXPORT, PREPARING, REPORT, START_UP, WORKERS, enter_phase
 from domext_ray.runs.run_directory import (
     add_versions,

@@ -51,7 +51,7 @@ general text of --replay.corpus, and no other method does.""",
 
 def _compare_runs(config: CompareConfig) -> None:
     from domext_ray.downstream.finetune import comparison as finetuning
-    from domext_ray.report.comparison import choose_runs, draw_comparison, format_comparison, read_run
+    from domext_ray.report.compare import choose_runs, draw_comparison, format_comparison, read_run
     from domext_ray.report.plots import check_picture
     from domext_ray.search.sweep_comparison import draw_sweeps, format_sweeps, is_sweep, read_sweeps
 

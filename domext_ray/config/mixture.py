@@ -54,7 +54,7 @@ class TextPart:
     @property
     def title(self) -> str:
         """What lines of text call it."""
-        return "general text" if self.name == GENERAL else self.name
+        return f"{self.name} text" if self.name in (DOMAIN, GENERAL) else self.name
 
     def weigh(self, share: Fraction) -> Fraction:
         """Return its weight at a share of the horizon."""

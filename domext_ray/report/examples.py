@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.corpus.manifest import Manifest
@@ -33,41 +33,27 @@ MIN_WORDS, MAX_CHARS = 6, 240
 MIN_LETTERS = 4
 """Of the masked word."""
 _READ_SENTENCES = 2000
-_SEED = b"domext examples"
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A word that a model expects.
-
-    Args:
-        word: the token as text.
-        share: its probability.
-        is_right: it is the word that stands there.
-    """
+    """A word that a model expects."""
 
     word: str
-    share: float
-    is_right: bool
+    share: float  # its probability
+    is_right: bool  # it is the word that stands there
 
 
 @dataclass(frozen=True)
 class Masked:
-    """A sentence with a masked word.
-
-    Args:
-        left, word, right: its text; `word` is masked.
-        ids: tokens, [MASK] among them, and [CLS] and [SEP].
-        place: of [MASK] in `ids`.
-        answer: the token that stands there.
-    """
+    """A sentence in which `word` is masked."""
 
     left: str
     word: str
     right: str
-    ids: tuple[int, ...]
-    place: int
-    answer: int
+    ids: tuple[int, ...]  # tokens, [MASK] among them, and [CLS] and [SEP]
+    place: int  # of [MASK] in `ids`
+    answer: int  # the token that stands there
 
 
 @dataclass(frozen=True)
@@ -82,13 +68,8 @@ class Example:
 def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
     """Let a run's model as it was before the first step, and as it is now, predict masked words of held-out text.
 
-    Args:
-        run_dir: the run's directory, with a checkpoint.
-        manifest: its prepared corpus.
-
-    Returns:
-        The examples; none of a model that was not trained on masked words, of text that is somebody's (`group_field`),
-        or without a sentence that fits.
+    There are none of a model that was not trained on masked words, of text that is somebody's (`group_field`), or
+    without a sentence that fits.
     """
     if manifest.settings.get("group_field"):
         return []
@@ -96,10 +77,11 @@ def make_examples(run_dir: Where, manifest: Manifest) -> list[Example]:
     if run.config.objective.kind != "masked":
         return []
     sentences = choose_sentences(manifest, run.tokenizer, max_length=run.config.train.seq_length)
-    after = predict(run.model, run.tokenizer, sentences)
     start = _rebuild_start(run, run_dir)
-    before = [()] * len(sentences) if start is None else predict(start, run.tokenizer, sentences)
-    return [Example(*each) for each in zip(sentences, before, after, strict=True)]
+    before = predict(start, run.tokenizer, sentences) if start is not None else [()] * len(sentences)
+    return [
+        Example(*each) for each in zip(sentences, before, predict(run.model, run.tokenizer, sentences), strict=True)
+    ]
 
 
 def _rebuild_start(run: RebuiltRun, run_dir: Where) -> Any | None:
@@ -115,38 +97,21 @@ def _rebuild_start(run: RebuiltRun, run_dir: Where) -> Any | None:
 
 
 def choose_sentences(manifest: Manifest, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> list[Masked]:
-    """Draw sentences of held-out text, and one word in each that is a single token.
-
-    Args:
-        manifest: the prepared corpus.
-        tokenizer: the run's tokenizer.
-        max_length: tokens of a sentence, at most, [CLS] and [SEP] included.
-    """
-    chosen: list[Masked] = []
-    for sentence in sorted(_read_sentences(manifest), key=_hash):
-        masked = _mask(sentence, tokenizer, max_length)
-        chosen += [masked] if masked else []
-        if len(chosen) == NUM_EXAMPLES:
-            break
-    return chosen
+    """Draw sentences of held-out text of at most so many tokens, and one word in each that is a single token."""
+    drawn = (_mask(each, tokenizer, max_length) for each in sorted(_read_sentences(manifest), key=_hash))
+    return list(islice((each for each in drawn if each is not None), NUM_EXAMPLES))
 
 
 def _read_sentences(manifest: Manifest) -> set[str]:
     """Sentences of the first held-out documents, those of the same text once."""
     found: set[str] = set()
-    for document in _read_documents(manifest):
-        sentences = (" ".join(each.split()) for each in split_sentences(document))
-        found.update(each for each in sentences if len(each.split()) >= MIN_WORDS and len(each) <= MAX_CHARS)
-        if len(found) >= _READ_SENTENCES:
-            break
-    return found
-
-
-def _read_documents(manifest: Manifest) -> Iterator[str]:
     for record in sorted(manifest.texts, key=lambda each: each.sha256):
-        for line in (manifest.folder / record.path).read_text().split("\n"):
-            if line:
-                yield json.loads(line)["text"]
+        for line in filter(None, (manifest.folder / record.path).read_text().split("\n")):
+            sentences = (" ".join(each.split()) for each in split_sentences(json.loads(line)["text"]))
+            found.update(each for each in sentences if each.count(" ") + 1 >= MIN_WORDS and len(each) <= MAX_CHARS)
+            if len(found) >= _READ_SENTENCES:
+                return found
+    return found
 
 
 def _mask(sentence: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Masked | None:
@@ -156,9 +121,9 @@ def _mask(sentence: str, tokenizer: PreTrainedTokenizerBase, max_length: int) ->
         return None
     words = []
     for places in group_pieces(encoding.word_ids):
-        (first, end), id_ = encoding.offsets[places[0]], encoding.ids[places[0]]
+        (first, end), token = encoding.offsets[places[0]], encoding.ids[places[0]]
         text = sentence[first:end]
-        if len(places) == 1 and text.isalpha() and len(text) >= MIN_LETTERS and id_ != tokenizer.unk_token_id:
+        if len(places) == 1 and text.isalpha() and len(text) >= MIN_LETTERS and token != tokenizer.unk_token_id:
             words.append((places[0], first, end))
     if not words:
         return None
@@ -169,23 +134,19 @@ def _mask(sentence: str, tokenizer: PreTrainedTokenizerBase, max_length: int) ->
 
 
 def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=8, key=_SEED).digest()
+    return hashlib.blake2b(text.encode(), digest_size=8, key=b"domext examples").digest()
 
 
+@torch.no_grad()
 def predict(model: Any, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Masked]) -> list[tuple[Guess, ...]]:
     """Return the words that a model expects at each mask, most probable first; on the CPU, in fp32, without dropout."""
-    cast(nn.Module, model).eval()
+    model.eval()
     found = []
-    with torch.no_grad():
-        for each in sentences:
-            ids = torch.tensor([each.ids])
-            outputs = model(input_ids=ids, attention_mask=torch.ones_like(ids))
-            logits = outputs[0][0, each.place]  # by place: with a next-sentence head they have another name
-            shares, tokens = logits.float().softmax(-1).topk(NUM_GUESSES)
-            found.append(
-                tuple(
-                    Guess(str(tokenizer.decode([token])).strip(), share, token == each.answer)
-                    for share, token in zip(shares.tolist(), tokens.tolist(), strict=True)
-                )
-            )
+    for each in sentences:
+        ids = torch.tensor([each.ids])
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]  # by place: names differ between heads
+        best = logits[0, each.place].float().softmax(-1).topk(NUM_GUESSES)
+        guessed = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        words = [(str(tokenizer.decode([token])).strip(), share, token == each.answer) for share, token in guessed]
+        found.append(tuple(Guess(*each) for each in words))
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +31,17 @@ ROUTED = "with its router"
 """Head of the column for a run with a router, which sends each row to the domain or to the base."""
 Z = 1.959964
 """Of a normal distribution 95 % are within so many standard deviations."""
-Pair = Mapping[str, float | None]
-_NOTHING: Pair = {"before": None, "after": None}
+_WORD_BITS = "word_bits_per_character"
+_COST = {
+    "tokens": ("tokens", "{:,}"),
+    "tokens_per_second": ("tokens per second", "{:,.0f}"),
+    "data_wait_frac": ("share of the steps that waited for data", "{:.1%}"),
+    "gigaflops_per_second": ("operations per second", "{:,.0f} GFLOP/s"),
+    "product_share": ("share of the step that its matrix products alone would take", "{:.0%}"),
+    "mfu": ("share of the card's published peak", "{:.0%}"),
+    "peak_memory_mb": ("most memory of a worker", "{:,.0f} MB"),
+}
+"""Of "train" in a summary: what a figure is called, and its form."""
 
 
 def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -46,73 +56,70 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "general" at its end, where the router sends each row to the domain or to the base.
     """
     names = find_run_losses(records)
-    steps = [each for each in records if find_losses(each, TRAIN)]
+    keys = {"domain": (names.loss, names.accuracy, "bits_per_character", _WORD_BITS), "general": ("mlm_accuracy",)}
     evaluated = [each for each in records if find_losses(each, DOMAIN)]
     before = evaluated[0] if evaluated else {}
     after = evaluated[-1] if evaluated and evaluated[-1]["step"] else {}
 
-    def pair(name: str) -> Pair:
-        return {"before": before.get(f"eval/{name}"), "after": after.get(f"eval/{name}")}
+    def pick(record: Mapping[str, Any], start: str = "eval/") -> dict[str, dict[str, Any]]:
+        return {text: {key: record.get(f"{start}{text}_{key}") for key in own} for text, own in keys.items()}
 
-    figures = (names.loss, names.accuracy, "bits_per_character", "word_bits_per_character")
+    first, last, routed = pick(before), pick(after), pick(after, "eval/routed_")
     sizes = ("domain_tokens", "domain_characters", "general_words")
     measured: dict[str, Any] = {
-        "domain": {name: pair(f"domain_{name}") for name in figures},
-        "general": {"mlm_accuracy": pair("general_mlm_accuracy")},
+        **{text: {key: _pair(first[text][key], last[text][key]) for key in own} for text, own in keys.items()},
         "evaluation": {name: (after or before).get(f"eval/{name}", 0) for name in sizes},
     }
-    if any(f"eval/routed_domain_{name}" in after for name in figures):
-        measured["routed"] = {
-            "domain": {name: after.get(f"eval/routed_domain_{name}") for name in figures},
-            "general": {"mlm_accuracy": after.get("eval/routed_general_mlm_accuracy")},
-        }
+    if any(f"eval/routed_domain_{key}" in after for key in keys["domain"]):
+        measured["routed"] = routed
     if parts := _measure_parts(records):
         measured["parts"] = parts
-    if steps:
-        last = steps[-1]
-        seconds = last["time/seconds"]
-        measured["train"] = {
-            "steps": last["step"],
-            "tokens": last["train/tokens"],
-            "tokens_per_second": last["train/tokens"] / seconds,
-            "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
-            "wall_seconds": seconds,
-            **_measure_speed(steps),
-        }
+    if steps := [each for each in records if find_losses(each, TRAIN)]:
+        measured["train"] = _measure_steps(steps)
     return measured
 
 
-def _measure_speed(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Medians over the steps that say how fast they computed, and the most memory."""
-    speed = {}
+def _pair(before: float | None, after: float | None) -> dict[str, float | None]:
+    return {"before": before, "after": after}
+
+
+def _measure_steps(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the steps took so far; of how fast they computed the median of those that say it."""
+    last, seconds = steps[-1], steps[-1]["time/seconds"]
+    measured = {
+        "steps": last["step"],
+        "tokens": last["train/tokens"],
+        "tokens_per_second": last["train/tokens"] / seconds,
+        "data_wait_frac": sum(each["data/wait_seconds"] for each in steps) / seconds,
+        "wall_seconds": seconds,
+    }
     for name in ("gigaflops_per_second", "product_share", "mfu"):
         if values := [each[f"throughput/{name}"] for each in steps if f"throughput/{name}" in each]:
-            speed[name] = statistics.median(values)
+            measured[name] = statistics.median(values)
     peaks = [each["memory/peak_mb"] for each in steps if "memory/peak_mb" in each]
-    return speed | ({"peak_memory_mb": max(peaks)} if peaks else {})
+    return measured | ({"peak_memory_mb": max(peaks)} if peaks else {})
 
 
 def _measure_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What was read of each text of a mixture, and what it did to its losses (nats); empty: the run reads one text."""
     found: dict[str, dict[str, list[tuple[int, Any]]]] = {}
     for each in records:
-        for key, value in each.items():
+        for key in each:
             if key.startswith("parts/"):
                 _, part, figure = key.split("/")
-                own = found.setdefault(part, {}).setdefault(figure, [])
-                own += [(each["step"], value)] if value is not None else []
+                values = found.setdefault(part, defaultdict(list))[figure]
+                values += [(each["step"], each[key])] if each[key] is not None else []
     measured = {}
     for part, figures in found.items():
-        recent = [loss for _, loss in figures.get("train_loss", [])[-RECENT_STEPS:]]
-        held_out = figures.get("held_out_loss", [])
-        newest = {name: figures[name][-1][1] if figures.get(name) else None for name in ("tokens", "epochs")}
+        tokens, epochs, recent = (
+            [value for _, value in figures[name][-RECENT_STEPS:]] for name in ("tokens", "epochs", "train_loss")
+        )
+        held_out = figures["held_out_loss"] or [(0, None)]
         measured[part] = {
-            **newest,
+            "tokens": tokens[-1] if tokens else None,
+            "epochs": epochs[-1] if epochs else None,
             "train_loss": sum(recent) / len(recent) if recent else None,
-            "held_out_loss": {
-                "before": held_out[0][1] if held_out else None,
-                "after": held_out[-1][1] if held_out and held_out[-1][0] else None,
-            },
+            "held_out_loss": _pair(held_out[0][1], held_out[-1][1] if held_out[-1][0] else None),
         }
     return measured
 
@@ -143,9 +150,23 @@ class Figure:
         """Whether there is any value."""
         return self.before is not None or self.after is not None
 
+    @property
+    def direction(self) -> str:
+        """Where it went; empty: that is not known."""
+        if self.before is None or self.after is None:
+            return ""
+        return "stayed" if self.before == self.after else "rose" if self.after > self.before else "fell"
+
     def show(self, value: float | None) -> str:
         """Write a value."""
         return NONE if value is None else format(value, self.form)
+
+    def show_change(self, after: float | None) -> str:
+        """Write how far a value is from the one before."""
+        is_share = self.form.endswith("%")
+        if self.before is None or after is None or not (self.before or is_share):
+            return NONE
+        return f"{100 * (after - self.before):+.1f} points" if is_share else f"{after / self.before - 1:+.1%}"
 
     def show_pair(self, *, with_change: bool = False) -> str:
         """Write both values in one cell, of a run that has only begun the first one."""
@@ -154,137 +175,78 @@ class Figure:
         change = f" ({self.show_change(self.after)})" if with_change else ""
         return f"{self.show(self.before)} → {self.show(self.after)}{change}"
 
-    def show_change(self, after: float | None) -> str:
-        """Write how far a value is from the one before."""
-        if self.before is None or after is None or (not self.before and not self.is_share):
-            return NONE
-        if self.is_share:
-            return f"{100 * (after - self.before):+.1f} points"
-        return f"{after / self.before - 1:+.1%}"
-
-    @property
-    def is_share(self) -> bool:
-        """Whether it is a share, in per cent."""
-        return self.form.endswith("%")
-
-    def list_cells(self) -> tuple[str, str, str]:
-        """Return before, after and change."""
-        return self.show(self.before), self.show(self.after), self.show_change(self.after)
-
-    def list_intervals(self) -> tuple[str, str, str]:
-        """Return before, after and change, with 95 % intervals where the figure has one."""
-        before, after, change = self.list_cells()
-        if self.before is None or not self.number:
-            return before, after, change
-        before += _bracket(find_bounds(self.before, self.number), ".1f")
+    def list_cells(self, *, with_intervals: bool = False) -> list[str]:
+        """Return before, after and change, on request with 95 % intervals where the figure has one."""
+        cells = [self.show(self.before), self.show(self.after), self.show_change(self.after)]
+        if not with_intervals or self.before is None or not self.number:
+            return cells
+        bounds = [(find_bounds(self.before, self.number), ".1f")]
         if self.after is not None:
-            after += _bracket(find_bounds(self.after, self.number), ".1f")
-            change += _bracket(find_change_bounds(self.before, self.after, self.number), "+.1f")
-        return before, after, change
-
-    def show_routed(self) -> str:
-        """Write what it is with the run's router, and how far that is from before."""
-        return NONE if self.routed is None else f"{self.show(self.routed)} ({self.show_change(self.routed)})"
-
-    def describe_change(self) -> str:
-        """Say where it went; empty: that is not known."""
-        if self.before is None or self.after is None:
-            return ""
-        return "stayed" if self.before == self.after else "rose" if self.after > self.before else "fell"
+            bounds.append((find_bounds(self.after, self.number), ".1f"))
+            bounds.append((find_change_bounds(self.before, self.after, self.number), "+.1f"))
+        said = [f" [{100 * low:{form}},{NO_BREAK}{100 * high:{form}}]" for (low, high), form in bounds]
+        return [cell + interval for cell, interval in zip(cells, [*said, "", ""], strict=False)]
 
 
 def list_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return a run's figures by what they are of: loss, accuracy, and of masked words also bits, word_bits and general.
-
-    Args:
-        summary: content of summary.json, or what `measure_run` returns.
-    """
+    """Return the figures of a summary: loss, accuracy, and of masked words also bits, word_bits and general."""
     names, sizes = find_losses(summary["domain"]) or MLM, summary.get("evaluation", {})
-    number, general_number = sizes.get("domain_tokens", 0), sizes.get("general_words", 0)
-
-    def make(name: str, help: str, form: str, text: str, key: str, number: int = 0) -> Figure:
-        pair = summary.get(text, {}).get(key, _NOTHING)
+    start, share = "held-out domain" if names is MLM else "held-out", names.share or "accuracy"
+    bits, word_bits = "bits per character", "word bits per character"
+    asked = f"words one at a time ({word_bits}, comparable between vocabularies)"
+    rows = [
+        ("loss", f"{start} {names.title}", names.loss_help, ".3f", names.loss),
+        ("accuracy", f"{start} {share}", names.accuracy_help, ".1%", names.accuracy),
+        ("bits", bits, f"masked words ({bits})", ".3f", "bits_per_character"),
+        ("word_bits", word_bits, asked, ".3f", _WORD_BITS),
+        ("general", "general-probe accuracy", "masked words predicted", ".1%", "mlm_accuracy"),
+    ]
+    figures = {}
+    for name, title, help, form, key in rows if names is MLM else rows[:2]:
+        text, source, size = "domain", "Held-out domain text", "domain_tokens"
+        if name == "general":
+            text, source, size = "general", "General sentences", "general_words"
+        values = summary.get(text, {}).get(key, _pair(None, None))
+        number = sizes.get(size, 0) if form == ".1%" else 0
         routed = summary.get("routed", {}).get(text, {}).get(key)
-        texts = {"domain": "Held-out domain text", "general": "General sentences"}
-        return Figure(name, f"{texts[text]}, {help}", form, pair["before"], pair["after"], number, routed)
-
-    domain = "domain " if names is MLM else ""
-    share = names.share or "accuracy"
-    figures = {
-        "loss": make(f"held-out {domain}{names.title}", names.loss_help, ".3f", "domain", names.loss),
-        "accuracy": make(f"held-out {domain}{share}", names.accuracy_help, ".1%", "domain", names.accuracy, number),
-    }
-    if names is not MLM:
-        return figures
-    bits, words = "bits_per_character", "word_bits_per_character"
-    said = "words one at a time (word bits per character, comparable between vocabularies)"
-    figures["bits"] = make("bits per character", "masked words (bits per character)", ".3f", "domain", bits)
-    figures["word_bits"] = make("word bits per character", said, ".3f", "domain", words)
-    said = "masked words predicted"
-    figures["general"] = make("general-probe accuracy", said, ".1%", "general", "mlm_accuracy", general_number)
-    return figures if figures["word_bits"].is_measured else {k: v for k, v in figures.items() if k != "word_bits"}
-
-
-def list_part_figures(summary: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the held-out losses of the texts of a mixture, by their names."""
-    return {
-        name: Figure(f"held-out {name} loss", "", ".3f", *(each["held_out_loss"][when] for when in ("before", "after")))
-        for name, each in summary.get("parts", {}).items()
-    }
+        figures[name] = Figure(title, f"{source}, {help}", form, values["before"], values["after"], number, routed)
+    return {name: each for name, each in figures.items() if name != "word_bits" or each.is_measured}
 
 
 def list_parts(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the rows part, tokens, epochs, training loss, held-out loss before, after, and its change."""
     rows = []
-    for name, figure in list_part_figures(summary).items():
-        each = summary["parts"][name]
-        read = (each["tokens"], ","), (each["epochs"], ".2f"), (each["train_loss"], ".3f")
-        cells = (NONE if value is None else format(value, form) for value, form in read)
-        rows.append((name, *cells, *figure.list_cells()))
+    for name, each in summary.get("parts", {}).items():
+        forms = {"tokens": ",", "epochs": ".2f", "train_loss": ".3f"}
+        read = [NONE if each[key] is None else format(each[key], form) for key, form in forms.items()]
+        rows.append((name, *read, *Figure(name, "", ".3f", **each["held_out_loss"]).list_cells()))
     return rows
-
-
-def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary whose figures after training are those with the run's router.
-
-    Args:
-        summary: content of summary.json, with "routed".
-    """
-    routed = summary["routed"]
-
-    def put(name: str) -> dict[str, Any]:
-        return {each: {**pair, "after": routed[name].get(each)} for each, pair in summary[name].items()}
-
-    return {**summary, "domain": put("domain"), "general": put("general")}
-
-
-def get_word_bits(summary: Mapping[str, Any]) -> Pair:
-    """Return a run's word bits per character, before and after; None where they were not measured."""
-    bits: Pair = summary["domain"].get("word_bits_per_character", _NOTHING)
-    return bits
 
 
 def list_rows(summary: Mapping[str, Any], *, with_intervals: bool = True) -> list[tuple[str, ...]]:
     """Return the rows figure, before, after, change; of a run with a router a fifth cell, what it reaches with that."""
     rows = []
     for each in list_figures(summary).values():
-        cells = each.list_intervals() if with_intervals else each.list_cells()
-        rows.append((each.name, *cells, *([each.show_routed()] if "routed" in summary else [])))
+        routed = NONE if each.routed is None else f"{each.show(each.routed)} ({each.show_change(each.routed)})"
+        cells = each.list_cells(with_intervals=with_intervals)
+        rows.append((each.name, *cells, *([routed] if "routed" in summary else [])))
     return rows
 
 
-def format_summary(summary: Mapping[str, Any]) -> str:
-    """Return the short table that a run ends with: before, after and change of each figure, then what it took.
+def take_routed(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary, of a run with a router, whose figures after training are those with it."""
+    routed: dict[str, Any] = {}
+    for text, after in summary["routed"].items():
+        routed[text] = {name: {**pair, "after": after.get(name)} for name, pair in summary[text].items()}
+    return {**summary, **routed}
 
-    Args:
-        summary: content of summary.json.
-    """
-    parts = [
-        (each.name, *each.list_cells()) for name, each in list_part_figures(summary).items() if name != DOMAIN_PART
-    ]
+
+def format_summary(summary: Mapping[str, Any]) -> str:
+    """Return the short table that a run ends with: before, after and change of each figure, then what it took."""
+    parts = [(f"held-out {name} loss", *cells[3:]) for name, *cells in list_parts(summary) if name != DOMAIN_PART]
     rows = [("", "before", "after", "change", ROUTED), *list_rows(summary, with_intervals=False), *parts]
     width = 5 if "routed" in summary else 4
-    table = format_text([(*row, *[""] * 5)[:width] for row in rows], gap=3)
+    table = format_text([(*row, "")[:width] for row in rows], gap=3)
     counts, train = summary["parameters"], summary["train"]
     decoder = f", and {counts['decoder']:,} of a decoder" if "decoder" in counts else ""
     return (
@@ -297,25 +259,22 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 def describe_result(summary: Mapping[str, Any]) -> str:
     """Return in one sentence where a run's figures went; the figures stand in the table below it."""
     loss, accuracy, *others = list_figures(summary).values()
-    if not loss.describe_change():
+    if not loss.direction:
         return f"{loss.name.capitalize()} was not measured after training."
-    said = f"{loss.name.capitalize()} {loss.describe_change()}"
-    if accuracy.describe_change():
-        said += f" and {accuracy.name.removeprefix('held-out ')} {accuracy.describe_change()}"
-    if others and others[-1].describe_change():
-        said += f", while accuracy on general sentences {others[-1].describe_change()}"
+    said = f"{loss.name.capitalize()} {loss.direction}"
+    if accuracy.direction:
+        said += f" and {accuracy.name.removeprefix('held-out ')} {accuracy.direction}"
+    if others and others[-1].direction:
+        said += f", while accuracy on general sentences {others[-1].direction}"
     return f"{said}."
 
 
 def describe_sizes(summary: Mapping[str, Any]) -> str:
     """Return what a run's figures were measured on, and what the intervals say."""
     sizes, names = summary["evaluation"], find_losses(summary["domain"]) or MLM
-    domain, general = sizes["domain_tokens"], sizes["general_words"]
     counted = "masked tokens" if names is MLM else f"{names.unit}s"
-    measured = [
-        *([f"{domain:,} {counted} of held-out text"] if domain else []),
-        *([f"{general:,} words of general sentences"] if general else []),
-    ]
+    said = {"domain_tokens": f"{counted} of held-out text", "general_words": "words of general sentences"}
+    measured = [f"{sizes[name]:,} {text}" for name, text in said.items() if sizes[name]]
     if not measured:
         return ""
     decides = "Between models of different vocabularies the word bits decide, which the cuts of words do not change. "
@@ -324,18 +283,6 @@ def describe_sizes(summary: Mapping[str, Any]) -> str:
         f"as if every {names.unit} were drawn on its own; those of a change are on the wide side. Losses have no "
         "interval. One seed: how far another seed lands is not in them."
     )
-
-
-_COST = {
-    "tokens": ("tokens", "{:,}"),
-    "tokens_per_second": ("tokens per second", "{:,.0f}"),
-    "data_wait_frac": ("share of the steps that waited for data", "{:.1%}"),
-    "gigaflops_per_second": ("operations per second", "{:,.0f} GFLOP/s"),
-    "product_share": ("share of the step that its matrix products alone would take", "{:.0%}"),
-    "mfu": ("share of the card's published peak", "{:.0%}"),
-    "peak_memory_mb": ("most memory of a worker", "{:,.0f} MB"),
-}
-"""Of "train" in a summary: what a figure is called, and its form."""
 
 
 def list_cost(summary: Mapping[str, Any]) -> Rows:
@@ -348,11 +295,7 @@ def list_cost(summary: Mapping[str, Any]) -> Rows:
 
 
 def list_times(times: Mapping[str, float]) -> Rows:
-    """Return what each stage of a job took.
-
-    Args:
-        times: seconds by `events.STAGES`.
-    """
+    """Return what each stage of a job took, given its seconds by `events.STAGES`."""
     return [(STAGES[stage], f"{seconds:,.1f} s") for stage, seconds in times.items()]
 
 
@@ -363,12 +306,7 @@ def describe_times(times: Mapping[str, float]) -> str:
 
 
 def find_bounds(share: float, number: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share.
-
-    Args:
-        share: 0 to 1.
-        number: of how many; above 0.
-    """
+    """Return Wilson's 95 % interval of a share of 0 to 1, of so many."""
     scale = 1 + Z**2 / number
     middle = share + Z**2 / (2 * number)
     half = Z * math.sqrt(share * (1 - share) / number + Z**2 / (4 * number**2))
@@ -380,8 +318,3 @@ def find_change_bounds(before: float, after: float, number: int) -> tuple[float,
     (low, high), (new_low, new_high) = find_bounds(before, number), find_bounds(after, number)
     change = after - before
     return change - math.hypot(after - new_low, high - before), change + math.hypot(new_high - after, before - low)
-
-
-def _bracket(bounds: tuple[float, float], form: str) -> str:
-    low, high = (format(100 * each, form) for each in bounds)
-    return f" [{low},{NO_BREAK}{high}]"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig
 from domext_ray.corpus.estimate import (
     RESEMBLANCE,
     SHINGLE_WORDS,
@@ -37,16 +37,8 @@ TENSORS_PER_PARAMETER = 3  # a checkpoint holds a parameter and its two moments
 
 
 @dataclass(frozen=True)
-class PartForecast:
-    """What a run is expected to read of one of its texts, over all length phases.
-
-    Args:
-        title: what lines of text call it.
-        num_rows: rows read.
-        num_tokens: tokens in these.
-        num_epochs: passes over its training rows.
-        num_bytes: bytes that it takes prepared.
-    """
+class TextForecast:
+    """What a run is expected to read of one of its texts over all length phases, and the bytes of it prepared."""
 
     title: str
     num_rows: int
@@ -60,37 +52,25 @@ class Forecast:
     """What a run is expected to take.
 
     Args:
-        estimates: training rows by length phase; None where they cannot be estimated.
-        num_steps: steps until the first limit; 0: not known without rows.
-        num_epochs: passes over the corpus in these.
-        num_tokens: tokens read in these.
-        tokens_per_second: of all workers together; 0: not known.
-        is_measured: whether that rate was measured here.
+        estimates: training rows of the domain's text by length phase; None where they cannot be estimated.
+        texts: what is read of each text, the domain's first; empty: not known without rows.
+        num_steps: steps until the first limit; 0: not known.
+        rate: operations of a token, 0.0 where they are not counted, and tokens per second of all workers together.
+        origin: where the rate is from.
         seconds: training time; 0: not known.
         checkpoint_bytes, export_bytes: what the run's directory will hold, beside the prepared corpus.
-        parts: of a mixture, what is read of each text; empty: there is one text, or nothing is known.
-        flops_per_token: floating-point operations per token, forward and backward; 0: not known.
         near_duplicates: held-out documents of the sample that training text nearly repeats; None: not known.
     """
 
     estimates: tuple[RowEstimate | None, ...]
-    num_steps: int
-    num_epochs: float
-    num_tokens: int
-    tokens_per_second: float
-    is_measured: bool
-    seconds: float
-    checkpoint_bytes: int
-    export_bytes: int
-    parts: tuple[PartForecast, ...] = ()
-    flops_per_token: float = 0.0
+    texts: tuple[TextForecast, ...] = ()
+    num_steps: int = 0
+    rate: Rate = Rate(0.0, 0.0)
+    origin: str = ""
+    seconds: float = 0.0
+    checkpoint_bytes: int = 0
+    export_bytes: int = 0
     near_duplicates: NearDuplicates | None = None
-
-    @property
-    def corpus_bytes(self) -> int:
-        """Bytes of the prepared corpora."""
-        domain = sum(each.num_bytes for each in self.estimates if each is not None)
-        return domain + sum(each.num_bytes for each in self.parts[1:])
 
 
 def make_forecast(
@@ -104,92 +84,78 @@ def make_forecast(
 
     Args:
         config: the run, its method's sizes solved.
-        base: its base; None for words and weights that are still to be learned: rows are then those of the words that
-            ship.
-        samples: of its corpus, and of the texts of `config.parts`; None: text that the base is going to write.
+        base: its base; None where words and weights are still to be learned: rows are those of the base that ships.
+        samples: of `config.texts`; None: text that the base is going to write.
         counts: its parameters.
         measure: measures one worker; called unless `train.tokens_per_second` is given.
     """
     tokenizer = load_tokenizer((base or load_base(SHIPPED_BASE)).tokenizer_folder)
     pairs = config.objective.next_sentence
-    lengths = [each for each in (config.train.seq_length, config.train.long_seq_length) if each]
-    own = [config.prepare, *map(config.prepare_for, config.parts)]
-    estimates, *others = (
-        tuple(
-            estimate_rows(each, prepare, make_settings(tokenizer, prepare, length, pairs))
-            if each is not None
-            else estimate_written(length)
-            for length in lengths
-        )
-        for each, prepare in zip(samples, own, strict=False)
-    )
-    rate, flops_per_token, is_measured = config.train.tokens_per_second, 0.0, False
-    if not rate:
-        measured, num_workers = measure(), config.scale.num_workers
-        flops_per_token = measured.flops_per_token
-        is_measured = not (config.train.teraflops and flops_per_token)
-        rate = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
-        if not is_measured:
-            rate = config.train.teraflops * 1e12 * num_workers / flops_per_token
-    known = [each for each in estimates if each is not None]
-    num_steps, num_epochs, num_tokens, parts = 0, 0.0, 0, list[PartForecast]()
-    if len(known) == len(lengths):
+
+    def estimate(sample: Sample | None, prepare: PrepareConfig, length: int) -> RowEstimate | None:
+        if sample is None:
+            return estimate_written(length)
+        return estimate_rows(sample, prepare, make_settings(tokenizer, prepare, length, pairs))
+
+    estimates = [
+        [estimate(sample, config.prepare_for(text), length) for length in config.train.lengths]
+        for text, sample in zip(config.texts, samples, strict=True)
+    ]
+    rate, origin = _find_rate(config, measure)
+    num_steps, read, seconds = 0, list[TextForecast](), 0.0
+    known = [each for each in estimates[0] if each is not None]
+    if len(known) == len(estimates[0]):
         num_steps = count_limited_steps(config, [(each.num_rows, each.num_tokens) for each in known])
-        parts = _forecast_parts(config, num_steps, num_steps, (estimates, *others))
-        num_epochs, num_tokens = parts[0].num_epochs, sum(each.num_tokens for each in parts)
-    seconds = num_tokens / rate if rate else 0.0
-    if config.train.max_seconds and seconds > config.train.max_seconds:
-        share = config.train.max_seconds / seconds
-        parts = _forecast_parts(config, int(num_steps * share), num_steps, (estimates, *others))
-        num_steps, num_epochs, num_tokens = int(num_steps * share), num_epochs * share, int(num_tokens * share)
-        seconds = config.train.max_seconds
-    trained = (counts.trainable + counts.decoder) * BYTES_PER_VALUE
-    return Forecast(
-        estimates,
-        num_steps,
-        num_epochs,
-        num_tokens,
-        rate,
-        is_measured,
-        seconds,
-        trained * TENSORS_PER_PARAMETER * config.run.keep_checkpoints,
-        counts.total * BYTES_PER_VALUE,
-        tuple(parts) if config.parts else (),
-        flops_per_token,
-        count_near_duplicates(samples[0], config.prepare) if samples[0] else None,
-    )
+        horizon = config.optim.decay_steps or num_steps
+        config = replace(config, optim=replace(config.optim, decay_steps=horizon))
+        read = _count_read(config, num_steps, estimates)
+        num_tokens, limit = sum(each.num_tokens for each in read), config.train.max_seconds
+        seconds = num_tokens / rate.tokens_per_second if rate.tokens_per_second else 0.0
+        if limit and seconds > limit:
+            num_steps, seconds = int(num_steps * limit / seconds), limit
+            read = _count_read(config, num_steps, estimates)
+    checkpoint = (counts.trainable + counts.decoder) * BYTES_PER_VALUE * TENSORS_PER_PARAMETER
+    near_duplicates = count_near_duplicates(samples[0], config.prepare) if samples[0] is not None else None
+    disk = checkpoint * config.run.keep_checkpoints, counts.total * BYTES_PER_VALUE
+    return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
 
 
-def _forecast_parts(
-    config: PretrainConfig, num_steps: int, limit: int, estimates: Sequence[Sequence[RowEstimate | None]]
-) -> list[PartForecast]:
-    """Count what the first steps of a run read of each text, given its estimates by length phase.
+def _find_rate(config: PretrainConfig, measure: Callable[[], Rate]) -> tuple[Rate, str]:
+    """The rate of all workers together, as it is given or measured, and where it is from."""
+    if config.train.tokens_per_second:
+        return Rate(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
+    measured, num_workers = measure(), config.scale.num_workers
+    if config.train.teraflops and measured.flops_per_token:
+        given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
+        return replace(measured, tokens_per_second=given), "--train.teraflops"
+    together = measured.tokens_per_second * (num_workers if config.scale.use_gpu is True else 1)
+    return replace(measured, tokens_per_second=together), "measured here"
 
-    A text without estimates is left out; `limit`, the run's steps, is its horizon unless there is another.
-    """
-    config = replace(config, optim=replace(config.optim, decay_steps=config.optim.decay_steps or limit))
+
+def _count_read(
+    config: PretrainConfig, num_steps: int, estimates: Sequence[Sequence[RowEstimate | None]]
+) -> list[TextForecast]:
+    """Count what a run's first steps read of each text, given its estimates by phase; one without them is left out."""
     rows_by_phase, first_step = [], 0
     for steps in count_phase_steps(config, num_steps):
         rows_by_phase.append(count_rows(make_stages(config, first_step), steps, config.train.global_batch_size))
         first_step += steps
-    parts = []
-    titles = ["domain text", *(part.title for part in config.parts)]
-    for title, own, rows in zip(titles, estimates, zip(*rows_by_phase, strict=True), strict=True):
-        known = [(each, number) for each, number in zip(own, rows, strict=True) if each is not None]
+    texts = []
+    for text, own, rows in zip(config.texts, estimates, zip(*rows_by_phase, strict=True), strict=True):
+        known = [each for each in own if each is not None]
         if len(known) == len(own):
-            num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in known)
-            num_epochs = sum(number / each.num_rows for each, number in known)
-            num_bytes = sum(each.num_bytes for each, _ in known)
-            parts.append(PartForecast(title, sum(rows), num_tokens, num_epochs, num_bytes))
-    return parts
+            pairs = list(zip(known, rows, strict=True))
+            num_tokens = sum(round(number * each.num_tokens / each.num_rows) for each, number in pairs)
+            num_epochs = sum(number / each.num_rows for each, number in pairs)
+            num_bytes = sum(each.num_bytes for each in known)
+            texts.append(TextForecast(text.title, sum(rows), num_tokens, num_epochs, num_bytes))
+    return texts
 
 
 def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
     """Return the lines of a dry run."""
     lines = []
-    for estimate, length in zip(
-        forecast.estimates, (config.train.seq_length, config.train.long_seq_length), strict=False
-    ):
+    for estimate, length in zip(forecast.estimates, config.train.lengths, strict=False):
         rows = "not estimated: no sample of the text makes a row quickly (domext prepare counts them)"
         if estimate is not None:
             share = f"estimated from {estimate.sampled_frac:.0%} of the text"
@@ -201,15 +167,17 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
             f"of {SHINGLE_WORDS} words with one of {found.num_train:,} training documents (in this sample)"
         )
         lines.append(("near-duplicates", found_text))
-    if forecast.num_steps:
-        steps = f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs, {forecast.num_tokens:,} tokens"
-        lines.append(("steps", steps))
-        for part in forecast.parts:
-            read = f"{part.num_rows:,} rows, {part.num_tokens:,} tokens, {part.num_epochs:.2f} epochs"
-            lines.append((part.title, read))
-        lines += _describe_time(forecast)
+    if forecast.texts:
+        read = [
+            (each.title, f"{each.num_rows:,} rows, {each.num_tokens:,} tokens, {each.num_epochs:.2f} epochs")
+            for each in forecast.texts
+        ]
+        num_tokens = sum(each.num_tokens for each in forecast.texts)
+        steps = f"{forecast.num_steps:,}, {forecast.texts[0].num_epochs:.2f} epochs, {num_tokens:,} tokens"
+        lines += [("steps", steps), *(read if config.parts else []), *_describe_time(forecast)]
+    corpora = [each for each in forecast.estimates if each is not None]
     sizes = {
-        "prepared corpus": forecast.corpus_bytes,
+        "prepared corpus": sum(each.num_bytes for each in (*corpora, *forecast.texts[1:])),
         "checkpoints": forecast.checkpoint_bytes,
         "export": forecast.export_bytes,
     }
@@ -219,42 +187,30 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
 
 def _describe_time(forecast: Forecast) -> list[tuple[str, str]]:
     """The operations of a token, and what they take."""
-    rate, per_token = forecast.tokens_per_second, forecast.flops_per_token
-    lines, origin = [], "--train.tokens_per_second"
+    rate, per_token, lines = forecast.rate.tokens_per_second, forecast.rate.flops_per_token, []
     if per_token:
-        origin = "measured here" if forecast.is_measured else "--train.teraflops"
-        done = f", {rate * per_token / 1e9:,.0f} GFLOP/s ({origin})" if rate else ""
+        done = f", {rate * per_token / 1e9:,.0f} GFLOP/s ({forecast.origin})" if rate else ""
         lines.append(("operations", f"{per_token / 1e6:,.1f} MFLOP per token, forward and backward{done}"))
     time = "not known: no GPU is here to measure on; give --train.tokens_per_second or --train.teraflops"
     if rate:
         daily = f"{rate * 86_400 / 1e6:,.0f} million tokens per day"
-        time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({origin}), {daily}"
+        time = f"{format_seconds(forecast.seconds)} at {rate:,.0f} tokens/s ({forecast.origin}), {daily}"
     return [*lines, ("training time", time)]
 
 
 def describe_plan(
     config: PretrainConfig, paths: RunPaths, counts: ParameterCounts, memory: Mapping[str, int], forecast: Forecast
 ) -> str:
-    """Return what a dry run prints: the resolved configuration, parameter counts, memory per rank, and the forecast.
-
-    Args:
-        config: the run.
-        paths: its places.
-        counts: its parameters.
-        memory: bytes of a rank by part.
-        forecast: what it will take.
-    """
+    """Return what a dry run prints: the resolved configuration, counts, bytes of a rank by part, and the forecast."""
     decoder = f", and {counts.decoder:,} of a decoder, which no export has" if counts.decoder else ""
     corpora = "" if paths.run.is_local else f"folder of prepared corpora: {paths.corpora}\n"
-    parts = "\n".join(
-        f"  {name.replace('_', ' '):<22}{value / 2**20:>10,.1f} MiB" for name, value in memory.items() if value
-    )
+    held = {**{name.replace("_", " "): value for name, value in memory.items() if value}, "sum": sum(memory.values())}
+    parts = "\n".join(f"  {name:<22}{value / 2**20:>10,.1f} MiB" for name, value in held.items())
     return (
         f"{dump_yaml(config)}\nrun directory: {paths.run}\n{corpora}"
         f"parameters: {counts.total:,} in all, {counts.trainable:,} trainable "
         f"({counts.trainable_frac:.2%} of base + extension){decoder}\n"
         f"memory per rank when a step needs most, without Python and its libraries:\n{parts}\n"
-        f"  {'sum':<22}{sum(memory.values()) / 2**20:>10,.1f} MiB\n"
         f"{describe_forecast(forecast, config)}\n"
         "dry run: nothing was started"
     )

@@ -1,60 +1,31 @@
-"""The pages of all reports: templates, and pictures that a screen reader and a dark screen can show.
+"""The pages of all reports: HTML that needs no network, for a wide screen and a narrow one, light or dark.
 
-Enters: text, tables and what draws pictures. Leaves: HTML that needs no network, for a wide screen and a narrow one.
-`assets/macros.html` has the pieces, `assets/page.html` what all pages share, and `assets/run.html` the page of a run.
+Enters: text, tables and what draws pictures. `assets/macros.html` has the pieces, `assets/page.html` what all pages
+share, and `assets/run.html` the page of a run.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from domext_ray.options.places import hide_places
-from domext_ray.report.plots import PAGE_SIZE, WIDE_SIZE, draw_svg
+from domext_ray.report.plots import Picture
 from domext_ray.report.tables import Rows
 
 TEMPLATES = Path(__file__).parent.parent / "assets"
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture of a page.
-
-    Args:
-        draw: draws it on an empty figure.
-        caption: what it shows, below it.
-        alt: what a reader sees in it, for those who cannot.
-        is_wide: it takes the page's whole width, and scrolls where that is too narrow for its text.
-    """
-
-    draw: Callable[[Figure], None]
-    caption: str
-    alt: str
-    is_wide: bool = False
-
-    @property
-    def svg(self) -> Markup:
-        """The picture, drawn."""
-        return Markup(draw_svg(self.draw, self.alt, WIDE_SIZE if self.is_wide else PAGE_SIZE))
-
-
 @functools.cache
 def _read_templates() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
+    loader = FileSystemLoader(TEMPLATES)
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
 
 
 def _fill(macro: str, *values: Any) -> Markup:
@@ -62,25 +33,23 @@ def _fill(macro: str, *values: Any) -> Markup:
     return Markup(str(getattr(module, macro)(*values)).strip())
 
 
-def render_page(template: str, title: str, **values: Any) -> str:
-    """Return a page.
+def _join(parts: Sequence[str]) -> Markup:
+    return Markup("\n".join(filter(None, parts)))
 
-    Args:
-        template: name of its file in `assets`.
-        title: its heading, and that of the browser's tab.
-        values: what else the template asks for.
-    """
+
+def render_page(template: str, title: str, **values: Any) -> str:
+    """Return a page: a template of `assets`, its heading, and what else it asks for."""
     return _read_templates().get_template(template).render(title=title, **values) + "\n"
 
 
 def fill_page(title: str, parts: Sequence[str]) -> str:
     """Return a page of parts that are HTML, from above."""
-    return render_page("page.html", title, body=Markup("\n".join(each for each in parts if each)))
+    return render_page("page.html", title, body=_join(parts))
 
 
 def format_section(heading: str, *parts: str) -> Markup:
     """Return HTML under a heading; nothing where there is nothing to say."""
-    return _fill("section", heading, Markup("\n".join(each for each in parts if each)))
+    return _fill("section", heading, _join(parts))
 
 
 def format_paragraph(text: str, kind: str = "") -> Markup:
@@ -91,10 +60,8 @@ def format_paragraph(text: str, kind: str = "") -> Markup:
 def format_html(header: Sequence[str], rows: Rows, kind: str = "numbers") -> Markup:
     """Return a table whose first column says what its lines are, in a box that scrolls; nothing without lines.
 
-    Args:
-        header: names of the columns; left out where all are empty.
-        rows: their cells; `Markup` stays as it is.
-        kind: numbers (at the right), pairs (a name and what it is), or another class of the template.
+    A header of empty names is left out, and `Markup` stays as it is. Kinds are numbers (at the right), pairs (a name
+    and what it is), and further classes of the template.
     """
     return _fill("table", header, rows, kind)
 
@@ -105,12 +72,6 @@ def format_pictures(pictures: Sequence[Picture]) -> Markup:
 
 
 def format_settings(settings: str) -> Markup:
-    """Return a configuration, folded; of paths only the last part is shown.
-
-    Args:
-        settings: YAML.
-    """
-    values: Any = yaml.safe_load(settings)
-    if isinstance(values, dict):
-        settings = yaml.safe_dump(hide_places(values), sort_keys=False, allow_unicode=True)
-    return _fill("folded", "All options", _fill("code", settings))
+    """Return a configuration, given as YAML, folded; of paths only the last part is shown."""
+    shown = yaml.safe_dump(hide_places(yaml.safe_load(settings)), sort_keys=False, allow_unicode=True)
+    return _fill("folded", "All options", _fill("code", shown))

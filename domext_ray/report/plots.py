@@ -1,25 +1,33 @@
-"""How every picture looks, how it is written, and the charts that several reports have.
+"""How every picture looks and is written, the charts that several reports have, and the curves of a run.
 
-Leaves: PNG files beside the results, and SVG for pages that need no network.
+Leaves: PNG files beside the results, and SVG for pages that need no network. Curves are drawn from the lines of
+metrics.jsonl, by optimiser step.
 """
 
 from __future__ import annotations
 
 import html
 import io
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter, StrMethodFormatter
+from scipy.ndimage import uniform_filter1d
 
 from domext_ray.errors import RunError
+from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_run_losses
 from domext_ray.storage import Where, new_file
 
 PAPER, INK, MUTED, GRID, LINE = "#ffffff", "#1f2933", "#5b6672", "#e4e8ec", "#c3cad1"
@@ -33,8 +41,10 @@ _VARIABLES = {
 """Colour -> the variable of a page's style that stands for it, which is another one on a dark screen."""
 DASHED = (0, (4, 3))
 """Line style of what others are compared with."""
-PAGE_SIZE, WIDE_SIZE = (5.0, 3.7), (11.0, 4.6)
-"""Inches of a picture in a page: a third of a wide screen or all of a narrow one, and one of the whole width."""
+MAX_POINTS = 2000
+"""Of a raw curve; a longer run is thinned, the smoothed curve is not."""
+MIN_ACCURACY_SPAN = 0.06
+"""Shown range of an accuracy at least: noise shall not look like a trend."""
 _SOFTWARE = "domext_ray"
 """Is in a picture's metadata."""
 _STYLE: Any = {
@@ -50,6 +60,8 @@ _STYLE: Any = {
     "axes.grid": True,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": "small",
     "text.color": INK,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
@@ -74,12 +86,7 @@ _SETTINGS = threading.RLock()
 
 @contextmanager
 def new_picture(path: Where, size: tuple[float, float]) -> Iterator[Figure]:
-    """Give a figure to draw on; it is written as PNG when the block ends without an error.
-
-    Args:
-        path: where to; the file appears whole or not at all.
-        size: inches.
-    """
+    """Give a figure of so many inches; it is written whole, as PNG, when the block ends without an error."""
     with _SETTINGS, matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
@@ -87,25 +94,30 @@ def new_picture(path: Where, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(temporary, format="png", dpi=150, metadata={"Software": _SOFTWARE})
 
 
-def draw_svg(draw: Callable[[Figure], None], alt: str, size: tuple[float, float] = PAGE_SIZE) -> str:
-    """Return a picture of a page as SVG: its text is text, its colours are the page's, light or dark.
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page."""
 
-    Args:
-        draw: draws on an empty figure.
-        alt: what a reader sees in it, for those who cannot.
-        size: inches.
-    """
-    with _SETTINGS, matplotlib.rc_context(_STYLE | _PAGE_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
+    draw: Callable[[Figure], None]  # on an empty figure
+    caption: str  # what it shows, below it
+    alt: str  # what a reader sees in it, for those who cannot
+    is_wide: bool = False  # it takes the page's whole width, and scrolls where that is too narrow for its text
+
+    @property
+    def svg(self) -> Markup:
+        """The picture, drawn: its text is text, its colours are the page's, light or dark."""
         buffer = io.StringIO()
         nothing: Any = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
-    text = re.sub(r' id="[A-Za-z0-9]+_\d+"| (?:width|height)="[\d.]+pt"|<!--.*?-->', "", text)
-    text = re.sub('#[0-9a-f]{6}(?=[;"])', _name_color, text)
-    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
+        with _SETTINGS, matplotlib.rc_context(_STYLE | _PAGE_STYLE):
+            # all of a page's width, or a third of a wide page, which is all of a narrow one
+            figure = Figure(figsize=(11.0, 4.6) if self.is_wide else (5.0, 3.7), layout="constrained")
+            self.draw(figure)
+            figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+        text = buffer.getvalue()
+        text = text[text.index("<svg") :]  # without the XML prologue, which names a DTD on the network
+        text = re.sub(r' id="[A-Za-z0-9]+_\d+"| (?:width|height)="[\d.]+pt"|<!--.*?-->', "", text)
+        text = re.sub('#[0-9a-f]{6}(?=[;"])', _name_color, text)
+        return Markup(text.replace("<svg", f'<svg role="img" aria-label="{html.escape(self.alt)}"', 1))
 
 
 def _name_color(found: re.Match[str]) -> str:
@@ -122,43 +134,24 @@ def check_picture(path: Path) -> None:
     """
     if not path.absolute().parent.is_dir():
         raise RunError(f"{path.parent} is no folder; give the picture (--output) one that exists.")
-    if not path.exists():
-        return
     if path.is_dir():
         raise RunError(f"{path} is a folder; give the picture a file's name (--output comparison.png).")
-    with path.open("rb") as file:
-        if b"Software\0" + _SOFTWARE.encode() not in file.read(4096):
-            raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
-
-
-def write_axis(axis: Any, form: str, scale: float = 1.0) -> None:
-    """Write an axis' numbers in a form.
-
-    Args:
-        axis: `axes.xaxis` or `axes.yaxis`.
-        form: of a number, as for `format`.
-        scale: 100 for per cents.
-    """
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format(scale * value, form)))
+    if path.exists():
+        with path.open("rb") as file:
+            if b"Software\0" + _SOFTWARE.encode() not in file.read(4096):
+                raise RunError(f"{path} is no picture that this project drew; give another --output, or move it away.")
 
 
 def draw_legend(axes: Axes, **options: Any) -> None:
-    """Draw a legend without a frame where anything has a label."""
+    """Draw a legend where anything has a label."""
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(**{"frameon": False, "fontsize": "small", **options})
+        axes.legend(**options)
 
 
 def draw_intervals(
     axes: Axes, names: Sequence[str], figures: Sequence[tuple[float, float, float] | None], form: str
 ) -> None:
-    """Draw a line per name, from above: a point with its interval, and its figure in writing.
-
-    Args:
-        axes: where to draw.
-        names: what the lines are of.
-        figures: value and both ends of its interval; None: the line is empty.
-        form: of the written figure, as for `format`.
-    """
+    """Draw a line per name, from above: a value between the ends of its interval, and written; None: an empty line."""
     for i, each in enumerate(figures):
         if each is None:
             continue
@@ -172,3 +165,154 @@ def draw_intervals(
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.margins(x=0.12)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One metric as a picture; `form` says how its values are written, "" that it is measured at every step."""
+
+    metric: str
+    title: str
+    unit: str
+    color: str
+    caption: str
+    form: str = ""
+    from_zero: bool = False
+
+
+def _list_curves(names: LossNames) -> list[_Curve]:
+    """The pictures of a run, the first four of which make curves.png."""
+    is_masked = names is MLM
+    loss = f"{'MLM loss' if is_masked else names.title} (nats per {names.unit})"
+    mean = f"Mean over the {'masked tokens' if is_masked else f'{names.unit}s'} of each step's global batch"
+    never = "Loss on domain text that is never trained on"
+    title, unit = f"Held-out {names.share or 'domain accuracy'}", f"{names.share or names.accuracy_help} (%)"
+    same = f"Of the same text, {names.accuracy_help}{' exactly' if is_masked else ''}"
+    said = "Words of plain everyday sentences predicted exactly; what lies below the dashed start is forgotten."
+    bits = "bits per character"
+    words = "Held-out words masked by their characters, so that vocabularies compare"
+    busy = "Tokens of all workers together; evaluations and checkpoints are not counted."
+    forgetting, kept = "General accuracy (forgetting)", "masked words predicted (%)"
+    curves = [
+        _Curve(TRAIN + names.loss, "Training loss", loss, BLUE, f"{mean}, and the learning rate."),
+        _Curve(DOMAIN + names.loss, "Held-out domain loss", loss, ORANGE, f"{never}; dashed: the start.", ".3f"),
+        _Curve(DOMAIN + names.accuracy, title, unit, GREEN, f"{same}; dashed: the start.", ".1%"),
+        _Curve("eval/general_mlm_accuracy", forgetting, kept, VIOLET, said, ".1%"),
+        _Curve(f"{DOMAIN}bits_per_character", bits.capitalize(), bits, ORANGE, f"{words}; dashed: the start.", ".3f"),
+        _Curve("throughput/tokens_per_second", "Throughput", "tokens per second", MUTED, busy, from_zero=True),
+    ]
+    return curves if is_masked else [*curves[:3], curves[-1]]
+
+
+def list_curves(records: Sequence[dict[str, Any]]) -> list[Picture]:
+    """Return the pictures of a run's page."""
+    return [
+        Picture(partial(_draw, curve=each, records=records), each.caption, _describe(each, records))
+        for each in _list_curves(find_run_losses(records))
+    ]
+
+
+def write_curves(path: Where, records: Sequence[dict[str, Any]]) -> None:
+    """Draw the four curves that tell a run, for a README."""
+    with new_picture(path, (11, 7.4)) as figure:
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+        parts: Any = figure.subfigures(2, 2)
+        for part, curve in zip(parts.flat, _list_curves(find_run_losses(records)), strict=False):
+            _draw(part, curve, records)
+
+
+def _describe(curve: _Curve, records: Sequence[dict[str, Any]]) -> str:
+    """What a curve shows, for those who cannot see it."""
+    steps, values = read_curve(records, curve.metric)
+    if not len(steps):
+        return f"{curve.title}: not measured."
+    average = values if curve.form else smooth(values)
+    said = [f"{average[i]:{curve.form or ',.4g'}} at step {steps[i]:,.0f}" for i in (0, -1)]
+    return f"{curve.title}, {curve.unit}, by optimiser step: {' and '.join(dict.fromkeys(said))}."
+
+
+def read_curve(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps that have a finite value of a metric, and these values, float64 [n] each."""
+    pairs = [(each["step"], each[name]) for each in records if each.get(name) is not None]
+    table = np.asarray([each for each in pairs if math.isfinite(each[1])], dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Return the centred moving average over a fortieth of the curve (5 points at least); ends use what is there."""
+    if len(values) < 3:
+        return values
+    window = min(max(5, len(values) // 40), len(values)) | 1
+    sums, counts = (uniform_filter1d(each, window, mode="constant") for each in (values, np.ones_like(values)))
+    return sums / counts
+
+
+def _draw(figure: Figure | SubFigure, curve: _Curve, records: Sequence[dict[str, Any]]) -> None:
+    """Draw one curve; the training loss has a strip with the learning rate below it."""
+    steps, values = read_curve(records, curve.metric)
+    if curve.metric.startswith(TRAIN):
+        axes, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [4, 1]})
+        _plot_rate(bottom, *read_curve(records, "train/lr"))
+    else:
+        axes = bottom = figure.subplots()
+    axes.set(title=curve.title, ylabel=curve.unit)
+    bottom.set(xlabel="optimiser step")
+    if not len(steps):
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=MUTED)
+        axes.set(xticks=[], yticks=[])
+        return
+    (_plot_evaluations if curve.form else _plot_steps)(axes, steps, values, curve)
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    integers = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True)
+    bottom.xaxis.set_major_locator(integers if len(steps) > 1 else FixedLocator(steps))
+    bottom.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _plot_rate(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:
+    axes.plot(steps, values, color=MUTED, linewidth=1.6)
+    axes.text(0.985, 0.85, "learning rate", color=MUTED, size="small", transform=axes.transAxes, ha="right", va="top")
+    axes.set_yticks([0.0, *values.max(initial=0.0, keepdims=True)])
+    axes.set_ylim(0.0, None)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.3g}"))
+
+
+def _plot_steps(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: _Curve) -> None:
+    """The raw curve pale, its moving average on top; the range follows neither first steps nor single outliers."""
+    stride = max(1, math.ceil(len(steps) / MAX_POINTS))
+    shown, average = steps[::stride], smooth(values)
+    axes.plot(shown, values[::stride], color=curve.color, alpha=0.35, linewidth=0.9, label="each step")
+    marker = "o" if len(steps) == 1 else None
+    axes.plot(shown, average[::stride], color=curve.color, linewidth=2.0, marker=marker, label="moving average")
+    low = 0.0 if curve.from_zero else min(np.quantile(values, 0.005), average.min())
+    high = max(np.quantile(values, 0.995), average.max())
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    axes.set_ylim(low - (0.0 if curve.from_zero else margin), high + margin)
+    if curve.from_zero:
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    # beside the title, where no curve runs
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1.03, 1.0), ncols=2, labelcolor=MUTED, handlelength=1.2, columnspacing=1.0
+    )
+
+
+def _plot_evaluations(axes: Axes, steps: np.ndarray, values: np.ndarray, curve: _Curve) -> None:
+    """A curve with a mark at each evaluation, its start as a dashed line, first and last value written out."""
+    start, end = values[0], values[-1]
+    axes.axhline(start, color=MUTED, linewidth=1.2, linestyle=DASHED, zorder=1)
+    marker = "o" if len(steps) <= 40 else None
+    axes.plot(steps, values, color=curve.color, linewidth=2.0, marker=marker, markersize=5)
+    axes.margins(x=0.08, y=0.22)
+    if curve.form.endswith("%"):
+        low, high = axes.get_ylim()
+        missing = max(0.0, MIN_ACCURACY_SPAN - (high - low))
+        axes.set_ylim(low - missing / 2, high + missing / 2)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+    side = 1 if end <= start else -1  # the figures stand where the curve does not run to
+    style: dict[str, Any] = {"ha": "left", "color": MUTED}
+    labels = [(f"start {start:{curve.form}}", 0, side, style)]
+    if len(steps) > 1:
+        labels.append((format(end, curve.form), -1, -side, {"ha": "center", "color": curve.color, "weight": "bold"}))
+    for text, place, above, style in labels:
+        style["va"] = "bottom" if above > 0 else "top"
+        point = (steps[place], values[place])
+        axes.annotate(text, point, (0, 8 * above), textcoords="offset points", **style)

@@ -1,23 +1,31 @@
-"""The page of a run: what it reached, how, from what, and what to do next.
+"""The page of a run: what it reached, how, from what, and what to do next; while it trains, too.
 
-Enters: a run directory with metrics.jsonl, run.json and config.yaml; it may still be training. Leaves: report.html,
-which needs no network, and curves.png in the same directory.
+Enters: a run directory with metrics.jsonl, run.json and config.yaml, which its workers may still write to. Leaves:
+report.html, which needs no network, and curves.png in the same directory. While a run trains all of it happens in the
+driver, in at most a fiftieth of the time, and no fault of a page ends a run.
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, Literal
 
+from domext_ray.config.presets import find_preset, list_presets
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
-from domext_ray.options.build import dump_yaml
-from domext_ray.report.curves import list_curves, write_curves
+from domext_ray.files import read_json
+from domext_ray.options.build import dump_yaml, list_values
+from domext_ray.options.places import hide_places
+from domext_ray.options.read import read_file
+from domext_ray.report.compare import write_index
 from domext_ray.report.examples import Example
-from domext_ray.report.facts import list_changed, list_facts, list_words, suggest_next
 from domext_ray.report.figures import (
     ROUTED,
     describe_result,
@@ -28,28 +36,66 @@ from domext_ray.report.figures import (
     list_times,
     measure_run,
 )
-from domext_ray.report.origin import read_origin
 from domext_ray.report.page import format_settings, render_page
+from domext_ray.report.plots import list_curves, write_curves
+from domext_ray.report.summary import read_origin
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place, Where, new_file
-from domext_ray.training.metrics import read_metrics
-from domext_ray.training.router import read_records
+from domext_ray.training.metrics import find_last_step, read_metrics
+from domext_ray.training.router import describe_router, read_records
+from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 State = Literal["running", "stopped", "finished"]
+REST = 50.0
+"""Times the seconds that a page took: so long is the next one waited for."""
+
+
+class LiveReport:
+    """Writes a run's page, and the index of all runs, while it trains and when it stops, whatever stopped it."""
+
+    def __init__(self, run_dir: Where) -> None:
+        self.run_dir = Place(run_dir)
+        self._due, self._lock, self._has_ended = 0.0, threading.Lock(), False
+
+    def note_evaluation(self) -> None:
+        """Write the page, unless the last one was a moment ago."""
+        if time.monotonic() >= self._due:
+            self._write("running")
+
+    def note_stop(self) -> None:
+        """Write the page of a run that is ending before its limit."""
+        if find_last_step(self.run_dir / "metrics.jsonl", default=-1) >= 0:  # else there is no figure yet
+            self._write("stopped")
+        self.close()
+
+    def close(self) -> None:
+        """Wait for a page that is being written; the thread that waits for evaluations writes no other one."""
+        with self._lock:
+            self._has_ended = True
+
+    def _write(self, state: State) -> None:
+        with self._lock:
+            if self._has_ended:
+                return
+            started = time.monotonic()
+            try:
+                write_report(self.run_dir, state)
+                write_index(self.run_dir.parent)
+            except Exception as error:  # a full disk, a damaged file, a figure that cannot be drawn: the run goes on
+                print(f"warning: the report could not be written ({error})", file=sys.stderr, flush=True)
+            ended = time.monotonic()
+            self._due = ended + REST * (ended - started)
 
 
 def write_report(where: Where, state: State = "finished", examples: Sequence[Example] = ()) -> Place:
-    """Draw a run's curves and write report.html and curves.png.
+    """Draw a run's curves, write report.html and curves.png, and return the place of the former.
 
     Args:
         where: a run's directory, with metrics.jsonl, run.json and config.yaml.
         state: what the run is doing now.
         examples: masked words of held-out text; with them only the owner may read the page, as the text itself.
-
-    Returns:
-        Path of report.html.
 
     Raises:
         RunError: one of the three files is missing or damaged.
@@ -62,8 +108,9 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     summary, router = measure_run(records), read_records(run_dir).get(config.method.domain)
     evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
     after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
-    num_words, words = list_words(run_dir / "tokenizer")
-    preset, changed = list_changed(config)
+    num_words, words = _list_words(run_dir)
+    preset, changed = _list_changed(config)
+    private = f"No text is shown: its rows say whose they are (--prepare.group_field {config.prepare.group_field}), and"
     write_curves(run_dir / "curves.png", records)
     page = render_page(
         "run.html",
@@ -76,7 +123,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
         parts=list_parts(summary),
         curves=list_curves(records),
         examples=examples,
-        excuse=_excuse_examples(config),
+        excuse=f"{private} pages are passed on." if config.prepare.group_field else "",
         num_words=f"{num_words:,}",
         words=words,
         facts=list_facts(config, origin, records, asdict(router) if router else None),
@@ -85,7 +132,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
         preset=preset,
         changed=changed,
         settings=format_settings(dump_yaml(config)),
-        next=suggest_next(run_dir, config),
+        next=_suggest_next(run_dir, config),
     )
     with new_file(run_dir / "report.html") as temporary:
         temporary.touch(mode=0o600 if examples else 0o666)  # in a bucket, its own rules say who may read
@@ -93,21 +140,132 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     return run_dir / "report.html"
 
 
-def _excuse_examples(config: PretrainConfig) -> str:
-    """Why a page of somebody's text shows none of it; nothing for other text."""
-    field = config.prepare.group_field
-    reason = f"No text is shown: its rows say whose they are (--prepare.group_field {field}), and pages are passed on."
-    return reason if field else ""
-
-
-def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[dict[str, Any]], state: State) -> str:
+def _describe_state(run_dir: Place, config: PretrainConfig, records: Sequence[Mapping[str, Any]], state: State) -> str:
     """How far a run is, and when that was: the time of its newest figure."""
-    step, limit = records[-1]["step"], config.train.max_steps
-    info = (run_dir / "metrics.jsonl").info()
-    seconds = info.modified if info is not None else time.time()
-    moment = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
-    if state == "finished":
-        return f"Finished at step {step:,} on {moment}."
-    if state == "stopped":
-        return f"Stopped at step {step:,} of {limit:,} on {moment}; the same command goes on."
-    return f"Running: step {step:,} of {limit:,} on {moment}. The page is written anew after evaluations."
+    step, info = f"step {records[-1]['step']:,}", (run_dir / "metrics.jsonl").info()
+    moment = f"{datetime.fromtimestamp(info.modified if info else time.time(), UTC):%Y-%m-%d %H:%M} UTC"
+    limit = f"of {config.train.max_steps:,}"
+    return {
+        "finished": f"Finished at {step} on {moment}.",
+        "stopped": f"Stopped at {step} {limit} on {moment}; the same command goes on.",
+        "running": f"Running: {step} {limit} on {moment}. The page is written anew after evaluations.",
+    }[state]
+
+
+def _list_words(run_dir: Place) -> tuple[int, Sequence[Sequence[Any]]]:
+    """How many new words a run has, and the most frequent ones with their counts in its text."""
+    path = run_dir / "tokenizer" / STATISTICS_FILE
+    if not path.is_file():  # no new words, or words whose text was not counted
+        return 0, []
+    remedy = "delete it: only the words' counts are lost with it"
+    statistics = read_json(path, remedy, {"num_new": int, "top_words": list})
+    return statistics["num_new"], statistics["top_words"]
+
+
+def _list_changed(config: PretrainConfig) -> tuple[str, list[tuple[str, str, str]]]:
+    """The options that are not those of the method's preset: its name, and the rows option, here, there.
+
+    Sizes that a budget was solved for are among them, and the schedule that the corpus decided.
+    """
+    preset = config.method.name if config.method.name in list_presets() else ""
+    layers = [read_file(PretrainConfig, find_preset(preset), "the preset")] if preset else []
+    rows = []
+    for name, default in list_values(PretrainConfig, layers).items():
+        if (value := attrgetter(name)(config)) != default:
+            rows.append((name, _show(value), _show(default)))
+    return (f"preset {preset}" if preset else "default"), rows
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(hide_places(value)) or "(empty)"
+
+
+def list_facts(
+    config: PretrainConfig,
+    about: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    router: Mapping[str, float] | None = None,
+) -> list[tuple[str, str]]:
+    """Return where a run comes from, given `summary.read_origin` and its domain's `RouterRecord`."""
+    corpus, counts = about["corpus"], about["parameters"]
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(corpus["dropped"].items()))
+    kinds = "; ".join(f"{name} {number:,}" for name, number in counts["kinds"].items())
+    kinds += f"; beside them a decoder of {counts['decoder']:,}, which no export has" if "decoder" in counts else ""
+    base = "none: random weights"
+    if config.base != "none":
+        base = f"{hide_places(config.base)} (sha256 {about['base_sha256'][:12]})"
+    step, read = (
+        records[-1]["step"],
+        _find_last(records, "train/domain_epochs"),
+    )  # of a mixture, whose shares may change
+    if read is None:
+        read = sum(max(0, min(step, end) - first) / size for first, end, size in corpus["phases"])
+    clean = about["commit"].removesuffix("+")
+    facts = {
+        "method": config.method.name,
+        "base": base,
+        "what trains": f"{counts['trainable']:,} of {counts['total']:,} parameters, {counts['trainable_frac']:.1%} of "
+        f"base and extension: {kinds}",
+        "text": str(corpus["sources"]),
+        "documents": f"{corpus['documents']:,}; dropped: {dropped or 'none'}",
+        "rows": f"{corpus['rows']:,} for training, {corpus['tokens']:,} tokens; {corpus['held_out_rows']:,} held out",
+        "epochs read": f"{read:.2f}",
+        "general text": _describe_replay(config, _find_last(records, "train/replay_epochs")),
+        "router": describe_router(config, router),
+        "other texts": _describe_mixture(config),
+        "overlap": "; ".join(corpus.get("overlaps", [])),
+        "seed": f"{config.seed}",
+        "started": f"{about['started'][:16].replace('T', ' ')} UTC",
+        "machine": str(about["machine"]),
+        "workers": f"{config.scale.num_workers}, ZeRO stage {config.engine.zero_stage}",
+        "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        "commit": clean + ", with changes" * (clean != about["commit"]),
+        "command": about["command"] or "called from Python",
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _find_last(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return next((each[name] for each in reversed(records) if name in each), None)
+
+
+def _describe_replay(config: PretrainConfig, epochs: float | None) -> str:
+    """Say which general text a run reads, what it is for, and how often it was read; empty: there is none."""
+    if not config.replay.corpus:
+        return ""
+    source = "written by the base" if config.replay.is_written else hide_places(config.replay.corpus)
+    uses = {"kl": "keeps to the base's predictions", "replay": "its masked words are learned"}
+    use = uses.get(config.objective.keep, "like the domain's")
+    read = "" if epochs is None else f", {epochs:.2f} epochs read"
+    return f"{source}: {config.replay.frac:.0%} of all rows, {use}{read}"
+
+
+def _describe_mixture(config: PretrainConfig) -> str:
+    """Say which further texts a run reads, and with which weights; empty: there are none."""
+    said = []
+    for part in config.mixture.list_parts():
+        weights = [
+            f"{float(weight):g}" + f" from {float(first):.0%} on" * (first > 0) for first, weight in part.weights
+        ]
+        kind = ", general text" if part.keep else ""
+        said.append(f"{part.name} ({hide_places(part.corpus)}{kind}): weight {', '.join(weights)}")
+    return f"{'; '.join(said)}; the text above: weight {config.mixture.weight:g}" if said else ""
+
+
+def _suggest_next(run_dir: Place, config: PretrainConfig) -> str:
+    """Commands that take a run as their model, from the folder above that of all runs."""
+    above, name = run_dir.parent.name, run_dir.name
+    run, tuned = f"{above}/{name}", shlex.quote(f"{name}-ner")
+    models = ("" if config.base == "none" else f"base={hide_places(config.base)},") + f"{name}={run}"
+    copied = "" if run_dir.is_local else f"# copy it from {run_dir.root}/… to {run} first\n\n"
+    return (
+        f"{copied}# fine-tune it on labelled text\n"
+        f"domext finetune --model {shlex.quote(run)} --task ner --data FOLDER --run.name {tuned}\n\n"
+        f"# how much general language it has lost\n"
+        f"domext forgetting --models {shlex.quote(models)} --corpus TEXT --output forgetting\n\n"
+        f"# load it in Python\n"
+        f"import domext_ray\n"
+        f"tokenizer, model = domext_ray.load({run!r})\n"
+    )

@@ -1,30 +1,116 @@
-"""summary.json: the figures of a run that has ended, for programs and for what compares runs."""
+"""What a run says of itself for programs: where it comes from, in run.json, and what it reached, in summary.json.
+
+The driver writes the one when training starts and the other when it has ended; the run's page, the index and whatever
+compares runs read both. They name no folder and no host.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
+from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import NUMBER, Kind, check_values, read_json
+from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import measure_run
-from domext_ray.report.origin import read_origin
 from domext_ray.runs.events import measure_times
 from domext_ray.runs.losses import MLM, find_losses
+from domext_ray.runs.run_directory import RUN, read_run
+from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
 from domext_ray.storage import Place, Where, write_json
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.metrics import read_metrics
 from domext_ray.training.router import read_records
 
-_REMEDY = "delete it and run the job again, which writes it anew"
-_MEASURED: Kind = (int, float, type(None))
+SUMMARY = "summary.json"
+_ORIGIN = {"started": str, "command": str, "commit": str, "parameters": dict, "corpus": dict, "machine": str}
 _EXPECTED: dict[str, Kind] = {
     **{f"train.{name}": int for name in ("steps", "tokens")},
     **{f"train.{name}": NUMBER for name in ("tokens_per_second", "data_wait_frac", "wall_seconds")},
     **{f"parameters.{name}": NUMBER for name in ("trainable", "trainable_frac")},
 }
+_REMEDY = "delete it and run the job again, which writes it anew"
+_SECONDS = 5.0
+"""Git is given up after so long: its disk may hang."""
+
+
+def describe_origin(run_dir: Where, **facts: Any) -> dict[str, Any]:
+    """Return what run.json says of a start, beside facts without paths; the first start's time stays. Ray is there."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {
+        "started": read_run(run_dir).get("origin", {}).get("started", now),
+        "command": describe_command(sys.argv),
+        "commit": find_commit(),
+        "machine": f"{describe_nodes(list_nodes())} ({', '.join([_describe_processor(), *list_accelerators()])})",
+        **facts,
+    }
+
+
+def read_origin(run_dir: Where) -> dict[str, Any]:
+    """Return what `describe_origin` told of a run's newest start, with the versions of packages.
+
+    Raises:
+        RunError: run.json is missing or damaged.
+    """
+    run = read_run(run_dir, {f"origin.{name}": kind for name, kind in _ORIGIN.items()} | {"versions": list})
+    if not run:
+        raise RunError(f"{Place(run_dir) / RUN} is missing; a run writes it when training starts: run the job again.")
+    versions = {name: each for name, each in run["versions"][-1].items() if name != "from_step"}
+    return {**run["origin"], "versions": versions}
+
+
+def describe_command(args: list[str]) -> str:
+    """Return a command line (`sys.argv`) as others may see it: of paths the last part; empty for a call from Python."""
+    program = Path(args[0]) if args else Path()
+    name = f"python jobs/{program.name}" if program.parent.name == "jobs" else "domext"
+    if name == "domext" and program.name not in ("domext", "__main__.py"):
+        return ""
+    return " ".join([name, *(shlex.quote(hide_places(each)) for each in args[1:])])
+
+
+def find_commit() -> str:
+    """Return the commit of a checkout that this package runs from, with "+" where files differ; empty: none."""
+    root = Path(__file__).resolve().parents[2]
+    git = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+    if not (root / ".git").exists():  # that of a folder around it is another one's
+        return ""
+    try:
+        return subprocess.run(git, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # it is not installed, or does not trust the checkout's owner
+        return ""
+
+
+def _describe_processor() -> str:
+    """The type of this machine's CPU; its architecture where Linux does not say more."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE):
+            return " ".join(found[1].split())
+    return platform.machine()
+
+
+def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int) -> dict[str, int]:
+    """Count what a method trains of an augmented model by kind, given how much it is in all."""
+    whole = {"all": "every parameter", "top_layers": f"the top {method.top_layers} layers", "layer_norms": "LayerNorms"}
+    if name := {**whole, "biases": "biases"}.get(method.trains):
+        return {name: num_trainable}
+    kinds = {}
+    for each in DOMAIN_PARTS if method.trains == "domain" else EXTENSIONS:
+        words = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(each).__name__).lower()  # NewWords is "new words"
+        kinds[words.replace("lora", "LoRA")] = each.count_trainable(shape, method)
+    kinds["heads of the model"] = num_trainable - sum(kinds.values())
+    return {name: number for name, number in kinds.items() if number}
 
 
 def write_summary(where: Where, config: PretrainConfig) -> dict[str, Any]:
@@ -42,13 +128,13 @@ def write_summary(where: Where, config: PretrainConfig) -> dict[str, Any]:
         "method": asdict(config.method),
         "base": hide_places(config.base),
     }
-    write_json(run_dir / "summary.json", summary)
+    write_json(run_dir / SUMMARY, summary)
     return summary
 
 
 def add_times(run_dir: Where) -> dict[str, float]:
     """Put the seconds of each stage of a run's newest job into its summary.json, and return them by `events.STAGES`."""
-    path = Place(run_dir) / "summary.json"
+    path = Place(run_dir) / SUMMARY
     times = measure_times(run_dir)
     write_json(path, {**read_summary(path), "job_seconds": times})
     return times
@@ -67,8 +153,6 @@ def read_summary(where: Where) -> dict[str, Any]:
     domain = values.get("domain")
     names = (find_losses(domain) if isinstance(domain, dict) else None) or MLM
     figures = [f"domain.{each}" for each in (names.loss, names.accuracy, "bits_per_character")]
-    measured = {
-        f"{name}.{when}": _MEASURED for name in (*figures, "general.mlm_accuracy") for when in ("before", "after")
-    }
-    check_values(path, values, "JSON object", _REMEDY, _EXPECTED | measured)
+    pairs = [f"{name}.{when}" for name in (*figures, "general.mlm_accuracy") for when in ("before", "after")]
+    check_values(path, values, "JSON object", _REMEDY, _EXPECTED | dict.fromkeys(pairs, (int, float, type(None))))
     return values

@@ -1,8 +1,11 @@
-"""Rows of cells as Markdown and as text for a terminal; pages have theirs as HTML (page.py)."""
+"""Rows of cells as Markdown and as text for a terminal; pages have theirs as HTML (page.py).
+
+In both the columns of text are the first `num_texts`; the others are numbers and end at the right.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NONE = "–"
@@ -11,36 +14,19 @@ Rows = Sequence[Sequence[str]]
 
 
 def format_markdown(header: Sequence[str], rows: Rows, *, num_texts: int = 1) -> str:
-    """Return a Markdown table.
-
-    Args:
-        header: names of the columns.
-        rows: their cells.
-        num_texts: columns of text, from the left; the others are numbers and end at the right.
-    """
+    """Return a Markdown table."""
     rules = ["---" if i < num_texts else "---:" for i in range(len(header))]
     lines = [f"| {' | '.join(header)} |", f"|{'|'.join(rules)}|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def format_text(rows: Rows, *, gap: int = 2, num_texts: int = 1) -> str:
-    """Return a table for a terminal, whose first row is its header.
-
-    Args:
-        rows: the cells.
-        gap: spaces between columns.
-        num_texts: columns of text, from the left; the others are numbers and end at the right.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        (" " * gap)
-        .join(
-            cell.ljust(width) if i < num_texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        .rstrip()
-        for row in rows
-    )
+    """Return a table for a terminal, with so many spaces between its columns; its first row is its header."""
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.ljust(width) if i < num_texts else cell.rjust(width) for cell in column])
+    return "\n".join((" " * gap).join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def format_bounds(low: float, high: float, form: str = ".3f") -> str:
@@ -48,14 +34,10 @@ def format_bounds(low: float, high: float, form: str = ".3f") -> str:
     return f"{low:{form}} to {high:{form}}"
 
 
-def list_figures(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def list_figures(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Return nested figures as (path, shown value)."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
-        if isinstance(value, dict):
-            rows += list_figures(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            rows.append((f"{prefix}{name}", f"{value:.2%}" if name.endswith("_frac") else f"{value:,.1f}"))
-        else:
-            rows.append((f"{prefix}{name}", f"{value:,}" if isinstance(value, int) else str(value)))
-    return rows
+        form = ".2%" if name.endswith("_frac") else ",.1f" if isinstance(value, float) else "," * isinstance(value, int)
+        rows += list_figures(value, f"{name}.") if isinstance(value, Mapping) else [(name, format(value, form))]
+    return [(prefix + name, shown) for name, shown in rows]

@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from domext_ray.config.sweep import OBJECTIVES
 from domext_ray.files import read_json
-from domext_ray.report.comparison import find_undominated
+from domext_ray.report.compare import find_undominated
 from domext_ray.search.space import Dimension, Point, Space
 from domext_ray.search.trial import FAILURE, TRIAL_REMEDY, read_rungs
 

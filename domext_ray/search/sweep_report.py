@@ -27,7 +27,6 @@ from domext_ray.files import NUMBER, read_json
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.report.page import (
-    Picture,
     fill_page,
     format_html,
     format_paragraph,
@@ -35,7 +34,7 @@ from domext_ray.report.page import (
     format_section,
     format_settings,
 )
-from domext_ray.report.plots import BLUE, COLORS, DASHED, GREEN, MUTED, ORANGE, draw_legend, new_picture
+from domext_ray.report.plots import BLUE, COLORS, DASHED, GREEN, MUTED, ORANGE, Picture, draw_legend, new_picture
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.search.results import TrialResult, find_front, measure_importance, rank_trials, read_trials

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from domext_ray.errors import RunError
-from domext_ray.report.comparison import find_undominated
-from domext_ray.report.figures import get_word_bits, take_routed
+from domext_ray.report.compare import find_undominated
+from domext_ray.report.figures import take_routed
 
 MIN_SEEDS = 3
 """Fewer runs of a method say nothing on chance: figures are counts of words, and two of them are easily equal."""
@@ -256,7 +256,7 @@ def make_base_figures(summary: dict[str, Any], retained: Retained | None = None)
         missing = "held-out text has no word that it can spell" if bits is None else "general probe has no word of it"
         raise RunError(f"the base cannot be scored: the {missing}; give another --corpus or --train.general_probe.")
     scored = summary["evaluation"]
-    words = get_word_bits(summary)["before"]
+    words = summary["domain"].get("word_bits_per_character", {}).get("before")
     return BaseFigures(bits, accuracy, scored["domain_characters"], scored["general_words"], retained, words)
 
 
@@ -287,7 +287,7 @@ def make_study(
 
 
 def _count_word_gain(base: BaseFigures, runs: MethodRuns) -> Spread | None:
-    after = [get_word_bits(each)["after"] for each in runs.summaries.values()]
+    after = [each["domain"].get("word_bits_per_character", {}).get("after") for each in runs.summaries.values()]
     if base.word_bits is None or None in after:
         return None
     return Spread(tuple(base.word_bits - each for each in after if each is not None))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from domext_ray.report.comparison import describe_unequal_texts
+from domext_ray.report.compare import describe_unequal_texts
 from domext_ray.report.tables import NONE, format_markdown
 from domext_ray.study.figures import MIN_SEEDS, PROBE, TEXT, BaseFigures, MethodResult, Spread, Study, find_front
 

@@ -91,7 +91,7 @@ def make_run(run_dir: Path, records: list[dict[str, Any]], summary: dict[str, An
 
 
 def write_origin(run_dir: Path, about: Mapping[str, Any]) -> None:
-    """Write run.json of a run that has begun; `about` is what `origin.read_origin` is to return."""
+    """Write run.json of a run that has begun; `about` is what `summary.read_origin` is to return."""
     origin = {name: value for name, value in about.items() if name != "versions"}
     versions = [{"from_step": 0, **about["versions"]}]
     write_run(run_dir, identity={}, order={}, versions=versions, origin=origin)

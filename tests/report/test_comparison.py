@@ -14,7 +14,7 @@ from report_records import SUMMARY, make_records, make_run
 
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.report.comparison import GENERAL, choose_runs, draw_comparison, format_comparison, read_run
+from domext_ray.report.compare import GENERAL, choose_runs, draw_comparison, format_comparison, list_points, read_run
 from domext_ray.report.plots import check_picture, new_picture
 
 
@@ -76,7 +76,7 @@ def test_other_texts_do_not_compare(tmp_path: Path) -> None:
 
 def test_evaluations_stand_at_their_seconds(tmp_path: Path) -> None:
     run = read_run(make_compared(tmp_path, "a"))
-    assert [each["seconds"] for each in run.evaluations] == [0.0, 30.0, 60.0, 90.0]
+    assert list_points(run, GENERAL) == ([0.0, 30.0, 60.0, 90.0], [each[GENERAL] for each in run.evaluations])
 
 
 def test_a_run_without_general_words_is_drawn(tmp_path: Path) -> None:

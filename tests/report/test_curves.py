@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from domext_ray.report.curves import read_curve, smooth
+from domext_ray.report.plots import read_curve, smooth
 
 
 def test_a_curve_leaves_out_what_is_not_finite() -> None:

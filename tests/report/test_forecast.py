@@ -77,19 +77,21 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     config = PretrainConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
     base, samples = load_base(config.base), [check_corpus(corpus, config.prepare, to_end=True)]
 
-    def never() -> float:
+    def never() -> Rate:
         raise AssertionError("the rate is given")
 
     forecast = make_forecast(config, base, samples, COUNTS, never)
-    assert forecast.num_epochs == pytest.approx(3, rel=0.02)
-    assert forecast.seconds == forecast.num_tokens / 100
+    (text,) = forecast.texts
+    assert text.num_epochs == pytest.approx(3, rel=0.02)
+    assert forecast.seconds == text.num_tokens / 100
     assert (forecast.checkpoint_bytes, forecast.export_bytes) == (100 * 4 * 3 * 2, 1000 * 4)
     short = make_forecast(
         replace(config, train=replace(train, max_seconds=forecast.seconds / 2)), base, samples, COUNTS, never
     )
-    assert short.seconds == forecast.seconds / 2 and short.num_epochs == pytest.approx(forecast.num_epochs / 2)
+    assert short.seconds == forecast.seconds / 2 and short.num_steps == forecast.num_steps // 2
+    assert short.texts[0].num_epochs == pytest.approx(text.num_epochs * short.num_steps / forecast.num_steps)
     printed = describe_forecast(forecast, config)
-    assert f"{forecast.num_steps:,}, {forecast.num_epochs:.2f} epochs" in printed
+    assert f"{forecast.num_steps:,}, {text.num_epochs:.2f} epochs" in printed
     assert "100 tokens/s (--train.tokens_per_second)" in printed and "rows" in printed
 
 
@@ -107,19 +109,18 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     forecast = make_forecast(config, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
     estimate = forecast.estimates[0]
     assert estimate is not None
-    assert [(each.title, each.num_rows) for each in forecast.parts] == [
+    assert [(each.title, each.num_rows) for each in forecast.texts] == [
         ("domain text", 300 + 100),
         ("general text", 200),
         ("web", 200),
     ]
-    assert forecast.num_epochs == forecast.parts[0].num_epochs == 400 / estimate.num_rows
-    assert forecast.num_tokens == sum(each.num_tokens for each in forecast.parts)
-    assert forecast.corpus_bytes == 3 * estimate.num_bytes
+    assert forecast.texts[0].num_epochs == 400 / estimate.num_rows
+    assert [each.num_bytes for each in forecast.texts] == 3 * [estimate.num_bytes]
     printed = describe_forecast(forecast, config)
-    assert f"  web                   200 rows, {forecast.parts[2].num_tokens:,} tokens, " in printed
+    assert f"  web                   200 rows, {forecast.texts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
     shorter = make_forecast(half, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
-    assert [each.num_rows for each in shorter.parts] == [300, 100, 0]
+    assert [each.num_rows for each in shorter.texts] == [300, 100, 0]
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
@@ -136,8 +137,8 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
     )
     samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
     forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: Rate(2e6, 7.0))
-    assert forecast.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
-    assert forecast.seconds == pytest.approx(forecast.num_tokens / 500_000)
+    assert forecast.rate.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
+    assert forecast.seconds == pytest.approx(forecast.texts[0].num_tokens / 500_000)
     printed = describe_forecast(forecast, config)
     assert "2.0 MFLOP per token, forward and backward, 1,000 GFLOP/s (--train.teraflops)" in printed
     assert "at 500,000 tokens/s (--train.teraflops), 43,200 million tokens per day" in printed

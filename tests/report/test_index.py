@@ -7,7 +7,7 @@ from pathlib import Path
 
 from report_records import ABOUT, make_records, make_run, write_origin
 
-from domext_ray.report.index import write_index
+from domext_ray.report.compare import write_index
 from domext_ray.report.report import write_report
 
 

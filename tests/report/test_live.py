@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from report_records import make_records, make_run
 
-from domext_ray.report import live
-from domext_ray.report.live import LiveReport
+from domext_ray.report import report as run_page
+from domext_ray.report.report import LiveReport
 
 
 def test_a_page_is_written_at_an_evaluation_and_the_next_one_waits(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_page_is_written_at_an_evaluation_and_the_next_one_waits(tmp_path: Pat
 
 def test_a_page_takes_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 10.0, 12.0, 111.0, 113.0, 113.0, 114.0])
-    monkeypatch.setattr(live.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(run_page.time, "monotonic", lambda: next(clock))
     report = LiveReport(make_run(tmp_path / "clinic", make_records()))
     page = tmp_path / "clinic" / "report.html"
     report.note_evaluation()  # from 10 to 12

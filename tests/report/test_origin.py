@@ -12,8 +12,8 @@ from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.graft import describe_shape
-from domext_ray.report import origin
-from domext_ray.report.origin import count_trained, describe_command, describe_origin, find_commit, read_origin
+from domext_ray.report import summary
+from domext_ray.report.summary import count_trained, describe_command, describe_origin, find_commit, read_origin
 from domext_ray.runs.run_directory import add_versions, list_versions, write_run
 
 
@@ -36,10 +36,10 @@ def test_a_command_names_no_folder(args: list[str], said: str) -> None:
 
 
 def test_the_commit_is_that_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "domext_ray" / "report" / "origin.py"
+    file = tmp_path / "domext_ray" / "report" / "summary.py"
     file.parent.mkdir(parents=True)
     file.write_text("x = 1\n")
-    monkeypatch.setattr(origin, "__file__", str(file))
+    monkeypatch.setattr(summary, "__file__", str(file))
     assert find_commit() == "", "no checkout"
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):

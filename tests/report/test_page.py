@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from domext_ray.report.page import (
     TEMPLATES,
-    Picture,
     fill_page,
     format_html,
     format_paragraph,
@@ -22,7 +21,7 @@ from domext_ray.report.page import (
     format_section,
     format_settings,
 )
-from domext_ray.report.plots import COLORS, MUTED, draw_legend, new_picture
+from domext_ray.report.plots import COLORS, MUTED, Picture, draw_legend, new_picture
 
 STYLE = (TEMPLATES / "page.html").read_text(encoding="utf-8")
 LIGHT, DARK = (
@@ -115,7 +114,7 @@ def test_a_table_scrolls_in_its_own_box_and_names_its_lines() -> None:
     assert '<th scope="col">a &amp; b</th>' in table and '<th scope="row">first</th><td>&lt;1&gt;</td>' in table
     assert "<td><b>2</b></td>" in table
     assert "<thead>" not in format_html(("", ""), [("a", "b")])
-    assert ".wide { overflow-x: auto; }" in STYLE
+    assert ".wide { overflow-x: auto;" in STYLE
 
 
 def test_nothing_to_say_has_no_heading() -> None:

@@ -17,9 +17,8 @@ from domext_ray.errors import RunError
 from domext_ray.options.build import dump_yaml
 from domext_ray.options.places import hide_places
 from domext_ray.report.examples import Example, Guess, Masked
-from domext_ray.report.facts import list_facts
 from domext_ray.report.figures import format_summary, measure_run
-from domext_ray.report.report import write_report
+from domext_ray.report.report import list_facts, write_report
 from domext_ray.vocabulary.extension import STATISTICS_FILE
 
 MASKED = Masked("A <b> of ", "tea", ", please.", (1, 2, 3), 1, 9)
@@ -150,11 +149,14 @@ def test_new_words_have_their_counts(tmp_path: Path) -> None:
 
 def test_changed_options_are_shown_and_the_others_folded(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "clinic", make_records())
-    (run_dir / "config.yaml").write_text("method: {name: af, heads: 3}\noptim: {lr: 0.5}\n")
+    parts = "mixture: {parts: {web: {corpus: /data/web.txt}}}\n"
+    (run_dir / "config.yaml").write_text("method: {name: af, heads: 3}\noptim: {lr: 0.5}\n" + parts)
     text = write_report(run_dir).read_text(encoding="utf-8")
     changed, folded = text[text.index(">Options<") :].split("<details>")
     assert '<th scope="row">optim.lr</th><td>0.5</td>' in changed and "preset af" in changed
     assert "general_probe" not in changed and "general_probe" in folded
+    assert "lora_targets" not in changed, "a list that is the preset's"
+    assert '<th scope="row">mixture.parts</th>' in changed and "web.txt" in changed and "/data" not in changed
 
 
 def test_the_next_commands_name_the_run(tmp_path: Path) -> None:

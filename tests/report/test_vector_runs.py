@@ -18,9 +18,9 @@ from domext_ray.errors import RunError
 from domext_ray.model.base import load_base
 from domext_ray.options.build import dump_yaml
 from domext_ray.plan import plan_run
+from domext_ray.report.compare import write_index
 from domext_ray.report.figures import describe_result, describe_sizes, format_summary, list_rows, measure_run
 from domext_ray.report.forecast import Forecast, describe_forecast, describe_plan
-from domext_ray.report.index import write_index
 from domext_ray.report.report import write_report
 from domext_ray.report.summary import read_summary
 from domext_ray.training.metrics import RunProgress
@@ -104,7 +104,7 @@ def test_a_summary_that_lacks_its_loss_is_damaged(kind: str, tmp_path: Path) -> 
 
 def test_rows_of_two_texts_are_told_as_such() -> None:
     config = PretrainConfig(objective=ObjectiveConfig(kind="contrast"), prepare=PrepareConfig(pair=("title", "body")))
-    forecast = Forecast((RowEstimate(900, 50_000, 200_000, 1.0),), 0, 0.0, 0, 0.0, False, 0.0, 0, 0)
+    forecast = Forecast((RowEstimate(900, 50_000, 200_000, 1.0),))
     said = "900 of two texts of 128 tokens at most (estimated from 100% of the text)"
     assert said in describe_forecast(forecast, config)
     assert said.replace("two texts of ", "") in describe_forecast(forecast, PretrainConfig())
@@ -122,7 +122,7 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
     assert replace(counts, decoder=0) == masked, "the model's own counts, hence sizes for a budget, stay"
     memory = estimate_memory(make_trial(config, load_base(config.base), 0, 0))
     assert memory["trainable_weights"] == 4 * (masked.trainable + counts.decoder)
-    forecast = Forecast((), 0, 0.0, 0, 0.0, False, 0.0, 0, 0)
+    forecast = Forecast(())
     said = describe_plan(config, plan_run(config).paths, counts, memory, forecast)
     assert f", and {counts.decoder:,} of a decoder, which no export has\n" in said
 

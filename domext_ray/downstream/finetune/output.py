@@ -19,7 +19,6 @@ from domext_ray.downstream.start.model import TRAININGS
 from domext_ray.labelled.metrics.scores import flatten
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.page import (
-    Picture,
     fill_page,
     format_html,
     format_paragraph,
@@ -27,7 +26,7 @@ from domext_ray.report.page import (
     format_section,
     format_settings,
 )
-from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, draw_legend, new_picture
+from domext_ray.report.plots import BLUE, GREEN, MUTED, ORANGE, VIOLET, Picture, draw_legend, new_picture
 from domext_ray.report.tables import format_text, list_figures
 from domext_ray.storage import write_text
 from domext_ray.training.metrics import read_metrics

@@ -1,0 +1,185 @@
+"""Runs side by side: the index of a folder's runs, and a table and a picture of finished ones on one corpus.
+
+Enters: run directories with metrics.jsonl, and summary.json where they have ended. Leaves: RUN.DIR/index.html; the
+table as Markdown, and a PNG. Word bits per character and the general probe compare between vocabularies. Bits per
+character do with one vocabulary; of another one they know into how many pieces it cuts a word. Token losses do not
+compare, so they are left out of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import PercentFormatter
+
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.errors import ConfigError, DomextError, RunError
+from domext_ray.options.places import hide_places
+from domext_ray.report.figures import list_figures, measure_run
+from domext_ray.report.page import fill_page, format_html, format_paragraph, format_section
+from domext_ray.report.plots import COLORS, new_picture
+from domext_ray.report.summary import SUMMARY, read_origin, read_summary
+from domext_ray.report.tables import NONE, format_markdown
+from domext_ray.runs import run_directory
+from domext_ray.runs.losses import MLM, find_losses
+from domext_ray.storage import Place, Where, write_text
+from domext_ray.training.metrics import find_last_step, read_metrics
+
+BITS, GENERAL = "eval/domain_bits_per_character", "eval/general_mlm_accuracy"
+INDEX = "index.html"
+_HEADER = ("run", "started (UTC)", "method", "base", "steps", "held-out loss", "general accuracy")
+_PAGES = ("report.html", "sweep.html")
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run's part of a comparison: its directory's name, its summary, and its records that hold an evaluation."""
+
+    name: str
+    summary: dict[str, Any]
+    evaluations: tuple[dict[str, Any], ...]
+
+
+def choose_runs(runs: Sequence[str]) -> list[Path]:
+    """Return the folders of --runs, each one once.
+
+    Raises:
+        ConfigError: a run is given twice, by whatever path: it would count as a seed of its own.
+    """
+    folders = [Path(each).expanduser() for each in runs]
+    for i, folder in enumerate(folders):
+        if folder.resolve() in [each.resolve() for each in folders[:i]]:
+            raise ConfigError(f"--runs must be different runs, and {str(folder)!r} is given twice.")
+    return folders
+
+
+def read_run(run_dir: Path) -> ComparedRun:
+    """Read a finished run.
+
+    Raises:
+        RunError: it has no summary or no metrics.
+    """
+    summary = read_summary(run_dir / SUMMARY)
+    records = [each for each in read_metrics(run_dir / "metrics.jsonl") if each.get(BITS) is not None]
+    if not records:
+        raise RunError(f"{run_dir / 'metrics.jsonl'} has no evaluation; run the job again.")
+    return ComparedRun(run_dir.resolve().name, summary, tuple(records))
+
+
+def format_comparison(runs: Sequence[ComparedRun]) -> str:
+    """Return the runs as a Markdown table, and which bits decide; a last line says so if they do not compare."""
+    bits = ("bits per character", "word bits per character")
+    header = ("run", "trained", "tokens read", "training seconds", *bits, "general accuracy")
+    rows = [
+        (
+            run.name,
+            f"{run.summary['parameters']['trainable']:,}",
+            f"{run.summary['train']['tokens']:,}",
+            f"{run.summary['train']['wall_seconds']:.0f}",
+            *(figures[name].show_pair() if name in figures else NONE for name in ("bits", "word_bits", "general")),
+        )
+        for run, figures in ((each, list_figures(each.summary)) for each in runs)
+    ]
+    warnings = describe_unequal_texts({run.name: run.summary["evaluation"]["domain_characters"] for run in runs})
+    decides = "Between different vocabularies the word bits per character decide; with one vocabulary both figures do."
+    return "\n\n".join([format_markdown(header, rows), decides, *warnings])
+
+
+def describe_unequal_texts(num_characters: dict[str, int]) -> list[str]:
+    """Return a warning if runs or methods scored different texts, given the scored characters; else nothing."""
+    if len(set(num_characters.values())) < 2:
+        return []
+    counts = ", ".join(f"{name} {size:,}" for name, size in num_characters.items())
+    return [f"Bits a character do not compare: the runs scored different numbers of characters ({counts})."]
+
+
+def find_undominated(values: Sequence[Sequence[float]]) -> list[int]:
+    """Return the places of the points on the Pareto front, given of each one figure per objective, more is better.
+
+    No other point is at least as good as one of these in all objectives, and better in one.
+    """
+    table = np.array(values, dtype=np.float64).reshape(len(values), len(values[0]) if values else 0)
+    return [i for i, own in enumerate(table) if not ((table >= own).all(axis=1) & (table > own).any(axis=1)).any()]
+
+
+def draw_comparison(runs: Sequence[ComparedRun], path: Path) -> None:
+    """Draw bits per character and general accuracy of the runs over their training seconds as a PNG."""
+    panels = {
+        BITS: ("Learned: held-out domain text", "bits per character (less is better)"),
+        GENERAL: ("Kept: everyday English", "masked words predicted (%)"),
+    }
+    with new_picture(path, (11, 4.4)) as figure:
+        for axes, (metric, (title, unit)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            for i, run in enumerate(runs):
+                axes.plot(
+                    *list_points(run, metric), color=COLORS[i % len(COLORS)], marker="o", markersize=4, label=run.name
+                )
+            axes.set(title=title, ylabel=unit, xlabel="seconds of training")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+
+
+def list_points(run: ComparedRun, metric: str) -> tuple[list[float], list[float]]:
+    """Return a run's values of a metric, and before them the seconds of training that each one took."""
+    measured = [each for each in run.evaluations if each[metric] is not None]
+    return [each.get("time/seconds", 0.0) for each in measured], [each[metric] for each in measured]
+
+
+def write_index(where: Where) -> Place:
+    """Write the index of the runs in a folder, RUN.DIR, and return its place.
+
+    A folder that is damaged, or of a run that is being written, has a line that says so and stops nothing.
+    """
+    folder = Place(where)
+    names = folder.list_names()
+    runs = {name: cells for name in names if (cells := _list_cells(folder / name))}
+    newest = sorted(runs, key=lambda name: runs[name][0].removeprefix(NONE), reverse=True)
+    rows = [(_link(folder, name, _PAGES[0]), *runs[name]) for name in newest]
+    pages = [(name, page) for page in _PAGES for name in names if name not in runs and (folder / name / page).is_file()]
+    state = (
+        f"{len(runs):,} pre-training run{'' if len(runs) == 1 else 's'}, the newest first; loss and general accuracy "
+        "before and after."
+    )
+    others = format_html((), [(_link(folder, *each), each[1]) for each in pages], "pairs")
+    parts = [format_paragraph(state, "state"), format_html(_HEADER, rows, "runs")]
+    write_text(folder / INDEX, fill_page("Runs", [*parts, format_section("Fine-tuned models and sweeps", others)]))
+    return folder / INDEX
+
+
+def _list_cells(run_dir: Place) -> tuple[str, ...]:
+    """What the index says of a pre-training run; nothing of a folder that is none."""
+    try:
+        return _describe_run(run_dir) if "origin" in run_directory.read_run(run_dir) else ()
+    except (DomextError, OSError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).partition("; ")[0] if isinstance(error, DomextError) else f"{type(error).__name__}: {error}"
+        return (*[NONE] * 5, f"cannot be read ({hide_places(reason)[:120]})")
+
+
+def _describe_run(run_dir: Place) -> tuple[str, ...]:
+    started, config = read_origin(run_dir)["started"], run_directory.read_config(run_dir, PretrainConfig)
+    step, path = find_last_step(run_dir / "metrics.jsonl"), run_dir / SUMMARY
+    measured, steps = read_summary(path) if path.is_file() else {}, f"{step:,}"
+    if not measured or measured["train"]["steps"] != step:  # it trains, or goes on
+        measured = measure_run(read_metrics(run_dir / "metrics.jsonl"))
+        steps += f" of {config.train.max_steps:,}"
+    names, figures = find_losses(measured["domain"]) or MLM, list_figures(measured)
+    return (
+        started[:16].replace("T", " "),
+        config.method.name,
+        hide_places(config.base),
+        steps,
+        figures["loss"].show_pair() + (f" ({names.title})" if names is not MLM else ""),
+        figures["general"].show_pair(with_change=True) if "general" in figures else NONE,
+    )
+
+
+def _link(folder: Place, name: str, page: str) -> str:
+    if not (folder / name / page).is_file():
+        return name
+    return Markup('<a href="{}/{}">{}</a>').format(quote(name), page, name)
