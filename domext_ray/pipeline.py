@@ -54,10 +54,10 @@ from domext_ray.training.checkpoint import (
     identify_checkpoint,
     list_steps,
 )
+from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import Phase, describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
-from domext_ray.training.rate import estimate_memory, make_trial, measure_rate
 from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.start import check_vocabulary
@@ -210,7 +210,7 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
-            "kinds": count_trained(run.shape, run.config.method, counts.trainable),
+            "kinds": count_trained(counts, run.config.method),
             **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
@@ -229,13 +229,13 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
 def _forecast(run: Run) -> str:
     """What a dry run says; the corpus is read in part, and the model is timed for a moment."""
     config = run.config
-    trial = make_trial(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
-    memory = estimate_memory(trial)
+    model = make_dry_run_model(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
+    memory = estimate_memory(model)
     sources = resolve_sources(config.corpus, config.prepare)
     beside = [
         None if part.is_written else resolve_sources(part.corpus, config.prepare_for(part)) for part in config.parts
     ]
-    forecast = make_forecast(config, run.base, sources, run.counts, lambda: measure_rate(trial), beside)
+    forecast = make_forecast(config, run.base, sources, run.counts, lambda: measure_step_cost(model), beside)
     return describe_plan(config, run.paths, run.counts, memory, forecast)
 
 

@@ -21,8 +21,8 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.training.cost import StepCost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
-from domext_ray.training.rate import Rate
 from domext_ray.training.writing import estimate_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -92,7 +92,7 @@ def make_forecast(
     base: Base | None,
     sources: Sources,
     counts: ParameterCounts,
-    measure: Callable[[], Rate],
+    measure: Callable[[], StepCost],
     beside: Sequence[Sources | None] = (),
 ) -> Forecast:
     """Estimate what a run will take.

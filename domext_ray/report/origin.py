@@ -18,9 +18,7 @@ from typing import Any
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import RunError
-from domext_ray.extensions.anatomy import Extension
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
-from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.runs.run_directory import RUN, read_run
 from domext_ray.runtime.ray_cluster import describe_nodes, list_accelerators, list_nodes
@@ -109,20 +107,8 @@ def describe_machine() -> str:
     return f"{describe_nodes(list_nodes())} ({kinds})"
 
 
-def _name(extension: Extension[Any]) -> str:
-    """A kind of extension in words: NewWords is "new words"."""
-    words = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(extension).__name__).lower()
-    return words.replace("lora", "LoRA")
-
-
-def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int) -> dict[str, int]:
-    """Count what a method trains by kind.
-
-    Args:
-        shape: the augmented model.
-        method: the rule that says what trains.
-        num_trainable: all of it.
-    """
+def count_trained(counts: ParameterCounts, method: MethodConfig) -> dict[str, int]:
+    """Return how many parameters a method trains by kind, as the page names it."""
     whole = {
         "all": "every parameter",
         "top_layers": f"the top {method.top_layers} layers",
@@ -130,8 +116,12 @@ def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int)
         "biases": "biases",
     }
     if method.trains in whole:
-        return {whole[method.trains]: num_trainable}
-    parts = DOMAIN_PARTS if method.trains == "domain" else EXTENSIONS
-    kinds = {_name(each): each.count_trainable(shape, method) for each in parts}
-    kinds["heads of the model"] = num_trainable - sum(kinds.values())
+        return {whole[method.trains]: counts.trainable}
+    kinds = {_name(kind): number for kind, number in counts.kinds.items()}
+    kinds["heads of the model"] = counts.trainable - sum(kinds.values())
     return {name: number for name, number in kinds.items() if number}
+
+
+def _name(kind: str) -> str:
+    """A kind of extension in words: NewWords is "new words"."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", kind).lower().replace("lora", "LoRA")

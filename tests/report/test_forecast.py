@@ -24,11 +24,11 @@ from domext_ray.data.sources import resolve_sources
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
+from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
-from domext_ray.training.rate import Rate, make_trial, measure_rate
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900, num_hidden_layers=2, hidden_size=32)
+COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900)
 
 
 def test_steps_come_from_the_first_limit() -> None:
@@ -101,7 +101,7 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
         train=TrainConfig(max_steps=100, global_batch_size=8, seq_length=32, tokens_per_second=100),
     )
     base, sources = load_base(config.base), [resolve_sources(each, config.prepare) for each in texts.values()]
-    forecast = make_forecast(config, base, sources[0], COUNTS, lambda: Rate(0.0, 0.0), sources[1:])
+    forecast = make_forecast(config, base, sources[0], COUNTS, lambda: StepCost(0.0, 0.0), sources[1:])
     estimate = forecast.estimates[0]
     assert estimate is not None
     assert [(each.title, each.num_rows) for each in forecast.parts] == [
@@ -115,13 +115,13 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     printed = describe_forecast(forecast, config)
     assert f"  web                   200 rows, {forecast.parts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
-    shorter = make_forecast(half, base, sources[0], COUNTS, lambda: Rate(0.0, 0.0), sources[1:])
+    shorter = make_forecast(half, base, sources[0], COUNTS, lambda: StepCost(0.0, 0.0), sources[1:])
     assert [each.num_rows for each in shorter.parts] == [300, 100, 0]
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
-    rate = measure_rate(make_trial(config, load_base(config.base), 0, num_new_words=3))
+    rate = measure_step_cost(make_dry_run_model(config, load_base(config.base), 0, num_new_words=3))
     assert rate.tokens_per_second > 0 and rate.flops_per_token > 0
 
 
@@ -132,7 +132,7 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
     )
     sources = resolve_sources(config.corpus, config.prepare)
-    forecast = make_forecast(config, load_base(config.base), sources, COUNTS, lambda: Rate(2e6, 7.0))
+    forecast = make_forecast(config, load_base(config.base), sources, COUNTS, lambda: StepCost(2e6, 7.0))
     assert forecast.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
     assert forecast.seconds == pytest.approx(forecast.num_tokens / 500_000)
     printed = describe_forecast(forecast, config)
