@@ -135,12 +135,12 @@ class _Matmuls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_flops(objective: Objective, batch: MaskedBatch) -> Roofline:
+def count_flops(objective: Objective, batch: Any) -> Roofline:
     """Count what a batch of full rows computes; nothing is computed.
 
     Args:
         objective: model and loss; its parameters are whole (not sharded by ZeRO-3).
-        batch: what the objective takes.
+        batch: a `MaskedBatch`.
     """
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
     # All of one precision, for no autocast is at work there: a frozen base may be stored in another one.
@@ -255,8 +255,7 @@ def make_dry_run_model(
         dropout=config.train.dropout,
         seed=config.seed,
     )
-    lengths = (config.train.seq_length, config.train.long_seq_length)
-    attach_decoder(model, config.objective, max(lengths), config.seed)
+    attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
     if config.engine.has_narrow_base:
         store_base(model, torch.bfloat16)
     choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
@@ -266,10 +265,8 @@ def make_dry_run_model(
     network = cast(nn.Module, model).to(device).train()
     loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
     objective = loss(network, device, bf16=config.engine.uses_bf16)
-    batches = [
-        make_full_batch(config, num_words, length, rows)
-        for rows, length in zip(_list_rows(config), lengths, strict=False)
-    ]
+    sizes = zip(config.train.lengths, _list_rows(config), strict=True)
+    batches = [make_full_batch(config, num_words, *each) for each in sizes]
     return DryRunModel(config, objective, batches, device, num_words)
 
 
@@ -306,7 +303,7 @@ def measure_step_cost(model: DryRunModel) -> StepCost:
     """
     config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
     if not config.objective.makes_vectors:  # whose two views of a row differ in length
-        batch = cast(MaskedBatch, make_full_batch(config, model.num_words, length))
+        batch = make_full_batch(config, model.num_words, length)
         flops_per_token = count_flops(model.objective, batch).flops_per_token
     if config.train.teraflops or (config.scale.use_gpu is True and model.device.type != "cuda"):
         return StepCost(flops_per_token, 0.0)
