@@ -80,7 +80,7 @@ def _extrapolate(
     for extension in EXTENSIONS:
         for size in extension.resize(first, 1.0, num_heads):
             # A step that every size takes: a module's width is a multiple of the heads.
-            growths[size] = count(replace(first, **{size: getattr(first, size) + num_heads}))  # type: ignore[arg-type]
+            growths[size] = count(replace(first, **{size: getattr(first, size) + num_heads}))
 
     def count_share(sized: MethodConfig) -> float:
         values = {}
