@@ -51,10 +51,10 @@ from domext_ray.training.checkpoint import (
     find_tensors_sha256,
     list_steps,
 )
+from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import Phase, describe_order, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
-from domext_ray.training.rate import estimate_memory, make_trial, measure_rate
 from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
 from domext_ray.training.start import check_vocabulary
@@ -207,7 +207,7 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
             "total": counts.total,
             "trainable": counts.trainable,
             "trainable_frac": counts.trainable_frac,
-            "kinds": count_trained(run.shape, run.config.method, counts.trainable),
+            "kinds": count_trained(counts, run.config.method),
             **({"decoder": counts.decoder} if counts.decoder else {}),
         },
         corpus={
@@ -226,9 +226,9 @@ def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:
 def _forecast(run: Run, samples: Sequence[Sample | None]) -> str:
     """What a dry run says; the model is timed for a moment."""
     config = run.config
-    trial = make_trial(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
-    memory = estimate_memory(trial)
-    forecast = make_forecast(config, run.base, samples, run.counts, lambda: measure_rate(trial))
+    model = make_dry_run_model(config, run.base, config.vocab.size, run.shape.extension_vocab_size, run.earlier)
+    memory = estimate_memory(model)
+    forecast = make_forecast(config, run.base, samples, run.counts, lambda: measure_step_cost(model))
     return describe_plan(config, run.paths, run.counts, memory, forecast)
 
 

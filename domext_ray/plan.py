@@ -119,7 +119,15 @@ def load_run_base(config: PretrainConfig) -> Base | None:
 def size_run(
     config: ConfigT, base: Base | None, earlier: Extensions | None = None, num_new_words: int | None = None
 ) -> tuple[ConfigT, DomextConfig, ParameterCounts]:
-    """Solve the sizes that a method's trainable budget asks for, and count parameters.
+    """Return a run with its sizes, its model, and the counts; see `solve_sizes`."""
+    config, shape = solve_sizes(config, base, earlier, num_new_words)
+    return config, shape, _count(config, base, shape)
+
+
+def solve_sizes(
+    config: ConfigT, base: Base | None, earlier: Extensions | None = None, num_new_words: int | None = None
+) -> tuple[ConfigT, DomextConfig]:
+    """Solve the sizes that a method's trainable budget asks for.
 
     Args:
         config: the run.
@@ -128,23 +136,20 @@ def size_run(
         num_new_words: words beside the base's, where they are known; None: as options tell.
 
     Returns:
-        The run with its sizes, its model, and the counts.
+        The run with its sizes, and its model.
 
     Raises:
         ConfigError: the method does not fit the base, no size meets the budget, or given words do not fit.
     """
     number = count_planned_words(config, base) if num_new_words is None else num_new_words
 
-    def count(method: MethodConfig) -> tuple[DomextConfig, ParameterCounts]:
-        return count_run(replace(config, method=method), base, earlier, number, config.vocab.size)
+    def count(method: MethodConfig) -> ParameterCounts:
+        return count_run(replace(config, method=method), base, earlier, number, config.vocab.size)[1]
 
-    method = config.method
     if base is not None:
-        num_heads, hidden_size = base.config.num_attention_heads, base.config.hidden_size
-        method = solve_budget(
-            method, lambda each: count(each)[1].trainable_frac, num_heads=num_heads, hidden_size=hidden_size
-        )
-    return replace(config, method=method), *count(method)
+        heads, width = base.config.num_attention_heads, base.config.hidden_size
+        config = replace(config, method=solve_budget(config.method, count, num_heads=heads, hidden_size=width))
+    return config, _describe(config, base, earlier, number, config.vocab.size)
 
 
 def count_run(
@@ -159,20 +164,29 @@ def count_run(
         num_new_words: words beside the base's.
         vocab_size: words of the tokenizer where there is no base.
     """
-    next_sentence, reads_words = config.objective.next_sentence, config.objective.reads_words
-    shape = describe_shape(
+    shape = _describe(config, base, earlier, num_new_words, vocab_size)
+    return shape, _count(config, base, shape)
+
+
+def _describe(
+    config: PretrainConfig, base: Base | None, earlier: Extensions | None, num_new_words: int, vocab_size: int
+) -> DomextConfig:
+    return describe_shape(
         base,
         config.shape,
         config.method,
         vocab_size=vocab_size,
         num_new_words=num_new_words,
-        next_sentence=next_sentence,
+        next_sentence=config.objective.next_sentence,
         earlier=earlier,
     )
-    heads = base.heads if base else ()
+
+
+def _count(config: PretrainConfig, base: Base | None, shape: DomextConfig) -> ParameterCounts:
+    heads, next_sentence = base.heads if base else (), config.objective.next_sentence
+    reads_words = config.objective.reads_words
     counts = count_parameters(shape, config.method, heads, next_sentence=next_sentence, reads_words=reads_words)
-    decoder = count_decoder(config.objective, counts.hidden_size, config.train.lengths[-1])
-    return shape, replace(counts, decoder=decoder)
+    return replace(counts, decoder=count_decoder(config.objective, shape.hidden_size, config.train.lengths[-1]))
 
 
 def count_planned_words(config: PretrainConfig, base: Base | None) -> int:

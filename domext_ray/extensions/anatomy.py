@@ -1,6 +1,6 @@
 """What every kind of extension says of itself, so that nobody else has to know it by name.
 
-Configuration, model, counts, budgets, cards and export formats go through `table.EXTENSIONS` and ask. Nothing here
+Configuration, model, budgets, cards and export formats go through `table.EXTENSIONS` and ask. Nothing here
 imports torch: a command line's mistakes are told before that is loaded. The modules that compute are in `model/domext`,
 because exports carry them along.
 """
@@ -46,33 +46,13 @@ class TrainedPart:
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
 
 
-class DomainSizes(Protocol):
-    """A domain of a model; see `model.domext.configuration_domext.Domain`."""
-
-    @property
-    def first_layer(self) -> int:
-        """First layer that has it."""
-
-    @property
-    def last_layer(self) -> int:
-        """Last layer that has it."""
-
-
 class Shape(Protocol):
     """An augmented model's shape; see `model.domext.configuration_domext.DomextConfig`."""
 
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    intermediate_size: int
     extension_vocab_size: int
     module_hidden_size: int
     module_ffn_size: int
     gated_ffn: bool
-
-    @property
-    def has_pre_norm(self) -> bool:
-        """Whether LayerNorms stand before the sublayers; then the first layer's attention has none."""
 
     @property
     def domains(self) -> Mapping[str, Any]:
@@ -116,22 +96,6 @@ class Extension(ABC, Generic[OptionsT]):
             OptionError: one is.
         """
 
-    @abstractmethod
-    def count(self, shape: Shape, method: OptionsT) -> int:
-        """Count its parameters in the encoder of a model, those of an earlier run too, in closed form."""
-
-    def count_in_head(self, shape: Shape) -> int:
-        """Count its parameters in the masked-LM head."""
-        return 0
-
-    def count_trainable(self, shape: Shape, method: OptionsT) -> int:
-        """Count those of its parameters that train when extensions do."""
-        return self.count(shape, method) + self.count_in_head(shape) if self.is_in(method) else 0
-
-    def count_trainable_in_head(self, shape: Shape, method: OptionsT) -> int:
-        """Count those of `count_trainable` that are in the MLM head."""
-        return 0
-
     def trains(self, name: str, method: OptionsT) -> bool:
         """Whether a parameter of it, given by its name, trains where not everything does."""
         return method.trains == "extensions" and self.is_in(method)
@@ -173,12 +137,13 @@ class DomainPart(Extension[OptionsT]):
 
     Class attributes:
         label: what a table calls its size.
+        found: what a refusal calls as many of it, where that is not so many extra `label` per layer.
         in_layers: it is in layers, those that the domain has.
     """
 
     label: ClassVar[str]
+    found: ClassVar[str] = ""
     in_layers: ClassVar[bool] = True
-    parameters = re.compile(r"\.domains\.")
 
     @property
     def size(self) -> str:
@@ -190,10 +155,6 @@ class DomainPart(Extension[OptionsT]):
         return {self.size: getattr(method, self.size)}
 
     @abstractmethod
-    def count_in_layer(self, shape: Shape, domain: Any) -> int:
-        """Count its parameters in one layer of a domain; 0 where the domain does not have it."""
-
-    @abstractmethod
     def describe_part(self, domain: Any) -> str:
         """Say what it adds to a layer, or to the model, without the paper's name; called where the domain has it."""
 
@@ -201,18 +162,6 @@ class DomainPart(Extension[OptionsT]):
         """See `Extension.describe`; a card names parts by domain (`describe_part`)."""
         domains = (each for each in shape.domains.values() if getattr(each, self.size))
         return "; ".join(map(self.describe_part, domains))
-
-    def count_in_domain(self, shape: Shape, domain: DomainSizes) -> int:
-        """Count a domain's parameters of it in the encoder: by default, in all its layers."""
-        return (domain.last_layer - domain.first_layer + 1) * self.count_in_layer(shape, domain)
-
-    def count(self, shape: Shape, method: OptionsT) -> int:
-        """See `Extension.count`."""
-        return sum(self.count_in_domain(shape, domain) for domain in shape.domains.values())
-
-    def count_trainable(self, shape: Shape, method: OptionsT) -> int:
-        """Count those of the method's own domain."""
-        return self.count_in_domain(shape, shape.domains[method.domain]) if self.is_in(method) else 0
 
     def trains(self, name: str, method: OptionsT) -> bool:
         """Whether a parameter is of the method's own domain; an earlier run's may have the same name."""
@@ -222,4 +171,5 @@ class DomainPart(Extension[OptionsT]):
     def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
         """See `Extension.find`."""
         number = getattr(shape.domains[domain], self.size) if domain in shape.domains else 0
-        return f"{number} extra {self.label} per layer in the domain {domain!r}" if number else ""
+        found = self.found.format(number) or f"{number} extra {self.label} per layer"
+        return f"{found} in the domain {domain!r}" if number else ""

@@ -59,13 +59,6 @@ class Lora(Extension[LoraOptions]):
         rule = f"extensions with --method.lora_rank {method.lora_rank}"
         require(method.trains == "extensions" or not method.lora_rank, "trains", method.trains, rule)
 
-    def count(self, shape: Shape, method: LoraOptions) -> int:
-        """Count rank · (inputs + outputs) parameters per matrix."""
-        width, units = shape.hidden_size, shape.intermediate_size
-        widths = {"intermediate": (1 + shape.gated_ffn) * (width + units), "output": width + units}
-        a_layer = sum(widths.get(each, 2 * width) for each in method.lora_targets)
-        return shape.num_hidden_layers * method.lora_rank * a_layer if method.lora_rank else 0
-
     def attach(self, model: nn.Module, method: LoraOptions) -> None:
         """Wrap the matrices that LoRA updates; the updates start at zero."""
         if method.lora_rank:

@@ -55,15 +55,6 @@ class Modules(Extension[ModuleOptions]):
         rule = f"divisible by the encoder's {num_heads} attention heads"
         require(width % num_heads == 0, "method.module_hidden_size", width, rule)
 
-    def count(self, shape: Shape, method: ModuleOptions) -> int:
-        """See `Extension.count`; a gate adds d + 1 to `count_module_parameters`, a gated FFN (d + 1)·f'."""
-        width = shape.hidden_size
-        if not shape.module_hidden_size:
-            return 0
-        a_module = count_module_parameters(width, shape.module_hidden_size, shape.module_ffn_size)
-        a_module += (width + 1) * shape.module_ffn_size if shape.gated_ffn else 0
-        return shape.num_hidden_layers * (a_module + width + 1)
-
     def resize(self, method: ModuleOptions, factor: float, num_heads: int) -> dict[str, int]:
         """See `Extension.resize`; the width stays a multiple of the number of heads."""
         if not method.module_hidden_size:
@@ -84,17 +75,3 @@ class Modules(Extension[ModuleOptions]):
         """See `Extension.find`."""
         width = shape.module_hidden_size
         return f"extension modules of width {width}" if width else ""
-
-
-def count_module_parameters(hidden_size: int, module_hidden_size: int, module_ffn_size: int) -> int:
-    """Count the parameters of one extension module without its gate, which adds d + 1.
-
-    Args:
-        hidden_size: d.
-        module_hidden_size: h'.
-        module_ffn_size: f'.
-
-    Source: exBERT section 3: attention 4·d·h' + 3·h' + d, FFN 2·d·f' + f' + d, two LayerNorms 4·d.
-    """
-    d, h, f = hidden_size, module_hidden_size, module_ffn_size
-    return (4 * d * h + 3 * h + d) + (2 * d * f + f + d) + 4 * d

@@ -41,8 +41,8 @@ class ExtensionOptions(
 
 
 def is_extension(name: str) -> bool:
-    """Whether a parameter belongs to an extension, by its name in the model."""
-    return any(each.parameters.search(name) for each in EXTENSIONS)
+    """Whether a tensor belongs to an extension, by its name in the model; a domain's router does, too."""
+    return ".domains." in name or any(each.parameters.search(name) for each in EXTENSIONS)
 
 
 def find_others(format: Format, shape: Shape, parameters: Collection[str], domain: str = "") -> Iterator[str]:

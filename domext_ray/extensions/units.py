@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from domext_ray.extensions.anatomy import DomainPart, Shape, TrainedPart
+from domext_ray.extensions.anatomy import DomainPart, TrainedPart
 from domext_ray.extensions.heads import AF_ADAPTER
 from domext_ray.options.declare import CountOrZero, option_group
 
@@ -20,19 +21,11 @@ class Units(DomainPart[UnitOptions]):
     """Extra FFN units; see `layers_domext.DomainUnits`."""
 
     sizes = scaled = ("ffn_units",)
+    parameters = re.compile(r"\.layer\.\d+\.domains\.")
     formats = ("bank",)
     label = "FFN units"
     paper = "AF Adapter"
     citation = AF_ADAPTER
-
-    def count_in_layer(self, shape: Shape, domain: Any) -> int:
-        """Count 2·d·a + a + d parameters, and d·a + a of gates where the base's units have these.
-
-        Source: AF Adapter section 3.2.
-        """
-        width, units = shape.hidden_size, domain.ffn_units
-        inputs = (1 + shape.gated_ffn) * (width * units + units)
-        return inputs + width * units + width if units else 0
 
     def describe_part(self, domain: Any) -> str:
         """See `DomainPart.describe_part`."""

@@ -30,14 +30,6 @@ class NewWords(Extension[WordOptions]):
         """Always: words train wherever extensions do."""
         return True
 
-    def count(self, shape: Shape, method: WordOptions) -> int:
-        """Count d parameters per word."""
-        return shape.extension_vocab_size * shape.hidden_size
-
-    def count_in_head(self, shape: Shape) -> int:
-        """Count a bias per word."""
-        return shape.extension_vocab_size
-
     def describe(self, shape: Shape, method: WordOptions) -> str:
         """See `Extension.describe`."""
         number = shape.extension_vocab_size

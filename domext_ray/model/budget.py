@@ -2,11 +2,12 @@
 
 The papers compare methods at equal trainable size. `solve_budget` scales the parts that a method has (FFN units,
 bottlenecks, LoRA's rank, modules) by one factor, then settles the finest of them one by one; extra heads and new words
-stay as they are.
+stay as they are. Parameters grow linearly with every size, so a model is counted once per part and not at each try.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from domext_ray.config.method import MethodConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import EXTENSIONS
+from domext_ray.model.counts import ParameterCounts
+from domext_ray.options.declare import MANY
 
 TOLERANCE = 0.01
 """How far, relative to the budget, the share of a solved method may be from it."""
@@ -22,14 +25,13 @@ _STEPS = 60  # halvings of an interval: more than a float has bits
 
 
 def solve_budget(
-    method: MethodConfig, count_share: Callable[[MethodConfig], float], *, num_heads: int, hidden_size: int
+    method: MethodConfig, count: Callable[[MethodConfig], ParameterCounts], *, num_heads: int, hidden_size: int
 ) -> MethodConfig:
     """Size a method so that its trainable share is `method.trainable_budget`.
 
     Args:
         method: the method; the proportions of its parts are kept.
-        count_share: trainable share of base + extension (pooler in, MLM head out) of a method, 0 to 1; it grows with
-            every part.
+        count: counts a method's parameters.
         num_heads: attention heads of the base: a module's width is a multiple of them.
         hidden_size: width of the base, which LoRA's rank may not exceed.
 
@@ -42,6 +44,7 @@ def solve_budget(
     budget = method.trainable_budget
     if not budget:
         return method
+    count_share = _extrapolate(method, count, num_heads)
     smallest = _scale(method, 0.0, num_heads)
     if count_share(smallest) > budget * (1 + TOLERANCE):
         raise ConfigError(
@@ -68,6 +71,28 @@ def solve_budget(
     return solved
 
 
+def _extrapolate(
+    method: MethodConfig, count: Callable[[MethodConfig], ParameterCounts], num_heads: int
+) -> Callable[[MethodConfig], float]:
+    """Return the trainable share of base + extension as a function of a method's sizes."""
+    first = _scale(method, 1.0, num_heads)
+    start, growths = count(first), dict[str, ParameterCounts]()
+    for extension in EXTENSIONS:
+        for size in extension.resize(first, 1.0, num_heads):
+            # A step that every size takes: a module's width is a multiple of the heads.
+            growths[size] = count(replace(first, **{size: getattr(first, size) + num_heads}))
+
+    def count_share(sized: MethodConfig) -> float:
+        values = {}
+        for name in ("total", "trainable", "encoder"):
+            begin = getattr(start, name)
+            steps = ((getattr(sized, size) - getattr(first, size), getattr(growths[size], name)) for size in growths)
+            values[name] = begin + sum(number * (grown - begin) for number, grown in steps) // num_heads
+        return ParameterCounts(**values).trainable_frac
+
+    return count_share
+
+
 def _scale(method: MethodConfig, factor: float, num_heads: int) -> MethodConfig:
     """Multiply every part that the method has; none vanishes."""
     sizes: dict[str, Any] = {}
@@ -86,10 +111,5 @@ def _settle(method: MethodConfig, budget: float, count_share: Callable[[MethodCo
         return count_share(resize(part, getattr(method, part) + 1)) - count_share(method)
 
     finest = min((part for part in _FINE_PARTS if getattr(method, part)), key=step_of)
-    low, high = 1, 2 * getattr(method, finest)
-    while count_share(resize(finest, high)) < budget:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count_share(resize(finest, middle)) < budget else (low, middle)
-    return min((resize(finest, size) for size in (low, high)), key=lambda each: abs(count_share(each) - budget))
+    size = bisect.bisect_left(range(16 * MANY), budget, lo=2, key=lambda each: count_share(resize(finest, each)))
+    return min((resize(finest, each) for each in (size - 1, size)), key=lambda each: abs(count_share(each) - budget))

@@ -1,34 +1,38 @@
-"""How many parameters an augmented model has and a method trains, in closed form: no model is made."""
+"""How many parameters an augmented model has and a method trains: counted on a model without values."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, initialization
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
-from domext_ray.model.base import MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER
+from domext_ray.extensions.table import EXTENSIONS
 from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
+from domext_ray.model.graft import trainable_names
 
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of an augmented model, in closed form.
+    """Parameters of an augmented model.
 
     Args:
         total: all of them, the MLM head included, tied ones once.
         trainable: those that the method trains.
         encoder: base and extensions, pooler in, MLM head out: the denominator of the papers' shares.
-        num_hidden_layers: layers.
-        hidden_size: width d.
+        kinds: of those that train, the extensions' by the class of `extensions.table`.
         decoder: what trains beside the model and no export has, see `training.vectors.count_decoder`.
     """
 
     total: int
     trainable: int
     encoder: int
-    num_hidden_layers: int
-    hidden_size: int
+    kinds: Mapping[str, int] = field(default_factory=dict)
     decoder: int = 0
 
     @property
@@ -45,42 +49,24 @@ def count_parameters(
     next_sentence: bool = False,
     reads_words: bool = True,
 ) -> ParameterCounts:
-    """Count parameters in closed form.
+    """Count a model's parameters.
 
     Args:
         config: the augmented model.
-        method: the rule that says what trains, and its sizes.
+        method: the rule that says what trains, and what `config` does not describe.
         heads: those of `HEADS` that the base brings; fresh ones train.
         next_sentence: the model predicts the order of two texts.
         reads_words: the objective reads the MLM head; else nothing of it trains.
     """
-    d, layers, ffn = config.hidden_size, config.num_hidden_layers, config.intermediate_size
-    num_positions = config.max_position_embeddings if config.has_position_table else 0
-    norm, inner = d + d * config.norm_bias, ffn + ffn * config.gated_ffn
-    biases = 4 * d * config.attention_bias + (inner + d) * config.ffn_bias
-    embeddings = (config.base_vocab_size + num_positions + config.type_vocab_size) * d + norm
-    layer = 4 * d * d + d * inner + d * ffn + biases + 2 * norm
-    # With norms before the sublayers, the first layer has one less, and one stands behind the last layer.
-    moved = norm if config.has_pre_norm else 0
-    pooler = d * d + d if config.has_pooler else 0
-    head = d * d + d * config.head_bias + norm + config.base_vocab_size
-    order = 2 * d + 2 if next_sentence else 0
-    encoder = embeddings + layers * layer + pooler + sum(each.count(config, method) for each in EXTENSIONS)
-    head_extensions = sum(each.count_in_head(config) for each in EXTENSIONS)
-    total = encoder + head + head_extensions + order
-    trainable = {
-        "extensions": sum(each.count_trainable(config, method) for each in EXTENSIONS),
-        "domain": sum(part.count_trainable(config, method) for part in DOMAIN_PARTS),
-        "top_layers": method.top_layers * layer - (moved if method.top_layers == layers else 0),
-        "layer_norms": (2 * layers + 1) * norm,
-        "biases": layers * biases + (2 * layers + 1) * d * config.norm_bias,
-        "all": total if next_sentence else total - pooler,
-    }[method.trains]
-    if not reads_words:
-        own = sum(each.count_trainable_in_head(config, method) for each in EXTENSIONS)
-        unread = {"extensions": own, "domain": own, "all": head + head_extensions}
-        return ParameterCounts(total, trainable - unread.get(method.trains, 0), encoder, layers, d)
-    if method.trains != "all":
-        sizes = {MLM_HEAD: head, NEXT_SENTENCE_HEAD: order, POOLER: pooler if next_sentence else 0}
-        trainable += sum(size for part, size in sizes.items() if part not in heads or method.train_heads)
-    return ParameterCounts(total, trainable, encoder, layers, d)
+    with torch.device("meta"), initialization.no_init_weights():
+        model = (DomextForPreTraining if next_sentence else DomextForMaskedLM)(config)
+        cast(PreTrainedModel, model).tie_weights()  # the initialisation would have
+        for extension in EXTENSIONS:
+            extension.attach(cast(nn.Module, model), method)
+    trained = trainable_names(model, method, heads, reads_words=reads_words)
+    sizes = {name: each.numel() for name, each in model.named_parameters()}
+    kinds = {
+        type(each).__name__: sum(sizes[name] for name in trained if each.parameters.search(name)) for each in EXTENSIONS
+    }
+    encoder = sum(size for name, size in sizes.items() if name.startswith("bert."))
+    return ParameterCounts(sum(sizes.values()), sum(sizes[name] for name in trained), encoder, kinds)

@@ -27,8 +27,8 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import dump_yaml
 from domext_ray.progress import format_seconds
 from domext_ray.runs.run_directory import RunPaths
+from domext_ray.training.cost import StepCost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps, make_stages
-from domext_ray.training.rate import Rate
 from domext_ray.training.writing import estimate_written
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -65,7 +65,7 @@ class Forecast:
     estimates: tuple[RowEstimate | None, ...]
     texts: tuple[TextForecast, ...] = ()
     num_steps: int = 0
-    rate: Rate = Rate(0.0, 0.0)
+    rate: StepCost = StepCost(0.0, 0.0)
     origin: str = ""
     seconds: float = 0.0
     checkpoint_bytes: int = 0
@@ -78,7 +78,7 @@ def make_forecast(
     base: Base | None,
     samples: Sequence[Sample | None],
     counts: ParameterCounts,
-    measure: Callable[[], Rate],
+    measure: Callable[[], StepCost],
 ) -> Forecast:
     """Estimate what a run will take.
 
@@ -120,10 +120,10 @@ def make_forecast(
     return Forecast(tuple(estimates[0]), tuple(read), num_steps, rate, origin, seconds, *disk, near_duplicates)
 
 
-def _find_rate(config: PretrainConfig, measure: Callable[[], Rate]) -> tuple[Rate, str]:
+def _find_rate(config: PretrainConfig, measure: Callable[[], StepCost]) -> tuple[StepCost, str]:
     """The rate of all workers together, as it is given or measured, and where it is from."""
     if config.train.tokens_per_second:
-        return Rate(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
+        return StepCost(0.0, config.train.tokens_per_second), "--train.tokens_per_second"
     measured, num_workers = measure(), config.scale.num_workers
     if config.train.teraflops and measured.flops_per_token:
         given = config.train.teraflops * 1e12 * num_workers / measured.flops_per_token
@@ -177,7 +177,7 @@ def describe_forecast(forecast: Forecast, config: PretrainConfig) -> str:
         lines += [("steps", steps), *(read if config.parts else []), *_describe_time(forecast)]
     corpora = [each for each in forecast.estimates if each is not None]
     sizes = {
-        "prepared corpus": sum(each.num_bytes for each in (*corpora, *forecast.texts[1:])),
+        "prepared corpus": sum(each.num_bytes for each in corpora) + sum(each.num_bytes for each in forecast.texts[1:]),
         "checkpoints": forecast.checkpoint_bytes,
         "export": forecast.export_bytes,
     }

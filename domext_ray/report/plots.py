@@ -264,7 +264,7 @@ def _draw(figure: Figure | SubFigure, curve: _Curve, records: Sequence[dict[str,
     (_plot_evaluations if curve.form else _plot_steps)(axes, steps, values, curve)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     integers = MaxNLocator(6, steps=[1, 2, 5, 10], integer=True)
-    bottom.xaxis.set_major_locator(integers if len(steps) > 1 else FixedLocator(steps))
+    bottom.xaxis.set_major_locator(integers if len(steps) > 1 else FixedLocator(list(steps)))
     bottom.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 

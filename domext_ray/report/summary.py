@@ -20,9 +20,8 @@ from typing import Any
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import NUMBER, Kind, check_values, read_json
-from domext_ray.model.domext.configuration_domext import DomextConfig
+from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.events import measure_times
@@ -100,16 +99,16 @@ def _describe_processor() -> str:
     return platform.machine()
 
 
-def count_trained(shape: DomextConfig, method: MethodConfig, num_trainable: int) -> dict[str, int]:
-    """Count what a method trains of an augmented model by kind, given how much it is in all."""
+def count_trained(counts: ParameterCounts, method: MethodConfig) -> dict[str, int]:
+    """Return how many parameters a method trains by kind, as the page names it."""
     whole = {"all": "every parameter", "top_layers": f"the top {method.top_layers} layers", "layer_norms": "LayerNorms"}
     if name := {**whole, "biases": "biases"}.get(method.trains):
-        return {name: num_trainable}
+        return {name: counts.trainable}
     kinds = {}
-    for each in DOMAIN_PARTS if method.trains == "domain" else EXTENSIONS:
-        words = re.sub("(?<=[a-z])(?=[A-Z])", " ", type(each).__name__).lower()  # NewWords is "new words"
-        kinds[words.replace("lora", "LoRA")] = each.count_trainable(shape, method)
-    kinds["heads of the model"] = num_trainable - sum(kinds.values())
+    for kind, number in counts.kinds.items():
+        words = re.sub("(?<=[a-z])(?=[A-Z])", " ", kind).lower()  # NewWords is "new words"
+        kinds[words.replace("lora", "LoRA")] = number
+    kinds["heads of the model"] = counts.trainable - sum(kinds.values())
     return {name: number for name, number in kinds.items() if number}
 
 

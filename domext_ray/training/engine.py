@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import shutil
 import warnings
@@ -34,7 +35,14 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.graft import bypass_extensions
 from domext_ray.training.objective import NO_LABEL, KeptRows, pad_batch
-from domext_ray.training.optimizer import MOMENTS, build_optimizer, compute_learning_rate, create_moments
+from domext_ray.training.optimizer import (
+    MOMENTS,
+    build_optimizer,
+    clip_gradients,
+    compute_learning_rate,
+    create_moments,
+    set_learning_rate,
+)
 
 MAX_BUCKET_ELEMENTS = 2**25  # of a gradient reduction: 128 MiB in fp32; DeepSpeed's default allocates 2 GB
 MOST_COMPILED = 64
@@ -340,7 +348,7 @@ class Engine:
             The step's figures. If they are not finite, nothing was changed on any rank.
         """
         rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
-        self._set_learning_rate(rate)
+        set_learning_rate(self._optimizer, rate)
         seed_step(self._seed, step, self.rank)
         counts = torch.tensor([num_targets, num_pairs, num_kept], dtype=torch.float64, device=self.device)
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
@@ -423,19 +431,12 @@ class Engine:
         if self._stage > 0:  # DeepSpeed computes the norm over all shards, clips, and refuses one that is not finite
             self._deepspeed.step()
             return float(self._deepspeed.get_global_grad_norm()), self._deepspeed.was_step_applied()
-        grads = [each.grad for each in self._trainables.values() if each.grad is not None]
-        norm = nn.utils.get_total_norm(grads)
-        if not norm.isfinite():
+        norm = clip_gradients(self._trainables.values(), self._optim.max_grad_norm).item()
+        if not math.isfinite(norm):
             self._deepspeed.zero_grad()
-            return norm.item(), False
-        if self._optim.max_grad_norm > 0:
-            nn.utils.clip_grads_with_norm_(self._trainables.values(), self._optim.max_grad_norm, norm)
+            return norm, False
         self._deepspeed.step()
-        return norm.item(), True
-
-    def _set_learning_rate(self, rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["rate_scale"]
+        return norm, True
 
     def _gather(self, name: str, param: nn.Parameter, moment: str | None) -> Tensor:
         """Return a whole parameter (`moment` None) or one of its moments; collective above ZeRO-0."""
@@ -457,7 +458,7 @@ class Engine:
         """Set AdamW's moments and step count; the parameters were loaded before DeepSpeed was initialised."""
         if self._stage > 0:
             # DeepSpeed links optimizer state in a step, so one is made that changes nothing: gradient 0 at rate 0.
-            self._set_learning_rate(0.0)
+            set_learning_rate(self._optimizer, 0.0)
             counts = torch.ones(len(self._loss_weights), dtype=torch.float64, device=self.device)
             self._accumulate_gradients([self._deepspeed.module.make_empty()], counts)
             _, applied = self._apply_gradients()

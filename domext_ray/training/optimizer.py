@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from domext_ray.config.pretrain import OptimConfig
 
@@ -58,6 +58,20 @@ def build_optimizer(
         for key in sorted(members)
     ]
     return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set every group's rate, times its own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_scale"]
+
+
+def clip_gradients(params: Collection[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale a finite gradient to the largest norm allowed (0: any), and return its norm before."""
+    norm = nn.utils.get_total_norm([each.grad for each in params if each.grad is not None])
+    if max_norm > 0 and norm.isfinite():
+        nn.utils.clip_grads_with_norm_(params, max_norm, norm)
+    return norm
 
 
 def create_moments(optimizer: torch.optim.AdamW) -> None:

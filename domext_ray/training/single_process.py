@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from domext_ray.config.pretrain import OptimConfig
 from domext_ray.training.engine import Objective, StepFigures, move_batch, seed_step
-from domext_ray.training.optimizer import build_optimizer, compute_learning_rate
+from domext_ray.training.optimizer import build_optimizer, clip_gradients, compute_learning_rate, set_learning_rate
 
 
 class SingleProcessTrainer:
@@ -58,8 +58,7 @@ class SingleProcessTrainer:
             The step's figures. If they are not finite, nothing was changed.
         """
         rate = compute_learning_rate(step, self._optim, self._warmup_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["rate_scale"]
+        set_learning_rate(self._optimizer, rate)
         seed_step(self._seed, step, 0)
         self._objective.train()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -67,7 +66,8 @@ class SingleProcessTrainer:
             loss_sum = self._objective(**move_batch(batch, self._device))[0]
             total += loss_sum.detach()
             (loss_sum * (1 / max(1, num_targets))).backward()
-        norm, loss = self._clip_gradients(), total.item() / max(1, num_targets)
+        norm = clip_gradients(self._trainables.values(), self._optim.max_grad_norm)
+        loss = total.item() / max(1, num_targets)
         if not total.isfinite():  # a loss that is not finite can have a finite gradient (infinite logits)
             norm = torch.full_like(norm, torch.nan)
         finite = bool(norm.isfinite())
@@ -75,13 +75,6 @@ class SingleProcessTrainer:
             self._optimizer.step()
         self._optimizer.zero_grad()
         return StepFigures(loss, 0.0, 0.0, norm.item(), rate, finite)
-
-    def _clip_gradients(self) -> Tensor:
-        """Scale the whole gradient to the largest norm allowed, and return its norm before."""
-        norm = nn.utils.get_total_norm([each.grad for each in self._trainables.values() if each.grad is not None])
-        if self._optim.max_grad_norm > 0 and norm.isfinite():
-            nn.utils.clip_grads_with_norm_(self._trainables.values(), self._optim.max_grad_norm, norm)
-        return norm
 
     def copy_parameters(self) -> dict[str, Tensor]:
         """Return copies of the trained parameters, fp32 on the CPU."""

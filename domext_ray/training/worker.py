@@ -43,15 +43,14 @@ from domext_ray.training.checkpoint import (
     list_steps,
     save_checkpoint,
 )
+from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, sum_over_ranks
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
-from domext_ray.training.flops import Ceiling, find_ceiling, measure_peak_memory, time_ceiling
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
-from domext_ray.training.rate import COUNTED_TOKENS, make_full_batch
 from domext_ray.training.routed_evaluation import find_routed_model
 from domext_ray.training.run import Run
 from domext_ray.training.start import (
@@ -160,7 +159,7 @@ class PretrainWorker:
             store_base(model, torch.bfloat16)
         choose_attention(model, self.device, bf16=config.engine.uses_bf16)
         self.model = network = cast(nn.Module, model).to(self.device)
-        self._find_ceilings(network)
+        self.rooflines = self._find_rooflines(network)
         return Engine(
             network,
             engine=config.engine,
@@ -174,40 +173,28 @@ class PretrainWorker:
             state=None if self.checkpoint is None else self.checkpoint.state,
         )
 
-    def _find_ceilings(self, network: nn.Module) -> None:
-        """Find what steps are held against by length phase: on rank 0, before ZeRO takes the model apart."""
+    def _find_rooflines(self, network: nn.Module) -> dict[int, Roofline]:
+        """What rank 0 holds steps against, by a phase's first step; counted before ZeRO takes the model apart."""
         config = self.config
-        self.ceilings: dict[int, Ceiling] = {}
         if self.rank != 0 or config.objective.makes_vectors:  # whose two views of a row differ in length
-            return
+            return {}
         module = MaskedLoss(network, self.device, bf16=config.engine.uses_bf16)
         vocab_size = cast(DomextConfig, network.config).vocab_size
-        for phase in self.phases:
-            length = phase.manifest.seq_length
-            num_rows = max(1, COUNTED_TOKENS // length)
-            batch = make_full_batch(config, vocab_size, num_rows, length)
-            try:
-                self.ceilings[phase.first_step] = find_ceiling(module, batch, num_rows * length)
-            except Exception as error:  # a kernel that cannot be counted, say: the run is worth more
-                self.ceilings = {}
-                notify_driver(self.run_dir, f"note: a step's operations could not be counted ({error}).")
-                return
+        batches = (
+            (each.first_step, make_full_batch(config, vocab_size, each.manifest.seq_length)) for each in self.phases
+        )
+        return {first: count_flops(module, batch) for first, batch in batches}
 
     def _describe_speed(self, num_tokens: int, seconds: float) -> dict[str, float]:
         """Figures of rank 0's newest step."""
-        if not self.ceilings:
+        if not self.rooflines:
             return {}
-        phase = max(first for first in self.ceilings if first < self.step)
+        phase = max(first for first in self.rooflines if first < self.step)
         if self.step - max(phase, self.start_step) == QUIET_STEPS and self.device.type == "cpu":
-            self._time_ceiling(phase)
-        speed = self.ceilings[phase].describe(num_tokens, seconds, self.world_size)
+            bf16 = self.config.engine.uses_bf16
+            self.rooflines[phase] = time_matmuls(self.rooflines[phase], self.device, bf16=bf16)
+        speed = self.rooflines[phase].describe(num_tokens, seconds, self.world_size)
         return speed | {"memory/peak_mb": measure_peak_memory(self.device)}
-
-    def _time_ceiling(self, phase: int) -> None:
-        try:
-            self.ceilings[phase] = time_ceiling(self.ceilings[phase], bf16=self.config.engine.uses_bf16)
-        except Exception as error:  # the run is worth more
-            notify_driver(self.run_dir, f"note: a step's products could not be timed ({error}).")
 
     def _distill_words(self, model: DomextForMaskedLM) -> None:
         """Fit the new words on every rank; the first one's result counts."""

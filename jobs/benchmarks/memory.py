@@ -21,11 +21,10 @@ from pathlib import Path
 import torch
 from benchmarks.output import Measured, Record, write_records
 from benchmarks.steps import VOCAB_SIZE, describe_case, describe_sizes, make_model, store_as_run
-from benchmarks.timing import make_batch
 
+from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.training.cost import Sharding, make_full_batch, plan_memory
 from domext_ray.training.engine import MaskedLoss
-from domext_ray.training.memory import Sharding, plan_memory
-from domext_ray.training.objective import MaskedBatch
 
 WORKER = "benchmarks.memory_worker"
 STAGES = (0, 2, 3)
@@ -77,14 +76,6 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accumulation_steps", type=int, default=1, help="micro batches of a step")
 
 
-def make_full_rows(length: int, rows: int, device: torch.device) -> MaskedBatch:
-    """Make a micro batch of full rows."""
-    batch = make_batch(rows, length, VOCAB_SIZE, device)
-    return MaskedBatch(
-        batch.input_ids, None, None, batch.masked_positions, batch.labels, torch.ones(len(batch.labels), device=device)
-    )
-
-
 def measure_peaks(options: argparse.Namespace, case: Case, repeats: int = 1) -> list[int]:
     """Train in new processes; return the peak of the largest rank in bytes, of each repetition."""
     return [max(_run_ranks(options, case)) for _ in range(repeats)]
@@ -118,7 +109,8 @@ def plan_case(options: argparse.Namespace, case: Case) -> dict[str, int]:
     model = store_as_run(make_model(options, case.method), options.precision)
     objective = MaskedLoss(model, device, bf16=options.precision == "bf16").train()
     sharding = Sharding(case.stage, case.ranks, case.accumulation_steps > 1, on_gpu=device.type == "cuda")
-    return plan_memory(objective, make_full_rows(case.length, case.rows, device), sharding)
+    batch = make_full_batch(PretrainConfig(), VOCAB_SIZE, case.length, case.rows)
+    return plan_memory(objective, batch, sharding)
 
 
 def run_memory(options: argparse.Namespace) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from benchmarks.memory import Case, make_full_rows
-from benchmarks.steps import make_model, store_as_run
+from benchmarks.memory import Case
+from benchmarks.steps import VOCAB_SIZE, make_model, store_as_run
 from torch import nn
 
-from domext_ray.config.pretrain import EngineConfig, OptimConfig
+from domext_ray.config.pretrain import EngineConfig, OptimConfig, PretrainConfig
+from domext_ray.training.cost import make_full_batch
 from domext_ray.training.engine import Engine
 
 NUM_STEPS = 2
@@ -55,7 +56,7 @@ def train(options: argparse.Namespace, case: Case, device: torch.device) -> None
         seed=0,
         device=device,
     )
-    batches = [make_full_rows(case.length, case.rows, torch.device("cpu"))] * case.accumulation_steps
+    batches = [make_full_batch(PretrainConfig(), VOCAB_SIZE, case.length, case.rows)] * case.accumulation_steps
     num_targets = sum(each.num_masked for each in batches) * case.ranks
     read_memory(device, reset=True)
     for step in range(NUM_STEPS):

@@ -33,8 +33,8 @@ from domext_ray.model.base import Base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.graft import build_model, choose_attention, detach, store_base
 from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.training.cost import Roofline, count_flops, time_matmuls
 from domext_ray.training.engine import MaskedLoss, compile_layers
-from domext_ray.training.flops import StepWork, count_work, time_products
 from domext_ray.training.objective import MaskedBatch
 
 VOCAB_SIZE = 30_522
@@ -297,9 +297,10 @@ def measure_step(options: argparse.Namespace) -> list[StepTimes]:
                 for _ in range(options.warmup):
                     pair.time_model()
                     pair.time_rival()
-            work, seconds = _measure_products(pair.model, batch, options)
+            roofline = _measure_products(pair.model, batch, options)
             times = [(pair.time_model(), pair.time_rival()) for _ in range(options.repeats)]
-            seconds = min(seconds, _measure_products(pair.model, batch, options)[1])
+            again = _measure_products(pair.model, batch, options)
+            seconds = min(each.matmul_seconds for each in (roofline, again)) * batch.input_ids.numel()
             model, rival = zip(*times, strict=True)
             results.append(
                 StepTimes(
@@ -310,7 +311,7 @@ def measure_step(options: argparse.Namespace) -> list[StepTimes]:
                     tuple(each.cpu for each in model),
                     tuple(each.cpu for each in rival),
                     pair.loss_difference,
-                    work.per_token,
+                    roofline.flops_per_token,
                     seconds,
                 )
             )
@@ -345,14 +346,13 @@ def _join_processes(times: Sequence[StepTimes]) -> StepTimes:
     )
 
 
-def _measure_products(model: DomextForMaskedLM, batch: Batch, options: argparse.Namespace) -> tuple[StepWork, float]:
-    """Return what a step computes, and the seconds of its products alone."""
+def _measure_products(model: DomextForMaskedLM, batch: Batch, options: argparse.Namespace) -> Roofline:
+    """Return what a step computes, its products timed."""
     device, bf16 = torch.device(options.device), options.precision == "bf16"
     rows = MaskedBatch(
         batch.input_ids, None, None, batch.masked_positions, batch.labels, torch.ones(len(batch.labels), device=device)
     )
-    work = count_work(MaskedLoss(model, device, bf16=bf16), rows, batch.input_ids.numel())
-    return work, time_products(work, device, bf16=bf16)
+    return time_matmuls(count_flops(MaskedLoss(model, device, bf16=bf16), rows), device, bf16=bf16)
 
 
 def format_table(results: Sequence[StepTimes]) -> str:

@@ -377,12 +377,13 @@ def test_a_budget_is_met_within_a_hundredth(name: str, shape: str, budget: float
 
 
 def test_a_budget_is_settled_by_the_part_of_the_smallest_steps() -> None:
-    def count_share(method: MethodConfig) -> float:
-        return (1000 * method.lora_rank + 7 * method.ffn_units) / 100_000  # a unit is 7 parameters, a rank 1,000
+    def count(method: MethodConfig) -> ParameterCounts:
+        trained = 1000 * method.lora_rank + 7 * method.ffn_units  # a unit is 7 parameters, a rank 1,000
+        return ParameterCounts(total=100_000, trainable=trained, encoder=100_000)
 
     method = MethodConfig(heads=0, ffn_units=100, lora_rank=4, trainable_budget=0.0873)
-    solved = solve_budget(method, count_share, num_heads=4, hidden_size=64)
-    assert abs(count_share(solved) - 0.0873) < 7 / 100_000
+    solved = solve_budget(method, count, num_heads=4, hidden_size=64)
+    assert abs(count(solved).trainable_frac - 0.0873) < 7 / 100_000
 
 
 @pytest.mark.parametrize("budget", [0.17, 0.4])

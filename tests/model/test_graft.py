@@ -1,4 +1,4 @@
-"""Bases from every kind of checkpoint, what trains, closed-form counts, and the base back bit for bit."""
+"""Bases from every kind of checkpoint, what trains, counts, and the base back bit for bit."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ COUNTED = [
 
 @pytest.mark.parametrize("has_pooler", [False, True])
 @pytest.mark.parametrize(("sizes", "method", "has_head"), COUNTED)
-def test_closed_form_counts_equal_the_tensors(
+def test_counts_are_those_of_the_tensors(
     sizes: dict[str, int] | None, method: MethodConfig, has_head: bool, has_pooler: bool
 ) -> None:
     domains = {"law": sizes, "art": {"heads": 1, "ffn_units": 2}} if sizes else {}
@@ -356,10 +356,7 @@ def test_counts_of_the_paper() -> None:
         vocab_size=21128, has_pooler=True, domains={"medicine": {"heads": method.heads, "ffn_units": method.ffn_units}}
     )
     counts = count_parameters(config, method, HEADS)
-    with torch.device("meta"):
-        model = DomextForMaskedLM(config)
     assert counts.trainable == 21_266_688
-    assert counts.trainable == sum(each.numel() for name, each in model.named_parameters() if ".domains." in name)
     assert round(100 * counts.trainable_frac, 1) == 17.2
     assert round(100 * counts.trainable / (counts.encoder - counts.trainable), 1) == 20.8
 

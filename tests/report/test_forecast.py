@@ -25,11 +25,11 @@ from domext_ray.data.sample import check_corpus, read_sample
 from domext_ray.model.base import load_base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.report.forecast import describe_forecast, make_forecast
+from domext_ray.training.cost import StepCost, make_dry_run_model, measure_step_cost
 from domext_ray.training.phases import count_limited_steps, count_phase_steps
-from domext_ray.training.rate import Rate, make_trial, measure_rate
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900, num_hidden_layers=2, hidden_size=32)
+COUNTS = ParameterCounts(total=1000, trainable=100, encoder=900)
 
 
 def test_steps_come_from_the_first_limit() -> None:
@@ -77,7 +77,7 @@ def test_a_forecast_says_steps_hours_and_disk(tiny_base_folder: Path, tmp_path: 
     config = PretrainConfig(base=str(tiny_base_folder), corpus=corpus, train=train, run=RunConfig(keep_checkpoints=2))
     base, samples = load_base(config.base), [check_corpus(corpus, config.prepare, to_end=True)]
 
-    def never() -> Rate:
+    def never() -> StepCost:
         raise AssertionError("the rate is given")
 
     forecast = make_forecast(config, base, samples, COUNTS, never)
@@ -106,7 +106,7 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     )
     base = load_base(config.base)
     samples = [check_corpus(each, config.prepare, to_end=True) for each in texts.values()]
-    forecast = make_forecast(config, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
+    forecast = make_forecast(config, base, samples, COUNTS, lambda: StepCost(0.0, 0.0))
     estimate = forecast.estimates[0]
     assert estimate is not None
     assert [(each.title, each.num_rows) for each in forecast.texts] == [
@@ -119,13 +119,13 @@ def test_a_forecast_says_what_is_read_of_each_text(tiny_base_folder: Path, tmp_p
     printed = describe_forecast(forecast, config)
     assert f"  web                   200 rows, {forecast.texts[2].num_tokens:,} tokens, " in printed
     half = replace(config, train=replace(config.train, max_seconds=forecast.seconds / 2))
-    shorter = make_forecast(half, base, samples, COUNTS, lambda: Rate(0.0, 0.0))
+    shorter = make_forecast(half, base, samples, COUNTS, lambda: StepCost(0.0, 0.0))
     assert [each.num_rows for each in shorter.texts] == [300, 100, 0]
 
 
 def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), train=TrainConfig(seq_length=32, global_batch_size=8))
-    rate = measure_rate(make_trial(config, load_base(config.base), 0, num_new_words=3))
+    rate = measure_step_cost(make_dry_run_model(config, load_base(config.base), 0, num_new_words=3))
     assert rate.tokens_per_second > 0 and rate.flops_per_token > 0
 
 
@@ -136,7 +136,7 @@ def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
     )
     samples = [check_corpus(config.corpus, config.prepare, to_end=True)]
-    forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: Rate(2e6, 7.0))
+    forecast = make_forecast(config, load_base(config.base), samples, COUNTS, lambda: StepCost(2e6, 7.0))
     assert forecast.rate.tokens_per_second == pytest.approx(2 * 0.5e12 / 2e6)
     assert forecast.seconds == pytest.approx(forecast.texts[0].num_tokens / 500_000)
     printed = describe_forecast(forecast, config)

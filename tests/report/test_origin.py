@@ -77,6 +77,6 @@ def test_what_trains_is_counted_by_kind(
 ) -> None:
     base = load_base(str(tiny_base_folder))
     shape = describe_shape(base, ShapeConfig(), method, vocab_size=base.config.vocab_size, num_new_words=num_words)
-    number = count_parameters(shape, method, base.heads).trainable
-    found = count_trained(shape, method, number)
-    assert found.keys() == kinds and sum(found.values()) == number
+    counts = count_parameters(shape, method, base.heads)
+    found = count_trained(counts, method)
+    assert found.keys() == kinds and sum(found.values()) == counts.trainable

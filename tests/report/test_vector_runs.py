@@ -23,8 +23,8 @@ from domext_ray.report.figures import describe_result, describe_sizes, format_su
 from domext_ray.report.forecast import Forecast, describe_forecast, describe_plan
 from domext_ray.report.report import write_report
 from domext_ray.report.summary import read_summary
+from domext_ray.training.cost import estimate_memory, make_dry_run_model
 from domext_ray.training.metrics import RunProgress
-from domext_ray.training.rate import estimate_memory, make_trial
 
 TITLES = {"contrast": ("contrast loss", "rows matched"), "denoise": ("denoising loss", "tokens written")}
 each_kind = pytest.mark.parametrize("kind", TITLES)
@@ -120,7 +120,7 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
     assert counts.decoder == 32 * 32 + 2 * 32 + 2 * (4 * 32 + 13 * 32**2 + 10 * 32)
     masked = plan_run(replace(config, objective=ObjectiveConfig())).counts
     assert replace(counts, decoder=0) == masked, "the model's own counts, hence sizes for a budget, stay"
-    memory = estimate_memory(make_trial(config, load_base(config.base), 0, 0))
+    memory = estimate_memory(make_dry_run_model(config, load_base(config.base), 0, 0))
     assert memory["trainable_weights"] == 4 * (masked.trainable + counts.decoder)
     forecast = Forecast(())
     said = describe_plan(config, plan_run(config).paths, counts, memory, forecast)

@@ -24,9 +24,17 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import store_base
+from domext_ray.training.cost import (
+    Sharding,
+    StepMemory,
+    estimate_memory,
+    list_moments,
+    make_dry_run_model,
+    make_fake,
+    measure_step_memory,
+    plan_memory,
+)
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, MaskedLoss
-from domext_ray.training.memory import Sharding, StepMemory, list_moments, make_fake, measure_step, plan_memory
-from domext_ray.training.rate import estimate_memory, make_trial
 
 ALONE = Sharding(stage=0, world_size=1, accumulates=False)
 
@@ -45,10 +53,10 @@ def make_batch() -> Any:
 def test_a_step_without_values_holds_what_a_real_one_holds(method: str, keeps: bool, bf16: bool) -> None:
     objective = build_objective(method, bf16=bf16)
     batch = make_batch()
-    real = measure_step(copy.deepcopy(objective), batch, keeps_gradients=keeps)
+    real = measure_step_memory(copy.deepcopy(objective), batch, keeps_gradients=keeps)
     fake, mode = make_fake(objective)
     with mode:
-        planned = measure_step(fake, batch, keeps_gradients=keeps)
+        planned = measure_step_memory(fake, batch, keeps_gradients=keeps)
     assert asdict(planned) == pytest.approx(asdict(real), rel=1e-3)  # kernels make a few bytes of their own
     assert real.before > real.after // 2 > 0
     assert (real.gradients > 0) <= keeps
@@ -81,7 +89,9 @@ def test_recomputed_activations_are_those_of_one_layer() -> None:
         engine=EngineConfig(precision="fp32"),
     )
     recomputed = replace(config, engine=replace(config.engine, activation_checkpointing=True))
-    plain, one = (estimate_memory(make_trial(each, None, 100, 0))["activations"] for each in (config, recomputed))
+    plain, one = (
+        estimate_memory(make_dry_run_model(each, None, 100, 0))["activations"] for each in (config, recomputed)
+    )
     assert one < 0.4 * plain
 
 
@@ -117,7 +127,7 @@ def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder
     base = load_base(config.base)
 
     def plan(config: PretrainConfig) -> dict[str, int]:
-        return estimate_memory(make_trial(config, base, 0, 0))
+        return estimate_memory(make_dry_run_model(config, base, 0, 0))
 
     short = plan(replace(config, train=replace(config.train, long_seq_length=0)))
     assert plan(config)["activations"] > 1.5 * short["activations"]
@@ -131,7 +141,7 @@ def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder
 def test_a_copy_of_the_base_is_counted(tiny_base_folder: Path) -> None:
     config = PretrainConfig(base=str(tiny_base_folder), method=MethodConfig(trains="all", heads=0, ffn_units=0))
     config = replace(config, replay=replace(config.replay, corpus="general.txt"), train=TrainConfig(seq_length=16))
-    trial = make_trial(config, load_base(config.base), 0, 0)
+    trial = make_dry_run_model(config, load_base(config.base), 0, 0)
     parts = estimate_memory(trial)
     assert parts["copy_of_the_base"] == parts["trainable_weights"] // 2, "in bf16, as it computes"
     assert isinstance(trial.objective, nn.Module)

@@ -14,17 +14,8 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model, choose_attention, store_base
+from domext_ray.training.cost import Roofline, count_flops, find_peak, make_full_batch, time_matmuls
 from domext_ray.training.engine import MaskedLoss, move_batch
-from domext_ray.training.flops import (
-    Ceiling,
-    StepWork,
-    count_work,
-    find_ceiling,
-    find_peak,
-    time_ceiling,
-    time_products,
-)
-from domext_ray.training.rate import make_full_batch
 
 CPU = torch.device("cpu")
 ROWS, LENGTH, VOCAB = 4, 32, 500
@@ -34,14 +25,14 @@ SHAPE = ShapeConfig(num_hidden_layers=L, hidden_size=D, num_attention_heads=4, i
 PLAIN = MethodConfig(name="none", heads=0, ffn_units=0)
 
 
-def count(method: MethodConfig) -> StepWork:
+def count(method: MethodConfig) -> Roofline:
     """Count a step of a model without a base, of which the extensions train, or all."""
     model = build_model(None, SHAPE, method, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
     choose_attention(model, CPU, bf16=False)
     for name, param in model.named_parameters():
         param.requires_grad_(method.trains == "all" or ".domains." in name)
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
-    return count_work(MaskedLoss(model, CPU, bf16=False), make_full_batch(config, VOCAB, ROWS, LENGTH), TOKENS)
+    return count_flops(MaskedLoss(model, CPU, bf16=False), make_full_batch(config, VOCAB, LENGTH, ROWS))
 
 
 def test_all_weights_cost_their_closed_form() -> None:
@@ -52,7 +43,7 @@ def test_all_weights_cost_their_closed_form() -> None:
     head = MASKED * (D * D + D * VOCAB)
     assert work.forward == 2 * (layers + head)
     assert work.backward == 2 * work.forward
-    assert work.per_token == 3 * work.forward / TOKENS
+    assert work.flops_per_token == 3 * work.forward / TOKENS
 
 
 def test_what_is_frozen_has_no_gradient_of_its_weights() -> None:
@@ -77,27 +68,27 @@ def test_every_layout_is_counted(kind: Literal["masked", "left_to_right"], tmp_p
             base, SHAPE, MethodConfig(), causal=kind != "masked", vocab_size=0, new_words=[], dropout=0.0, seed=0
         )
         choose_attention(model, CPU, bf16=False)
-        batch = make_full_batch(config, base.config.vocab_size, ROWS, LENGTH)
-        assert count_work(MaskedLoss(model, CPU, bf16=False), batch, TOKENS).backward > 0, name
+        batch = make_full_batch(config, base.config.vocab_size, LENGTH, ROWS)
+        assert count_flops(MaskedLoss(model, CPU, bf16=False), batch).backward > 0, name
 
 
 def test_products_are_timed_where_they_run() -> None:
     work = count(replace(PLAIN, trains="all"))
-    assert sum(work.products.values()) > 3 * L * 6
+    assert sum(work.matmuls.values()) > 3 * L * 6
     for bf16 in (False, True):
-        assert 0 < time_products(work, CPU, bf16=bf16) < 60
+        assert 0 < time_matmuls(work, CPU, bf16=bf16).matmul_seconds * TOKENS < 60
 
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_base_that_is_stored_in_bf16_counts_as_one_in_fp32(bf16: bool, tiny_base_folder: Path) -> None:
     base = load_base(str(tiny_base_folder))
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
-    batch, found = make_full_batch(config, base.config.vocab_size, ROWS, LENGTH), list[StepWork]()
+    batch, found = make_full_batch(config, base.config.vocab_size, LENGTH, ROWS), list[Roofline]()
     for narrow in (False, True):
         model = build_model(base, SHAPE, MethodConfig(), vocab_size=0, new_words=[], dropout=0.0, seed=0)
         if narrow:
             store_base(model, torch.bfloat16)
-        found.append(count_work(MaskedLoss(model, CPU, bf16=bf16), batch, TOKENS))
+        found.append(count_flops(MaskedLoss(model, CPU, bf16=bf16), batch))
     assert found[0] == found[1]
 
 
@@ -105,25 +96,21 @@ def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
     model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
     model.config.output_hidden_states = True
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
-    batch = replace(make_full_batch(config, VOCAB, ROWS, LENGTH), places=torch.arange(TOKENS))
+    batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), places=torch.arange(TOKENS))
     assert MaskedLoss(model, CPU, bf16=False)(**move_batch(batch, CPU))[0].isfinite()
 
 
-def test_a_step_is_held_against_its_ceiling() -> None:
-    work = StepWork(forward=8_000_000, backward=12_000_000, num_tokens=10, products={})
-    figures = Ceiling(work, 1e12, 1e-5).describe(num_tokens=1000, seconds=0.02, world_size=2)
+def test_a_step_is_held_against_its_roofline() -> None:
+    roofline = Roofline(8_000_000, 12_000_000, num_tokens=10, matmuls={}, peak=1e12, matmul_seconds=1e-5)
+    figures = roofline.describe(num_tokens=1000, seconds=0.02, world_size=2)
     assert figures["throughput/gigaflops_per_second"] == pytest.approx(100.0)
-    assert figures["throughput/product_share"] == pytest.approx(1e-5 * 500 / 0.02)
+    assert figures["throughput/matmul_share"] == pytest.approx(1e-5 * 500 / 0.02)
     assert figures["throughput/mfu"] == pytest.approx(0.05)
-    model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
-    config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
-    batch = make_full_batch(config, VOCAB, ROWS, LENGTH)
-    ceiling = find_ceiling(MaskedLoss(model, CPU, bf16=False), batch, TOKENS)
-    assert ceiling.work.per_token > 0 and ceiling.peak == 0.0
-    assert [*ceiling.describe(1, 1.0, 1)] == ["throughput/gigaflops_per_second"]
-    assert [*time_ceiling(ceiling, bf16=False).describe(1, 1.0, 1)] == [
+    counted = count(replace(PLAIN, trains="all"))
+    assert [*counted.describe(1, 1.0, 1)] == ["throughput/gigaflops_per_second"], "a CPU has no published peak"
+    assert [*time_matmuls(counted, CPU, bf16=False).describe(1, 1.0, 1)] == [
         "throughput/gigaflops_per_second",
-        "throughput/product_share",
+        "throughput/matmul_share",
     ]
 
 

@@ -1,0 +1,501 @@
+"""What a training step costs: its operations, its time on this machine, and its memory, before the run and beside it.
+
+Operations are those of the matrix products, two per multiply-add: not what is computed per element, a second forward
+pass for checkpointed activations, a teacher or the optimiser. They are counted on the device `meta`, so every method
+and layout counts as it trains, and attention as its two products, whatever kernel computes it. Time is measured: a
+dry run makes some steps, and a worker times its products alone, which is what its steps are held against. Of the
+memory, what autograd keeps is measured on tensors without values; what DeepSpeed holds beside follows from its code.
+
+Not in the memory: Python and its libraries; what a kernel needs while it runs (packed weights of oneDNN, cuBLAS
+workspaces); what the allocator keeps between blocks; a checkpoint, for which rank 0 copies the training state.
+"""
+
+from __future__ import annotations
+
+import copy
+import resource
+import statistics
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from domext_ray.config.pretrain import (
+    PretrainConfig,
+    count_passes,
+    resolve_long_micro_batch_size,
+    resolve_micro_batch_size,
+)
+from domext_ray.corpus.batching import round_up
+from domext_ray.corpus.views import make_full_views
+from domext_ray.extensions.table import is_extension
+from domext_ray.model.base import Base
+from domext_ray.model.graft import Extensions, build_model, choose_attention, store_base
+from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
+from domext_ray.training.engine import (
+    MAX_BUCKET_ELEMENTS,
+    MaskedLoss,
+    Objective,
+    checkpoint_activations,
+    move_batch,
+)
+from domext_ray.training.keeping import needs_teacher
+from domext_ray.training.objective import MaskedBatch, ViewBatch, to_batch
+from domext_ray.training.single_process import SingleProcessTrainer
+from domext_ray.training.vectors import attach_decoder, make_vector_loss
+
+META = torch.device("meta")
+COUNTED_TOKENS = 1024
+"""Tokens, about, of the rows whose operations are counted."""
+TIMED_SECONDS, NUM_TIMED = 2.0, 10
+"""Steps of a dry run are timed until one of these is reached; one more warms up."""
+MATMUL_SECONDS, NUM_MATMULS = 0.2, 3
+"""The same of a matrix product, of which the fastest time counts: the machine can do that."""
+GATHERED_ELEMENTS = 50_000_000
+"""Of parameters that ZeRO-3 gathers ahead of their use (DeepSpeed's `stage3_prefetch_bucket_size`)."""
+PEAKS = {
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "GH200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+}
+"""Dense bf16 operations per second that the makers' data sheets publish, by words of the card's name; first fit."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What a batch computes, and what a rank's steps are held against.
+
+    Args:
+        forward: operations of the loss.
+        backward: of its gradient.
+        num_tokens: tokens of the batch.
+        matmuls: how often each product is computed, by torch's operation and its tensors' sizes and strides.
+        peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or another precision.
+        matmul_seconds: per token, what this rank takes for the products alone; 0.0: not timed.
+    """
+
+    forward: int
+    backward: int
+    num_tokens: int
+    matmuls: Mapping[Any, int]
+    peak: float = 0.0
+    matmul_seconds: float = 0.0
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations per token, forward and backward."""
+        return (self.forward + self.backward) / self.num_tokens
+
+    def describe(self, num_tokens: int, seconds: float, world_size: int) -> dict[str, float]:
+        """Return a step's figures for metrics.jsonl: the rate of all ranks, and its shares of what could be.
+
+        Args:
+            num_tokens: tokens of the global batch, padding left out.
+            seconds: of the step.
+            world_size: ranks, which share the batch evenly.
+        """
+        rate = self.flops_per_token * num_tokens / seconds
+        alone = self.matmul_seconds * num_tokens / world_size
+        shares = {"throughput/matmul_share": alone / seconds} if alone else {}
+        shares |= {"throughput/mfu": rate / world_size / self.peak} if self.peak else {}
+        return {"throughput/gigaflops_per_second": rate / 1e9, **shares}
+
+
+class _Matmuls(TorchDispatchMode):
+    """Lists the matrix products that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in flop_registry:
+            self.found[func, tuple((tuple(each.shape), each.stride()) for each in args)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_flops(objective: Objective, batch: Any) -> Roofline:
+    """Count what a batch of full rows computes; nothing is computed.
+
+    Args:
+        objective: model and loss; its parameters are whole (not sharded by ZeRO-3).
+        batch: a `MaskedBatch`.
+    """
+    tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
+    # All of one precision, for no autocast is at work there: a frozen base may be stored in another one.
+    shapes = {
+        name: torch.empty_like(each, device=META, dtype=torch.float32 if each.is_floating_point() else each.dtype)
+        for name, each in tensors.items()
+    }
+    for name, each in objective.named_parameters():
+        shapes[name].requires_grad_(each.requires_grad)
+    with _Matmuls() as matmuls, FlopCounterMode(display=False) as counter:
+        loss: Tensor = functional_call(objective, shapes, kwargs=move_batch(batch, META))[0]
+        forward = counter.get_total_flops()
+        loss.backward()
+    backward, is_on_gpu = counter.get_total_flops() - forward, objective.device_type == "cuda"
+    peak = find_peak(torch.cuda.get_device_name()) if is_on_gpu and objective.bf16 else 0.0
+    return Roofline(forward, backward, batch.input_ids.numel(), matmuls.found, peak)
+
+
+def find_peak(name: str) -> float:
+    """Return the bf16 operations per second that are published for a card; 0.0 for one that `PEAKS` has not.
+
+    Args:
+        name: as torch has it, such as "NVIDIA H100 80GB HBM3".
+    """
+    words = name.replace("-", " ").split()
+    return next((peak for part, peak in PEAKS.items() if set(part.split()) <= set(words)), 0.0)
+
+
+@torch.no_grad()
+def time_matmuls(roofline: Roofline, device: torch.device, *, bf16: bool) -> Roofline:
+    """Time a batch's products, each alone, on a device that should do nothing else meanwhile.
+
+    Args:
+        roofline: has the products.
+        device: where; small products of a GPU are mostly their launch.
+        bf16: in bf16, which is what autocast makes of all of them.
+    """
+    total, dtype = 0.0, torch.bfloat16 if bf16 else torch.float32
+    for (call, inputs), number in roofline.matmuls.items():
+        tensors = [torch.empty_strided(*each, dtype=dtype, device=device).fill_(0.01) for each in inputs]
+        seconds = list[float]()
+        while len(seconds) <= NUM_MATMULS and sum(seconds) < MATMUL_SECONDS:  # the first one warms up
+            _wait(device)
+            start = time.perf_counter()
+            call(*tensors)
+            _wait(device)
+            seconds.append(time.perf_counter() - start)
+        total += number * min(seconds[1:] or seconds)
+    return replace(roofline, matmul_seconds=total / roofline.num_tokens)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_peak_memory(device: torch.device) -> float:
+    """Return the most memory that this process has had: a card's allocations, or else what was resident; MB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+# --- a run's model before there is a run ---
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a worker that has the machine to itself computes per token of a full row, and how fast."""
+
+    flops_per_token: float  # forward and backward; 0.0: not counted, for the objective makes vectors
+    tokens_per_second: float  # 0.0: not timed
+
+
+@dataclass(frozen=True)
+class DryRunModel:
+    """A run's model and loss, and micro batches that have what the run's own have, but for their text."""
+
+    config: PretrainConfig
+    objective: Objective
+    batches: Sequence[MaskedBatch | ViewBatch]  # one per length phase, on the CPU
+    device: torch.device  # of the model
+    num_words: int  # of the base
+
+
+def make_dry_run_model(
+    config: PretrainConfig, base: Base | None, vocab_size: int, num_new_words: int, earlier: Extensions | None = None
+) -> DryRunModel:
+    """Make a run's model and micro batches of random tokens; no Ray, no text.
+
+    Args:
+        config: the run, its sizes solved. On a machine without a GPU, what a GPU would train is made on the CPU.
+        base: its base; None for random weights.
+        vocab_size: rows of the word embedding table when there is no base.
+        num_new_words: words beside the base's.
+        earlier: extensions that the model has beside the method's own.
+    """
+    is_for_gpu = config.scale.use_gpu is True
+    device = torch.device("cuda" if is_for_gpu and torch.cuda.is_available() else "cpu")
+    num_words = vocab_size if base is None else base.config.vocab_size
+    model = build_model(
+        base,
+        config.shape,
+        config.method,
+        vocab_size=num_words,
+        new_words=[[0]] * num_new_words,
+        next_sentence=config.objective.next_sentence,
+        causal=config.objective.is_left_to_right,
+        reads_words=config.objective.reads_words,
+        pad_token_id=0,
+        earlier=earlier,
+        dropout=config.train.dropout,
+        seed=config.seed,
+    )
+    attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
+    if config.engine.has_narrow_base:
+        store_base(model, torch.bfloat16)
+    choose_attention(model, torch.device("cuda" if is_for_gpu else "cpu"), bf16=config.engine.uses_bf16)
+    if is_for_gpu and device.type == "cpu":
+        # A GPU's fused attention keeps no weights with dropout either; a CPU's has no dropout, so it is left out.
+        cast(Any, model.config).attention_probs_dropout_prob = 0.0
+    network = cast(nn.Module, model).to(device).train()
+    loss = make_vector_loss(config.objective) if config.objective.makes_vectors else MaskedLoss
+    objective = loss(network, device, bf16=config.engine.uses_bf16)
+    sizes = zip(config.train.lengths, _list_rows(config), strict=True)
+    batches = [make_full_batch(config, num_words, *each) for each in sizes]
+    return DryRunModel(config, objective, batches, device, num_words)
+
+
+def _list_rows(config: PretrainConfig) -> list[int]:
+    """Return the rows of a micro batch, of each length phase."""
+    first = [resolve_micro_batch_size(config)]
+    return [*first, resolve_long_micro_batch_size(config)] if config.train.long_seq_length else first
+
+
+def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_rows: int = 0) -> MaskedBatch | ViewBatch:
+    """Return full rows of random tokens, of which the first ones are predicted; or two views of each.
+
+    Args:
+        config: the run.
+        vocab_size: ids are below it.
+        length: tokens of a row.
+        num_rows: rows; 0: those of about `COUNTED_TOKENS`.
+    """
+    draw = torch.Generator().manual_seed(0)
+    input_ids = torch.randint(vocab_size, (num_rows or max(1, COUNTED_TOKENS // length), length), generator=draw)
+    if config.objective.makes_vectors:
+        return cast(ViewBatch, to_batch(make_full_views(input_ids.numpy(), config.objective)))
+    share = 1.0 if config.objective.is_left_to_right else config.objective.mask_prob
+    num_positions = round_up(max(1, round(share * input_ids.numel())))
+    positions = torch.arange(min(num_positions, input_ids.numel()))
+    labels = input_ids.flatten()[positions]
+    return MaskedBatch(input_ids, None, None, positions, labels, torch.ones(len(positions)))
+
+
+def measure_step_cost(model: DryRunModel) -> StepCost:
+    """Count the operations of full rows, and time some steps of one micro batch on this machine.
+
+    Nothing is timed where a GPU is wanted and none is here, or where `train.teraflops` says how fast a machine is.
+    """
+    config, length, flops_per_token = model.config, model.config.train.seq_length, 0.0
+    if not config.objective.makes_vectors:  # whose two views of a row differ in length
+        batch = make_full_batch(config, model.num_words, length)
+        flops_per_token = count_flops(model.objective, batch).flops_per_token
+    if config.train.teraflops or (config.scale.use_gpu is True and model.device.type != "cuda"):
+        return StepCost(flops_per_token, 0.0)
+    trainer = SingleProcessTrainer(
+        model.objective, optim=config.optim, warmup_steps=NUM_TIMED + 1, seed=config.seed, device=model.device
+    )
+    seconds: list[float] = []
+    with as_worker(TRAINING, uses_fp32=not config.engine.uses_bf16):
+        while len(seconds) <= NUM_TIMED and sum(seconds[1:]) < TIMED_SECONDS:
+            start = time.perf_counter()
+            trainer.train_step(model.batches[:1], model.batches[0].num_masked, len(seconds))
+            _wait(model.device)
+            seconds.append(time.perf_counter() - start)
+    return StepCost(flops_per_token, resolve_micro_batch_size(config) * length / statistics.median(seconds[1:]))
+
+
+# --- memory ---
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that forward and backward of a micro batch hold at their peaks, beside the parameters."""
+
+    before: int  # until the first gradient is whole
+    after: int  # from then on, whole gradients not counted
+    gradients: int  # whole gradients at that second peak, if they stay
+    reducing: int  # when a bucket of gradients is full, if they do not stay
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a run spreads its state over ranks: `stage` is of ZeRO."""
+
+    stage: int
+    world_size: int
+    accumulates: bool  # a step has several micro batches
+    offload: bool = False  # masters and moments are in the CPU's memory, the model is on a GPU
+    on_gpu: bool = False  # ranks speak through NCCL instead of gloo
+
+
+def estimate_memory(model: DryRunModel) -> dict[str, int]:
+    """Return the bytes of one rank by part, at the moment of a step that needs most.
+
+    A run that keeps to its base without having it in its own model has a copy of it, whose passes are not counted.
+    """
+    config, engine, is_on_gpu = model.config, model.config.engine, model.config.scale.use_gpu is True
+    plans = []
+    for batch, rows in zip(model.batches, _list_rows(config), strict=True):
+        accumulates, offload = count_passes(config, rows) > 1, engine.offload and is_on_gpu
+        sharding = Sharding(engine.zero_stage, config.scale.num_workers, accumulates, offload, is_on_gpu)
+        plans.append(plan_memory(model.objective, batch, sharding, recomputes=engine.activation_checkpointing))
+    parts = max(plans, key=lambda each: sum(each.values()))
+    if needs_teacher(config) and not config.method.keeps_base:
+        size = sum(each.numel() for name, each in model.objective.model.named_parameters() if not is_extension(name))
+        parts["copy_of_the_base"] = size * (2 if engine.has_narrow_base else 4)
+    return parts
+
+
+def plan_memory(objective: Objective, batch: Any, sharding: Sharding, *, recomputes: bool = False) -> dict[str, int]:
+    """Return the bytes of one rank by part at the moment of a step that needs most.
+
+    Args:
+        objective: model and loss, in training mode, stored as in training; it stays as it is.
+        batch: a micro batch.
+        sharding: ZeRO stage and ranks.
+        recomputes: activations are computed again in the backward pass.
+    """
+    fake, mode = make_fake(objective)
+    if recomputes:
+        checkpoint_activations(fake.model)
+    with mode:
+        step = measure_step_memory(fake, batch, keeps_gradients=sharding.stage < 2)
+    sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in fake.parameters()]
+    trained, frozen = (sum(size for size, trains in sizes if trains == which) for which in (True, False))
+    share = trained // (sharding.world_size if sharding.stage else 1)
+    kept = {"frozen_weights": frozen, "trainable_weights": trained}
+    if sharding.stage == 3:
+        # Gathered parameters are let go where a billion others are used before they are again
+        # (`stage3_max_reuse_distance`): a BERT stays whole, beside the shards that it is made of.
+        kept["shards_of_weights"] = (trained + frozen) // sharding.world_size
+    if not sharding.offload:
+        kept["optimizer_masters"] = share if sharding.stage else 0  # a copy of its share, which the optimizer steps
+        kept["optimizer_moments"] = 2 * share
+    moments = list_moments(trained, frozen, step, sharding)
+    return {name: each for name, each in kept.items() if each} | max(moments, key=lambda each: sum(each.values()))
+
+
+def make_fake(objective: Objective) -> tuple[Objective, FakeTensorMode]:
+    """Copy an objective without its values: its tensors have shapes, dtypes and a device, and take no memory."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)  # a batch's tensors are real
+    with FakeCopyMode(mode):
+        return copy.deepcopy(objective), mode
+
+
+def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding) -> list[dict[str, int]]:
+    """Return what a rank holds beside its state in the moments of a step that may need most; sizes are bytes."""
+    bucket = min(trained, 4 * MAX_BUCKET_ELEMENTS)
+    share = trained // sharding.world_size
+    earlier = (trained if sharding.stage < 2 else share) if sharding.accumulates else 0
+    # Parameters are gathered into one tensor and copied from it; gloo gathers into a tensor of its own before that
+    # (ProcessGroupGloo.cpp, `allgather`).
+    gathered = min(trained + frozen, 4 * GATHERED_ELEMENTS)
+    moments = {  # gradients, buffers, activations
+        0: (
+            (earlier, 0, step.before),
+            (earlier or step.gradients, 0, step.after),
+            # All gradients are copied into one tensor, which is reduced (engine.py, `allreduce_bucket`).
+            (trained, trained if sharding.world_size > 1 else 0, 0),
+        ),
+        1: (
+            (earlier, 0, step.before),
+            (earlier or step.gradients, bucket, step.after),
+            # A bucket is reduced as a flat copy of itself; then a rank's share is copied for the optimizer.
+            (trained, 2 * bucket, 0),
+            (trained + share, 0, 0),
+        ),
+        2: (
+            (earlier, 0, step.before),
+            (earlier, bucket, step.after),
+            (earlier + share, 2 * bucket, step.reducing),
+            (2 * share, 0, 0),
+        ),
+        3: (  # buffers of gradients are there from the start
+            (share, bucket + gathered * (1 if sharding.on_gpu else 2), 0),
+            (share, bucket + gathered, step.before),  # ahead of the backward pass
+            (share, bucket, step.after),
+            (share, 2 * bucket, step.reducing),
+        ),
+    }
+    names = ("gradients", "buffers", "activations")
+    return [dict(zip(names, each, strict=True)) for each in moments[sharding.stage]]
+
+
+def measure_step_memory(objective: Objective, batch: Any, *, keeps_gradients: bool) -> StepMemory:
+    """Run forward and backward of a micro batch, and watch what is held.
+
+    Args:
+        objective: model and loss.
+        batch: a micro batch.
+        keeps_gradients: they stay until the update; else each makes way once it is whole, as DeepSpeed copies it away.
+    """
+    watch = _LiveBytes(objective, keeps_gradients=keeps_gradients)
+    trained = [each for each in objective.parameters() if each.requires_grad]
+    handles = [each.register_post_accumulate_grad_hook(watch.take_gradient) for each in trained]
+    with watch:
+        inputs = move_batch(batch, next(objective.parameters()).device)
+        objective(**inputs)[0].backward()
+    for each in handles:
+        each.remove()
+    objective.zero_grad()
+    return StepMemory(watch.before, watch.peak, watch.gradients_at_peak, watch.reducing)
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that are alive beside a module's own, and the most there ever were."""
+
+    def __init__(self, module: nn.Module, *, keeps_gradients: bool) -> None:
+        super().__init__()
+        self.live = self.peak = self.before = self.gradients = self.gradients_at_peak = 0
+        self.reducing = self._filled = 0
+        self._keeps_gradients = keeps_gradients
+        known = (each.untyped_storage() for each in (*module.parameters(), *module.buffers()))
+        self._storages = weakref.WeakSet[Any](known)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor) and each.untyped_storage() not in self._storages:
+                self._add(each.untyped_storage())
+        return output
+
+    def take_gradient(self, param: Tensor) -> None:
+        """A parameter's gradient is whole: it stays, counted by itself, or makes way."""
+        if not self.before:
+            self.before, self.peak = self.peak, 0
+        assert param.grad is not None
+        size = param.grad.untyped_storage().nbytes()
+        if self._keeps_gradients:
+            self.gradients, self.live = self.gradients + size, self.live - size
+            return
+        if self._filled + size > 4 * MAX_BUCKET_ELEMENTS:
+            self.reducing, self._filled = max(self.reducing, self.live), 0
+        self._filled += size
+        param.grad = None
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
+        self._storages.add(storage)
+        weakref.finalize(storage, self._free, size)
+        self.live += size
+        if self.live + self.gradients > self.peak + self.gradients_at_peak:
+            self.peak, self.gradients_at_peak = self.live, self.gradients
+
+    def _free(self, size: int) -> None:
+        self.live -= size
