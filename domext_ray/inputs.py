@@ -211,7 +211,8 @@ def get_or_build_tokenizer(config: PretrainConfig, base: Base | None, paths: Run
     if is_kept:
         shutil.copytree(kept.local(), folder, dirs_exist_ok=True)
     if base is None:
-        learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings)
+        longest = config.shape.max_position_embeddings
+        learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, longest, paths.corpora)
     elif config.vocab.extends_base:
         _provide_extension(config, base, folder, paths.corpora)
     else:

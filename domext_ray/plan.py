@@ -23,7 +23,14 @@ from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, describe_shape
 from domext_ray.options.build import identity_of
-from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_paths, resolve_schedule
+from domext_ray.runs.run_directory import (
+    RunPaths,
+    check_identity,
+    keep_precision,
+    read_identity,
+    resolve_paths,
+    resolve_schedule,
+)
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import Place, hash_values
 from domext_ray.training.checkpoint import find_latest
@@ -52,7 +59,7 @@ def plan_run(config: PretrainConfig) -> Run:
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None
     config, shape, counts = size_run(config, base, start.extensions if start else None)
     run = Run(config, paths, base_sha256, shape, counts, base, start)
-    check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths.run)})
+    check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
 
 
@@ -196,15 +203,16 @@ def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Sta
     return find_start(folder, base_sha256)
 
 
-def _find_moved_corpus(config: PretrainConfig, run_dir: Place) -> dict[str, str]:
+def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str]:
     """The fingerprint that a run's corpus has under another name; nothing where it is called as before or is another.
 
     It is known before the corpus is prepared: the run has its tokenizer already.
     """
-    stored = read_identity(run_dir) or {}
-    if stored.get("corpus", config.corpus) == config.corpus or not (run_dir / "tokenizer").is_dir():
+    stored = read_identity(paths.run) or {}
+    if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
         return {}
-    sources, tokenizer = resolve_sources(config.corpus, config.prepare), load_tokenizer((run_dir / "tokenizer").local())
+    sources = resolve_sources(config.corpus, config.prepare, paths.corpora)
+    tokenizer = load_tokenizer((paths.run / "tokenizer").local())
     pairs = config.objective.next_sentence
     found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs))
     return {"corpus_fingerprint": found} if found == stored.get("corpus_fingerprint") else {}

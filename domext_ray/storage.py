@@ -20,7 +20,8 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from domext_ray.errors import RunError, StorageError, name_file
 __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
 SCHEMES = ("s3", "gs")
+HASH_THREADS, SETTLED_SECONDS = 8, 2.0
 
 
 class Fence(Protocol):
@@ -326,6 +328,47 @@ def hash_file(where: Where) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def hash_files(places: Iterable[Where], memory: Place | None = None) -> dict[str, str]:
+    """Return the sha256 of files of a disk, by path.
+
+    Args:
+        places: the files.
+        memory: a file of hashes by path, size and time: what has not changed since it was written is not read again.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    states = {str(place): _read_state(Place(place)) for place in places}
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, json.JSONDecodeError):  # there is none yet, or a power cut has left a part
+        known = json.loads(memory.read_bytes()) if memory else {}
+    fresh = [path for path, state in states.items() if not state or known.get(path, [])[:2] != state]
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        hashes = dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
+    hashes = {path: hashes.get(path) or known[path][2] for path in states}
+    if memory and fresh:
+        _remember(hashes, states, memory)
+    return hashes
+
+
+def remember_hashes(hashes: Mapping[str, str], memory: Place) -> None:
+    """Tell `hash_files` the hashes of files that were written here."""
+    _remember(hashes, {path: _read_state(Place(path)) for path in hashes}, memory)
+
+
+def _remember(hashes: Mapping[str, str], states: Mapping[str, list[int] | None], memory: Place) -> None:
+    record = {path: [*state, hashes[path]] for path, state in states.items() if state}
+    if record:
+        with contextlib.suppress(OSError, StorageError):  # of another user's folder: files are read again then
+            memory.put(json.dumps(record).encode(), flush=False)
+
+
+def _read_state(place: Place) -> list[int] | None:
+    """Size and time of a file; None of one so new that a clock may not tell when it changes again."""
+    found = os.stat(place)
+    return [found.st_size, found.st_mtime_ns] if found.st_mtime < time.time() - SETTLED_SECONDS else None
 
 
 def map_file(where: Where) -> memoryview:

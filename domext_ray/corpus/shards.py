@@ -33,13 +33,13 @@ from domext_ray.corpus.manifest import (
     MANIFEST,
     SPLITS,
     TOKEN_COUNTS,
+    FileRecord,
     Manifest,
-    ShardRecord,
     Split,
-    TextRecord,
     find_file_fault,
     find_shard_fault,
     read_manifest,
+    remember_shards,
     write_manifest,
 )
 from domext_ray.corpus.overlap import read_hashes, write_hashes
@@ -101,7 +101,7 @@ def prepare_corpus(
         CorpusError: nothing to read, nothing usable in it, too many rows without text, or an empty split; with `pairs`
             also a split without two documents of several sentences.
     """
-    sources = resolve_sources(spec, prepare)
+    sources = resolve_sources(spec, prepare, cache_dir)
     tokenizer = load_tokenizer(tokenizer_folder)
 
     settings = make_settings(tokenizer, prepare, seq_length, pairs)
@@ -135,7 +135,9 @@ def prepare_corpus(
         write_manifest(work, record)
     if split := describe_split(sources.files, prepare, held_out_by):
         print(split, file=sys.stderr)
-    return _tell_dropped(read_manifest(folder), spec, prepare, is_new=True)
+    manifest = read_manifest(folder)
+    remember_shards(manifest)
+    return _tell_dropped(manifest, spec, prepare, is_new=True)
 
 
 def _tell_dropped(manifest: Manifest, spec: str, prepare: PrepareConfig, *, is_new: bool) -> Manifest:
@@ -419,7 +421,7 @@ def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[
         raise CorpusError(f"{task.files[0].path} changed while it was read; start again when nothing writes to it.")
 
 
-def _write_texts(path: Place, documents: Sequence[str]) -> TextRecord | None:
+def _write_texts(path: Place, documents: Sequence[str]) -> FileRecord | None:
     """Write the first documents as they are, while they fit; of a first one that does not, the beginning."""
     lines: list[bytes] = []
     size = 0
@@ -436,7 +438,7 @@ def _write_texts(path: Place, documents: Sequence[str]) -> TextRecord | None:
     with new_file(path, is_flushed=False) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_bytes(b"".join(lines))
-        return TextRecord(path.name, len(lines), size, hash_file(temporary))
+        return FileRecord(path.name, hash_file(temporary), len(lines))
 
 
 def _to_line(document: str) -> bytes:
@@ -445,7 +447,7 @@ def _to_line(document: str) -> bytes:
 
 def _write_shard(
     path: Place, rows: Iterator[tuple[Any, ...]], schema: pa.Schema
-) -> tuple[ShardRecord | None, np.ndarray]:
+) -> tuple[FileRecord | None, np.ndarray]:
     """Write rows whose first column is their tokens; count these by id, too."""
     num_rows, token_counts = 0, np.zeros(0, dtype=np.int64)
     with new_file(path, is_flushed=False) as temporary:
@@ -457,7 +459,7 @@ def _write_shard(
         if not num_rows:
             temporary.unlink()
             return None, token_counts
-        return ShardRecord(path.name, num_rows, int(token_counts.sum()), hash_file(temporary)), token_counts
+        return FileRecord(path.name, hash_file(temporary), num_rows, int(token_counts.sum())), token_counts
 
 
 def _add_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:

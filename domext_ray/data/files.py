@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
-import hashlib
 import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +26,7 @@ import pyarrow.fs as pafs
 from domext_ray.data import package_docs
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
+from domext_ray.storage import Place, hash_files
 
 PACKAGE_DOCS = "package-docs"
 READABLE = "text, JSONL, CSV (all may be gzipped), Parquet or a saved dataset"
@@ -39,7 +39,6 @@ _UNREADABLE = (*_ARCHIVES, *_OFFICE)
 LOCAL = ("", "file")
 _HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
 _GZIP = ".gz"
-_HASH_CHUNK_BYTES = 4 * 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 2**16
 _MIN_NUL_DISTANCE = 1000
@@ -71,12 +70,14 @@ class SourceFile:
         kind: text, jsonl, csv, parquet, arrow or package-docs.
         size: bytes.
         scheme: "" for local files, else for example "s3".
+        modified: nanoseconds, as the listing has it.
     """
 
     path: str
     kind: str
     size: int
     scheme: str = ""
+    modified: int = 0
 
     @property
     def is_gzip(self) -> bool:
@@ -134,7 +135,11 @@ def _find_files(entry: str) -> list[SourceFile]:
     for each in infos:
         _require_readable_kind(entry, each)
     infos = sorted(infos, key=lambda each: each.path)
-    return [SourceFile(each.path, _KINDS.get(find_suffix(each.path), TEXT), each.size, scheme) for each in infos]
+    kinds = [_KINDS.get(find_suffix(each.path), TEXT) for each in infos]
+    return [
+        SourceFile(each.path, kind, each.size, scheme, each.mtime_ns or 0)
+        for each, kind in zip(infos, kinds, strict=True)
+    ]
 
 
 def _to_line(error: Exception) -> str:
@@ -280,24 +285,27 @@ def find_suffix(path: str) -> str:
     return name[name.rfind(".") :] if "." in name else ""
 
 
-def fingerprint_file(file: SourceFile) -> str:
-    """Return a hash of a file's content; of one that is not on a local file system, its path and time.
+def fingerprint_files(files: Sequence[SourceFile], memory: Place | None = None) -> list[str]:
+    """Return a hash of each file's content; of one that is not on a local file system, its path and time.
+
+    Args:
+        files: as they were found.
+        memory: see `storage.hash_files`.
 
     Raises:
-        CorpusError: it cannot be read.
+        CorpusError: one cannot be read.
     """
-    if file.kind == PACKAGE_DOCS:
-        return package_docs.describe_distribution(file.path)
-    if file.scheme not in LOCAL:  # reading a bucket only to hash it would double the traffic
-        return f"{file.path} {open_filesystem(file).get_file_info(file.path).mtime_ns}"
-    digest = hashlib.sha256()
+    local = [each.path for each in files if each.scheme in LOCAL and each.kind != PACKAGE_DOCS]
     try:
-        with open(file.path, "rb") as stream:
-            while chunk := stream.read(_HASH_CHUNK_BYTES):
-                digest.update(chunk)
+        hashes = hash_files(local, memory)
     except OSError as error:
-        raise CorpusError(f"--corpus names {file.path}, which cannot be read ({error.strerror}).") from error
-    return digest.hexdigest()
+        raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
+    return [
+        package_docs.describe_distribution(each.path)
+        if each.kind == PACKAGE_DOCS
+        else hashes.get(each.path) or f"{each.path} {each.modified}"
+        for each in files
+    ]
 
 
 def open_filesystem(file: SourceFile) -> pafs.FileSystem:

@@ -25,7 +25,7 @@ from domext_ray.data.files import (
     TEXT,
     SourceFile,
     find_files,
-    fingerprint_file,
+    fingerprint_files,
     name_unreadable,
     open_filesystem,
     open_stream,
@@ -161,8 +161,8 @@ def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
     files, _ = find_files(spec)
     names = _name_files(files)
     digest = hashlib.sha256()
-    for file, name in zip(files, names, strict=True):
-        digest.update(json.dumps([name, file.kind, file.size, fingerprint_file(file)]).encode())
+    for file, name, own in zip(files, names, fingerprint_files(files), strict=True):
+        digest.update(json.dumps([name, file.kind, file.size, own]).encode())
     blocks = tuple(_cut_blocks(files, fields, block_rows))
     if not blocks:
         raise CorpusError(f"--input {spec!r} has no row; give files that have content.")
