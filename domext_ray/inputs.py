@@ -18,7 +18,7 @@ from domext_ray.data.sample import Sample, check_corpus
 from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
-from domext_ray.plan import count_planned_words, load_run_base, read_run_vocabulary
+from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
@@ -62,6 +62,7 @@ def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunP
     Raises:
         DomextError: any mistake of the user's.
     """
+    config = pin_corpus(config, paths.run)
     return get_or_prepare_texts(config, base, get_or_build_tokenizer(config, base, paths), paths)
 
 
@@ -153,6 +154,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
         DomextError: any mistake of the user's.
     """
     paths = resolve_paths(config)
+    config = pin_corpus(config, paths.run)
     base = load_run_base(config)
     check_corpus(config.corpus, config.prepare)
     if config.dry_run:

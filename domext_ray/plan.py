@@ -6,6 +6,7 @@ Nothing is started or written; the run's directory is only looked at.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
+from domext_ray.data.files import pin_entries
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
@@ -32,7 +34,7 @@ from domext_ray.runs.run_directory import (
     resolve_schedule,
 )
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
-from domext_ray.storage import Place, hash_values
+from domext_ray.storage import Place, Where, hash_values
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Run, Start
@@ -42,6 +44,8 @@ from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
+BYTES_PER_TOKEN = 6
+"""Of package documentation in JSONL, with a margin: four, and what is repeated."""
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
 
@@ -53,6 +57,7 @@ def plan_run(config: PretrainConfig) -> Run:
     """
     paths = resolve_paths(config)
     config = resolve_schedule(resolve_files(resolve_workers(keep_precision(config, paths.run))), paths.run)
+    config = pin_corpus(config, paths.run)
     base = load_run_base(config)
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
@@ -86,6 +91,28 @@ def resolve_files(config: ConfigT) -> ConfigT:
     if probe:
         config = replace(config, train=replace(config.train, general_probe=str(Path(probe).expanduser().resolve())))
     return config
+
+
+def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
+    """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on.
+
+    Of `package-docs` as much is read as the run can use, up to its horizon; all of it where words are learned from it.
+
+    Raises:
+        CorpusError: see `data.files.pin_entries`.
+    """
+    known = (read_identity(run_dir) or {}).get("corpus", "")
+    train, prepare = config.train, config.prepare
+    longest = max(train.seq_length, train.long_seq_length)
+    steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
+    wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
+    learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
+    megabytes: int | None = None
+    if wanted and not learns:
+        tokens = max(min(wanted) / (1.0 - prepare.held_out_frac), train.eval_rows * longest / prepare.held_out_frac)
+        megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
+        megabytes = megabytes if megabytes < 1000 else None  # no machine has as much
+    return replace(config, corpus=pin_entries(config.corpus, known, megabytes))
 
 
 def resolve_workers(config: PretrainConfig) -> PretrainConfig:

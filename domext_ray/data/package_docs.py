@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+from domext_ray.storage import Place, Where, find_cache, hash_values
 
 EXTRACTOR_VERSION = 2
 MAX_FILE_BYTES = 2 * 2**20
@@ -30,14 +33,14 @@ _PARAMETER = re.compile(r"^\s*\*{0,2}\w[\w.]*\s*(\([^)]*\))?\s*:\s")
 
 
 @functools.cache
-def _index_distributions() -> dict[str, tuple[str, tuple[str, ...], int]]:
-    """Version, Python files and their bytes of every installed distribution, by name."""
-    index: dict[str, tuple[str, tuple[str, ...], int]] = {}
+def _index_distributions() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Version and Python files of every installed distribution, by name, without tests, vendored code and tables."""
+    index: dict[str, tuple[str, tuple[str, ...]]] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if not name or name.lower().replace("-", "_") == "domext_ray" or name.lower() in index:
             continue
-        files, size = [], 0
+        files = []
         for each in distribution.files or []:
             path = each.as_posix()
             if not path.endswith(".py") or _SKIPPED_FOLDERS.search(path):
@@ -46,36 +49,50 @@ def _index_distributions() -> dict[str, tuple[str, tuple[str, ...], int]]:
             num_bytes = each.size or (located.stat().st_size if located.exists() else 0)
             if 0 < num_bytes <= MAX_FILE_BYTES:
                 files.append(str(located))
-                size += num_bytes
         if files:
-            index[name.lower()] = (distribution.version, tuple(sorted(files)), size)
-    return index
+            index[name.lower()] = (distribution.version, tuple(sorted(files)))
+    return dict(sorted(index.items()))
 
 
-def find_distributions() -> list[tuple[str, int]]:
-    """Return installed distributions with Python files: names in order, and bytes of source."""
-    return [(name, size) for name, (_, _, size) in sorted(_index_distributions().items())]
+def get_or_write_documents(limit: int | None, folder: Where | None = None) -> Place:
+    """Return a JSONL file of the prose, an object with the field `text` a line, in the order of the packages' names.
+
+    Its name has all that decides its content.
+
+    Args:
+        limit: megabytes that it ends at; None: all there is.
+        folder: where all nodes read it; None: a cache of this machine, whose file becomes that of a folder later.
+    """
+    versions = {name: version for name, (version, _) in _index_distributions().items()}
+    key = hash_values({"extractor": EXTRACTOR_VERSION, "versions": versions})[:16]
+    name = f"{'all' if limit is None else limit}-{key}.jsonl"
+    made = Place(find_cache()) / f"package-docs-{name}"
+    if not made.is_file():
+        lines, size = list[bytes](), 0
+        for paragraph in read_paragraphs():
+            if limit is not None and size >= limit * 10**6:
+                break
+            lines.append(json.dumps({"text": paragraph}, ensure_ascii=False).encode() + b"\n")
+            size += len(lines[-1])
+        made.put(b"".join(lines))
+    if folder is None:
+        return made
+    place = Place(folder) / made.name
+    if not place.is_file():
+        place.put(made.read_bytes())
+    return place
 
 
-def describe_distribution(name: str) -> str:
-    """Return what a fingerprint needs to know of a distribution: name, version, version of this extractor."""
-    return f"{name} {_index_distributions()[name][0]} docs-{EXTRACTOR_VERSION}"
-
-
-def list_source_files(name: str) -> tuple[str, ...]:
-    """Return the paths of a distribution's Python files in order; tests, vendored code and tables are left out."""
-    return _index_distributions()[name][1]
-
-
-def read_paragraphs(name: str) -> Iterator[str]:
-    """Yield the prose paragraphs of a distribution's docstrings, file by file."""
-    for path in list_source_files(name):
-        try:
-            source = Path(path).read_bytes()
-        except OSError:  # a file that its package's record names and that is not there
-            continue
-        for match in _DOCSTRING.finditer(source):
-            yield from extract_prose(match[2].decode("utf-8", errors="ignore"))
+def read_paragraphs() -> Iterator[str]:
+    """Yield the prose paragraphs of all docstrings, package by package and file by file."""
+    for _, files in _index_distributions().values():
+        for path in files:
+            try:
+                source = Path(path).read_bytes()
+            except OSError:  # a file that its package's record names and that is not there
+                continue
+            for match in _DOCSTRING.finditer(source):
+                yield from extract_prose(match[2].decode("utf-8", errors="ignore"))
 
 
 def extract_prose(docstring: str) -> Iterator[str]:

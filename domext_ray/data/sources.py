@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import JSONL, TEXT, SourceFile, find_files, fingerprint_files
+from domext_ray.data.files import LINES, TEXT, SourceFile, find_files, fingerprint_files, write_docs
 from domext_ray.storage import Place, Where, hash_text
 
 MOST_TASKS = 8192
@@ -76,17 +76,18 @@ class Sources:
 
 
 def resolve_sources(spec: str, prepare: PrepareConfig, folder: Where | None = None) -> Sources:
-    """Find the files of a corpus and cut them into read tasks; nothing of them is read.
+    """Find the files of a corpus and cut them into read tasks; text that is there is not read.
 
     Args:
         spec: the `--corpus` option.
         prepare: says what a document is and how large a task may be.
-        folder: of prepared corpora, where a job remembers what it has hashed.
+        folder: of prepared corpora, where a job remembers what it has hashed and writes what stands for `package-docs`;
+            None: nothing is remembered, and that is written to a cache of this machine.
 
     Raises:
         CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
     """
-    files, _ = find_files(spec)
+    files = write_docs(find_files(spec)[0], folder)
     return Sources(spec, tuple(cut_tasks(files, prepare)), Place(folder) if folder else None)
 
 
@@ -96,8 +97,8 @@ def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig) -> Iterator[R
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
-        is_cut = file.kind in (TEXT, JSONL) and not file.is_gzip
-        is_cut = is_cut and file.size > task_bytes and (file.kind == JSONL or prepare.document != "file")
+        is_cut = file.kind in LINES and not file.is_gzip
+        is_cut = is_cut and file.size > task_bytes and (file.kind != TEXT or prepare.document != "file")
         if group and (is_cut or group_bytes + file.size > task_bytes):
             yield ReadTask(tuple(group))
             group, group_bytes = [], 0

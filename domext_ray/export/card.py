@@ -170,7 +170,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
         show_loading("AutoModelForMaskedLM", trusts=trusts),
         _list_sources(shape, config.method),
     ]
-    hub = [each.removeprefix("hf://") for each in split_paths(config.corpus) if each.startswith("hf://")]
+    hub = [match[1] for each in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", each))]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
     return format_card(
         run.name,

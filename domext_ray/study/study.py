@@ -26,7 +26,7 @@ from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
 from domext_ray.options.declare import require
 from domext_ray.options.places import hide_places
-from domext_ray.plan import load_run_base
+from domext_ray.plan import load_run_base, pin_corpus
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
@@ -76,6 +76,9 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     presets = choose_presets(config, shipped)
     configs = [each for name, preset in presets.items() for each in make_configs(config, name, preset).values()]
     paths = _resolve_study_paths(config)
+    ends = [limit_run(config, each) for each in configs]
+    longest = max(ends, key=lambda each: (each.vocab.extends_base, each.train.max_tokens))
+    config = replace(config, corpus=pin_corpus(longest, paths.run).corpus)  # all runs read the same
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"

@@ -548,7 +548,7 @@ def test_lines_of_text_are_held_out_in_blocks_and_others_one_by_one(tmp_path: Pa
         assert held_out_by == expected, spec
         split = describe_split(sources.files, prepare, held_out_by)
         assert told in split and bool(told) == bool(split)
-    assert resolve_held_out_by(resolve_sources("package-docs", PREPARE).files, PREPARE) == "document"
+    assert resolve_held_out_by(resolve_sources("package-docs:1", PREPARE).files, PREPARE) == "document"
 
 
 @pytest.mark.parametrize("num_lines", [400, 40_000])
