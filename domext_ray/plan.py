@@ -102,17 +102,15 @@ def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
         CorpusError: see `data.files.pin_entries`.
     """
     known = (read_identity(run_dir) or {}).get("corpus", "")
-    train, prepare = config.train, config.prepare
+    train, held_out_frac = config.train, config.prepare.held_out_frac
     longest = max(train.seq_length, train.long_seq_length)
     steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
     wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
+    tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
+    megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
     learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
-    megabytes: int | None = None
-    if wanted and not learns:
-        tokens = max(min(wanted) / (1.0 - prepare.held_out_frac), train.eval_rows * longest / prepare.held_out_frac)
-        megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
-        megabytes = megabytes if megabytes < 1000 else None  # no machine has as much
-    return replace(config, corpus=pin_entries(config.corpus, known, megabytes))
+    reads_all = learns or not wanted or megabytes > 1000  # more than any machine has
+    return replace(config, corpus=pin_entries(config.corpus, known, None if reads_all else megabytes))
 
 
 def resolve_workers(config: PretrainConfig) -> PretrainConfig:

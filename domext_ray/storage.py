@@ -340,7 +340,7 @@ def hash_files(places: Iterable[Where], memory: Place | None = None) -> dict[str
     Raises:
         OSError: a file cannot be read.
     """
-    states = {str(place): _read_state(Place(place)) for place in places}
+    states = {str(place): _read_state(place) for place in places}
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, json.JSONDecodeError):  # there is none yet, or a power cut has left a part
         known = json.loads(memory.read_bytes()) if memory else {}
@@ -349,26 +349,25 @@ def hash_files(places: Iterable[Where], memory: Place | None = None) -> dict[str
         hashes = dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
     hashes = {path: hashes.get(path) or known[path][2] for path in states}
     if memory and fresh:
-        _remember(hashes, states, memory)
+        remember_hashes(hashes, memory, states)
     return hashes
 
 
-def remember_hashes(hashes: Mapping[str, str], memory: Place) -> None:
-    """Tell `hash_files` the hashes of files that were written here."""
-    _remember(hashes, {path: _read_state(Place(path)) for path in hashes}, memory)
-
-
-def _remember(hashes: Mapping[str, str], states: Mapping[str, list[int] | None], memory: Place) -> None:
+def remember_hashes(
+    hashes: Mapping[str, str], memory: Place, states: Mapping[str, list[float] | None] | None = None
+) -> None:
+    """Tell `hash_files` the hashes of files as they are now, or were in these states."""
+    states = states or {path: _read_state(path) for path in hashes}
     record = {path: [*state, hashes[path]] for path, state in states.items() if state}
     if record:
         with contextlib.suppress(OSError, StorageError):  # of another user's folder: files are read again then
             memory.put(json.dumps(record).encode(), flush=False)
 
 
-def _read_state(place: Place) -> list[int] | None:
+def _read_state(where: Where) -> list[float] | None:
     """Size and time of a file; None of one so new that a clock may not tell when it changes again."""
-    found = os.stat(place)
-    return [found.st_size, found.st_mtime_ns] if found.st_mtime < time.time() - SETTLED_SECONDS else None
+    info = Place(where).info()
+    return [info.size, info.modified] if info and info.modified < time.time() - SETTLED_SECONDS else None
 
 
 def map_file(where: Where) -> memoryview:
@@ -460,36 +459,22 @@ class Log:
 
 
 @contextlib.contextmanager
-def new_folder(target: Path, *, replaces: bool) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
     """A temporary folder beside another, whose name it takes, flushed, when the block ends without an error.
 
     For the rooms of a disk that have not moved to `Place.new_files` yet.
 
-    Args:
-        target: the folder.
-        replaces: one that is there makes way; else it, or one that another process makes meanwhile, is an error.
-
     Raises:
-        OSError: the disk refuses, or `target` is there and is not replaced.
+        OSError: the disk refuses, or another process has made `target` meanwhile.
     """
-    temporary, replaced = _name_beside(target), _name_beside(target)
-    _remove_left_behind(target.parent)
-    try:
-        temporary.mkdir(parents=True)
+    with Place(target).scratch() as temporary:
         try:
             yield temporary
         except StorageError as error:  # of a file in it: the caller knows what the folder is
             raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
         flush_files(*temporary.rglob("*"), temporary)
-        if replaces and target.exists():
-            os.rename(target, replaced)  # not removed file by file: a job killed meanwhile would leave a part
         os.rename(temporary, target)
         flush_files(target.parent)
-    finally:
-        if replaced.exists() and not target.exists():
-            os.rename(replaced, target)
-        for path in (temporary, replaced):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_folder(folder: Path) -> None:

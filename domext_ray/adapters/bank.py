@@ -323,7 +323,7 @@ def _place_folder(target: Path) -> Iterator[Path]:
     Nothing is replaced: where two processes add the same name, the system refuses to rename the second one's.
     """
     try:
-        with new_folder(target, replaces=False) as temporary:
+        with new_folder(target) as temporary:
             yield temporary
     except OSError as error:
         taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)

@@ -204,16 +204,7 @@ def _read_hashes(folder: str) -> dict[str, str]:
 
 
 def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-    """Read rows of several shards, in the order asked for.
-
-    Args:
-        paths: files of the shards.
-        shards: int64 [R], index into `paths`.
-        rows: int64 [R], row within the shard.
-
-    Returns:
-        Table with R rows and the shards' columns.
-    """
+    """Read rows in the order asked for: index into `paths` and row within that file, int64 [R] each."""
     pieces, places = [], []
     for shard in np.unique(shards):
         batches, ends = _open_shard(paths[shard])
@@ -230,16 +221,7 @@ def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.
 
 
 def take_numbered(paths: Sequence[str], shard_rows: Sequence[int], numbers: np.ndarray) -> pa.Table:
-    """Read rows by their number in a split.
-
-    Args:
-        paths: files of the split's shards.
-        shard_rows: rows of every shard.
-        numbers: int64 [R], counted over all shards in manifest order.
-
-    Returns:
-        Table with R rows, the shards' columns and `row_id` (int64), the numbers.
-    """
+    """Read rows by their number, counted over all files of a split, int64 [R], which is their column `row_id`, too."""
     ends = np.cumsum(shard_rows)
     shards = np.searchsorted(ends, numbers, side="right")
     firsts = np.concatenate([[0], ends])[shards]

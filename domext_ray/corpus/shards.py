@@ -110,38 +110,33 @@ def prepare_corpus(
     fingerprint = hash_values(identity)
     folder = Place(cache_dir) / fingerprint[:16]
     manifest = _find_prepared(folder, fingerprint)
-    if manifest:
-        return _tell_dropped(manifest, spec, prepare, is_new=False)
-    with lock_work(folder, f"preparing --corpus {spec!r}") as work:
-        manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
-        if manifest:
-            return _tell_dropped(manifest, spec, prepare, is_new=False)
-        (work / MANIFEST).delete()
-        record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
-        record |= {
-            "format": FORMAT_VERSION,
-            "fingerprint": fingerprint,
-            "seq_length": seq_length,
-            "tokenizer_fingerprint": identity["tokenizer"],
-            "settings": {**identity["prepare"], "held_out_by": held_out_by},
-            "corpus": spec,
-            "pairs": pairs,
-            "cls_id": settings.cls_id,
-            "sep_id": settings.sep_id,
-        }
-        for name in work.list_names():
-            if name.startswith("."):  # of a task that was killed
-                (work / name).delete()
-        write_manifest(work, record)
-    if split := describe_split(sources.files, prepare, held_out_by):
-        print(split, file=sys.stderr)
-    manifest = read_manifest(folder)
-    remember_shards(manifest)
-    return _tell_dropped(manifest, spec, prepare, is_new=True)
-
-
-def _tell_dropped(manifest: Manifest, spec: str, prepare: PrepareConfig, *, is_new: bool) -> Manifest:
-    """Say what a prepared corpus lost, or refuse it."""
+    is_new = False
+    if manifest is None:
+        with lock_work(folder, f"preparing --corpus {spec!r}") as work:
+            manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
+            if is_new := manifest is None:
+                (work / MANIFEST).delete()
+                record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
+                record |= {
+                    "format": FORMAT_VERSION,
+                    "fingerprint": fingerprint,
+                    "seq_length": seq_length,
+                    "tokenizer_fingerprint": identity["tokenizer"],
+                    "settings": {**identity["prepare"], "held_out_by": held_out_by},
+                    "corpus": spec,
+                    "pairs": pairs,
+                    "cls_id": settings.cls_id,
+                    "sep_id": settings.sep_id,
+                }
+                for name in work.list_names():
+                    if name.startswith("."):  # of a task that was killed
+                        (work / name).delete()
+                write_manifest(work, record)
+                manifest = read_manifest(folder)
+    if is_new:
+        remember_shards(manifest)
+        if split := describe_split(sources.files, prepare, held_out_by):
+            print(split, file=sys.stderr)
     dropped = Dropped(Counter(manifest.dropped), manifest.dropped_places)
     dropped.tell(spec, manifest.num_documents, prepare, is_new=is_new)
     return manifest
@@ -275,16 +270,10 @@ def _to_words(hashes: bytes | bytearray) -> np.ndarray:
 def split_documents(
     hashes: bytearray, groups: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents stay, and which are held out if they stay; bool [D] each.
+    """Return which documents stay, and which are held out if they stay, bool [D] each.
 
-    Args:
-        hashes: `hash_document` of each, in order.
-        groups: hashes of the groups that they belong to, likewise.
-        files: path and number of documents of each file of each task, in order.
-        prepare: how documents are divided, `held_out_by` resolved.
-
-    Raises:
-        CorpusError: files are held out, and fewer than two have documents.
+    Their hashes, and those of their groups, come in order, and path and number of documents of every file of a task;
+    `held_out_by` is resolved.
     """
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
     if prepare.held_out_by == "file":

@@ -110,8 +110,7 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
     files: dict[tuple[str, str], SourceFile] = {}
     repeated: dict[str, None] = {}
     for each in (file for entry in split_paths(spec) for file in _find_files(entry)):
-        is_local = each.scheme in LOCAL and each.kind != PACKAGE_DOCS
-        key = ("", os.path.realpath(each.path)) if is_local else (each.scheme, each.path)
+        key = ("", os.path.realpath(each.path)) if each.scheme in LOCAL else (each.scheme, each.path)
         if key in files:
             repeated[each.path] = None
         files.setdefault(key, each)
@@ -204,11 +203,7 @@ def _list_visible(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInf
 
 
 def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo] | None:
-    """The data files of the training split of a folder that `datasets` saved; None: it is another folder.
-
-    Raises:
-        CorpusError: its lists are damaged, it has no training split, or it names a file outside of itself.
-    """
+    """The data files of the training split of a folder that `datasets` saved; None: it is another folder."""
     split, splits = folder, _read_names(filesystem, f"{folder}/dataset_dict.json", "splits")
     if splits is not None:
         if "train" not in splits:
@@ -236,7 +231,8 @@ def _read_names(filesystem: pafs.FileSystem, path: str, field: str) -> list[str]
     with filesystem.open_input_file(path) as file:
         content = file.read()
     try:
-        names = json.loads(content).get(field)
+        record = json.loads(content)
+        names = record["splits"] if field == "splits" else record.get(field)
         names = names and [each["filename"] if field == "_data_files" else each for each in names]
         "".join(names or [])  # all are text
     except (AttributeError, KeyError, TypeError) as error:
@@ -266,14 +262,14 @@ def _find_dataset(entry: str, path: str) -> list[SourceFile]:
     try:
         info = HfApi().dataset_info(name, revision=revision, files_metadata=True)
         found = datasets.load_dataset_builder(name, config, revision=info.sha).config.data_files["train"]
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
+        paths = [str(each).partition(f"@{info.sha}/")[2] for each in found]
+        files = [SourceFile(f"{name}@{info.sha}/{each}", _find_kind(each), sizes[each], HUB) for each in paths]
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no such split …
         raise CorpusError(
             f"--corpus {entry!r} could not be fetched as a dataset with a train split ({type(error).__name__}: "
             f"{_to_line(error)})."
         ) from error
-    sizes = {each.rfilename: each.size for each in info.siblings}
-    paths = [str(each).partition(f"@{info.sha}/")[2] for each in found]
-    files = [SourceFile(f"{name}@{info.sha}/{each}", _find_kind(each), sizes[each], HUB) for each in paths]
     pinned = f"{path.partition('@')[0]}@{info.sha}"
     (kept / hash_text(pinned)).put(json.dumps([vars(each) for each in files]).encode())
     return files
@@ -308,13 +304,15 @@ def write_docs(files: Sequence[SourceFile], folder: Where | None = None) -> list
         files: as they were found.
         folder: see `package_docs.get_or_write_documents`.
     """
-    found = list(files)
-    for i, each in enumerate(files):
+    found = list[SourceFile]()
+    for each in files:
         if each.kind == PACKAGE_DOCS:
             limit = each.path.partition(":")[2]
             place = package_docs.get_or_write_documents(int(limit) if limit.isdigit() else None, folder)
             scheme, _, path = str(place).rpartition("://")
-            found[i] = SourceFile(path, PACKAGE_DOCS, (place.info() or Info(0, "", 0)).size, scheme)
+            info = place.info() or Info(0, "", 0.0)
+            each = SourceFile(path, PACKAGE_DOCS, info.size, scheme, round(info.modified * 1e9))
+        found.append(each)
     return found
 
 
@@ -329,7 +327,7 @@ def find_suffix(path: str) -> str:
 
 
 def fingerprint_files(files: Sequence[SourceFile], memory: Place | None = None) -> list[str]:
-    """Return a hash of each file's content, or what stands for it: a commit, a bucket's time, versions of packages.
+    """Return a hash of each file's content, or what stands for it: its path and a bucket's time, or a commit.
 
     Args:
         files: as they were found.
@@ -338,17 +336,11 @@ def fingerprint_files(files: Sequence[SourceFile], memory: Place | None = None) 
     Raises:
         CorpusError: one cannot be read.
     """
-    local = [each.path for each in files if each.scheme in LOCAL and each.kind != PACKAGE_DOCS]
     try:
-        hashes = hash_files(local, memory)
+        hashes = hash_files([each.path for each in files if each.scheme in LOCAL], memory)
     except OSError as error:
         raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
-    return [
-        each.path.rsplit("/", 1)[-1]
-        if each.kind == PACKAGE_DOCS
-        else hashes.get(each.path) or f"{each.path} {each.modified}"
-        for each in files
-    ]
+    return [hashes.get(each.path) or f"{each.path} {each.modified}" for each in files]
 
 
 def open_file(file: SourceFile) -> pa.NativeFile:

@@ -61,25 +61,19 @@ def get_or_write_documents(limit: int | None, folder: Where | None = None) -> Pl
 
     Args:
         limit: megabytes that it ends at; None: all there is.
-        folder: where all nodes read it; None: a cache of this machine, whose file becomes that of a folder later.
+        folder: where all nodes read it; None: a cache of this machine.
     """
     versions = {name: version for name, (version, _) in _index_distributions().items()}
     key = hash_values({"extractor": EXTRACTOR_VERSION, "versions": versions})[:16]
-    name = f"{'all' if limit is None else limit}-{key}.jsonl"
-    made = Place(find_cache()) / f"package-docs-{name}"
-    if not made.is_file():
+    place = Place(folder or find_cache()) / f"package-docs-{limit or 'all'}-{key}.jsonl"
+    if not place.is_file():
         lines, size = list[bytes](), 0
         for paragraph in read_paragraphs():
             if limit is not None and size >= limit * 10**6:
                 break
             lines.append(json.dumps({"text": paragraph}, ensure_ascii=False).encode() + b"\n")
             size += len(lines[-1])
-        made.put(b"".join(lines))
-    if folder is None:
-        return made
-    place = Place(folder) / made.name
-    if not place.is_file():
-        place.put(made.read_bytes())
+        place.put(b"".join(lines))
     return place
 
 
@@ -96,11 +90,7 @@ def read_paragraphs() -> Iterator[str]:
 
 
 def extract_prose(docstring: str) -> Iterator[str]:
-    """Yield the paragraphs of a docstring that read as prose, their mark-up removed.
-
-    Args:
-        docstring: the text between the quotes.
-    """
+    """Yield the paragraphs of a docstring that read as prose, their mark-up removed."""
     for block in split_blocks(docstring):
         prose = _strip_markup(block)
         if _reads_as_prose(prose):
@@ -108,11 +98,7 @@ def extract_prose(docstring: str) -> Iterator[str]:
 
 
 def split_blocks(docstring: str) -> Iterator[str]:
-    """Yield the paragraphs, list items and descriptions of parameters of a docstring, each on a line with its mark-up.
-
-    Args:
-        docstring: the text between the quotes.
-    """
+    """Yield paragraphs, list items and descriptions of parameters, each on a line with its mark-up."""
     first, _, rest = docstring.partition("\n")
     text = first.strip() + "\n" + textwrap.dedent(rest.expandtabs())
     fenced = False

@@ -67,7 +67,7 @@ def test_files_reach_the_disk_before_they_have_their_name(tmp_path: Path, monkey
     monkeypatch.setattr(os, "fsync", note_flush)
     monkeypatch.setattr(os, "rename", note_name(rename))
     monkeypatch.setattr(os, "replace", note_name(replace))
-    with new_folder(tmp_path / "made", replaces=False) as temporary:
+    with new_folder(tmp_path / "made") as temporary:
         (temporary / "tensors").write_text("1")
     assert told == ["tensors", temporary.name, "named made", tmp_path.name]
     told.clear()
