@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.data import package_docs
 from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
 from domext_ray.data.package_docs import extract_prose, get_or_write_documents, read_paragraphs
 from domext_ray.data.sources import resolve_sources
+from domext_ray.plan import pin_corpus
+from domext_ray.runs.run_directory import write_run
 
 DOCSTRING = """Return the table in which every row has its own number.
 
@@ -97,11 +100,10 @@ def test_docstrings_of_a_distribution(tmp_path: Path) -> None:
     sources = resolve_sources("package-docs", PrepareConfig(), tmp_path / "corpora")
     (file,) = sources.files
     assert Path(file.path).parent == tmp_path / "corpora" and file.size == Path(file.path).stat().st_size
+    again = resolve_sources("package-docs:all", PrepareConfig(), tmp_path / "elsewhere")
     (tmp_path / "shop.py").unlink()
     assert list(read_documents(sources.tasks[0], PrepareConfig(field="body"), Dropped())) == PROSE
-    again = resolve_sources("package-docs:all", PrepareConfig(), tmp_path / "elsewhere")
     assert again.fingerprint == sources.fingerprint and again.files != sources.files
-    assert resolve_sources("package-docs:1", PrepareConfig()).fingerprint != sources.fingerprint
 
 
 def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
@@ -112,3 +114,24 @@ def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
     index = package_docs._index_distributions()
     assert "numpy" in index and "domext_ray" not in index and "domext-ray" not in index
     assert get_or_write_documents(1).name == Path(sources.files[0].path).name
+
+
+def test_a_run_reads_as_much_as_it_can_use(tmp_path: Path) -> None:
+    """That is decided when it begins, and stays where it goes on, so that it goes on with the same rows."""
+    train = TrainConfig(max_steps=500, global_batch_size=32, seq_length=128, eval_rows=400)
+    config = PretrainConfig(train=train)
+    assert pin_corpus(config, tmp_path).corpus == "package-docs:16"  # its held-out rows need more than its steps
+    longer = replace(config, train=replace(train, max_steps=1500), corpus="package-docs,notes.txt")
+    assert pin_corpus(longer, tmp_path).corpus == "package-docs:38,notes.txt"
+    limited = replace(longer, train=replace(longer.train, max_steps=0, max_tokens=3_000_000))
+    assert pin_corpus(limited, tmp_path).corpus == "package-docs:19,notes.txt"
+    for whole in (
+        replace(config, train=replace(train, epochs=1.0)),
+        replace(config, train=replace(train, max_steps=10**7)),
+        replace(config, vocab=replace(config.vocab, size=500)),
+    ):
+        assert pin_corpus(whole, tmp_path).corpus == "package-docs:all"
+    write_run(tmp_path, identity={"corpus": "package-docs:16"})
+    more = replace(config, train=replace(train, max_steps=1500))
+    assert pin_corpus(more, tmp_path).corpus == "package-docs:16"
+    assert pin_corpus(replace(more, corpus="notes.txt"), tmp_path).corpus == "notes.txt"
