@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.manifest import (
