@@ -171,8 +171,8 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
 
 def describe_sources(sources: Sources, paths: RunPaths) -> str:
     """Return what a dry run of the preparation prints: the files and their size."""
-    files = {file.path: file.size for task in sources.tasks for file in task.files}
-    lines = [f"  {size / 1e6:>12,.2f} MB  {path}" for path, size in list(files.items())[:LISTED_FILES]]
+    files = sources.files
+    lines = [f"  {each.size / 1e6:>12,.2f} MB  {each.path}" for each in files[:LISTED_FILES]]
     if len(files) > LISTED_FILES:
         lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
     return "\n".join(

@@ -103,7 +103,7 @@ def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
     """
     known = (read_identity(run_dir) or {}).get("corpus", "")
     train, held_out_frac = config.train, config.prepare.held_out_frac
-    longest = max(train.seq_length, train.long_seq_length)
+    longest = train.lengths[-1]
     steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
     wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
     tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)

@@ -330,44 +330,34 @@ def hash_file(where: Where) -> str:
     return digest.hexdigest()
 
 
-def hash_files(places: Iterable[Where], memory: Place | None = None) -> dict[str, str]:
+def hash_files(
+    places: Iterable[Where], memory: Place | None = None, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the sha256 of files of a disk, by path.
 
     Args:
         places: the files.
         memory: a file of hashes by path, size and time: what has not changed since it was written is not read again.
+        given: the hashes, where the files were written just now: the memory is told.
 
     Raises:
         OSError: a file cannot be read.
     """
-    states = {str(place): _read_state(place) for place in places}
+    infos = {str(place): Place(place).info() for place in places}
+    settled = time.time() - SETTLED_SECONDS  # a clock may not tell when what is newer changes again
+    states = {path: [each.size, each.modified] for path, each in infos.items() if each and each.modified < settled}
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, json.JSONDecodeError):  # there is none yet, or a power cut has left a part
         known = json.loads(memory.read_bytes()) if memory else {}
-    fresh = [path for path, state in states.items() if not state or known.get(path, [])[:2] != state]
+    fresh = [path for path in infos if path not in states or known.get(path, [])[:2] != states[path]]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        hashes = dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
-    hashes = {path: hashes.get(path) or known[path][2] for path in states}
-    if memory and fresh:
-        remember_hashes(hashes, memory, states)
-    return hashes
-
-
-def remember_hashes(
-    hashes: Mapping[str, str], memory: Place, states: Mapping[str, list[float] | None] | None = None
-) -> None:
-    """Tell `hash_files` the hashes of files as they are now, or were in these states."""
-    states = states or {path: _read_state(path) for path in hashes}
-    record = {path: [*state, hashes[path]] for path, state in states.items() if state}
-    if record:
+        found = given or dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
+    hashes = {path: found.get(path) or known[path][2] for path in infos}
+    if memory and fresh and states:
+        record = {path: [*state, hashes[path]] for path, state in states.items()}
         with contextlib.suppress(OSError, StorageError):  # of another user's folder: files are read again then
             memory.put(json.dumps(record).encode(), flush=False)
-
-
-def _read_state(where: Where) -> list[float] | None:
-    """Size and time of a file; None of one so new that a clock may not tell when it changes again."""
-    info = Place(where).info()
-    return [info.size, info.modified] if info and info.modified < time.time() - SETTLED_SECONDS else None
+    return hashes
 
 
 def map_file(where: Where) -> memoryview:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, remember_hashes, write_json
+from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, write_json
 
 FORMAT_VERSION = 3
 
@@ -163,10 +163,9 @@ def find_shard_fault(manifest: Manifest) -> str:
 
 def remember_shards(manifest: Manifest) -> None:
     """Spare the next start the reading of a prepared corpus whose files were written just now."""
+    hashes = _list_hashes(manifest)
     if manifest.folder.is_local:
-        remember_hashes(
-            {str(place): sha256 for place, sha256 in _list_hashes(manifest).items()}, manifest.folder / HASHES
-        )
+        hash_files(hashes, manifest.folder / HASHES, {str(place): sha256 for place, sha256 in hashes.items()})
 
 
 def _list_hashes(manifest: Manifest) -> dict[Place, str]:

@@ -79,12 +79,7 @@ _PARTS = (*SPLITS, "texts")
 
 
 def prepare_corpus(
-    spec: str,
-    prepare: PrepareConfig,
-    tokenizer_folder: Path,
-    seq_length: int,
-    cache_dir: Where,
-    pairs: bool = False,
+    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Where, pairs: bool = False
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
@@ -159,11 +154,7 @@ def make_settings(
 
 
 def identify_corpus(
-    sources: Sources,
-    prepare: PrepareConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    seq_length: int,
-    pairs: bool,
+    sources: Sources, prepare: PrepareConfig, tokenizer: PreTrainedTokenizerBase, seq_length: int, pairs: bool
 ) -> dict[str, Any]:
     """Return everything that decides the rows of a prepared corpus; its hash is the corpus's fingerprint."""
     return {

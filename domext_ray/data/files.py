@@ -23,10 +23,9 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from domext_ray.data import package_docs
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
-from domext_ray.storage import Info, Place, Where, find_cache, hash_files, hash_text
+from domext_ray.storage import Place, find_cache, hash_files, hash_text
 
 PACKAGE_DOCS = "package-docs"
 READABLE = "text, JSONL, CSV (all may be gzipped), Parquet or a saved dataset"
@@ -73,7 +72,7 @@ class SourceFile:
     Args:
         path: path within its file system; on the hub OWNER/NAME@COMMIT/PATH.
         kind: text, jsonl, csv, parquet, arrow or package-docs.
-        size: bytes; 0 of `package-docs` that is not written yet (`write_docs`).
+        size: bytes; 0 of `package-docs` that is not written yet (`package_docs`).
         scheme: "" for local files, else for example "s3".
         modified: nanoseconds, as the listing has it.
     """
@@ -295,25 +294,6 @@ def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
                 pinned = f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
             entries[i] = pinned or f"{entry}:{megabytes or 'all'}"
     return spec if entries == split_paths(spec) else ",".join(entries)
-
-
-def write_docs(files: Sequence[SourceFile], folder: Where | None = None) -> list[SourceFile]:
-    """Return files that can be read: of `package-docs` the one that its text is written to.
-
-    Args:
-        files: as they were found.
-        folder: see `package_docs.get_or_write_documents`.
-    """
-    found = list[SourceFile]()
-    for each in files:
-        if each.kind == PACKAGE_DOCS:
-            limit = each.path.partition(":")[2]
-            place = package_docs.get_or_write_documents(int(limit) if limit.isdigit() else None, folder)
-            scheme, _, path = str(place).rpartition("://")
-            info = place.info() or Info(0, "", 0.0)
-            each = SourceFile(path, PACKAGE_DOCS, info.size, scheme, round(info.modified * 1e9))
-        found.append(each)
-    return found
 
 
 def _find_kind(path: str) -> str:

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from domext_ray.data.files import PACKAGE_DOCS, SourceFile
 from domext_ray.storage import Place, Where, find_cache, hash_values
 
 EXTRACTOR_VERSION = 2
@@ -54,27 +55,34 @@ def _index_distributions() -> dict[str, tuple[str, tuple[str, ...]]]:
     return dict(sorted(index.items()))
 
 
-def get_or_write_documents(limit: int | None, folder: Where | None = None) -> Place:
-    """Return a JSONL file of the prose, an object with the field `text` a line, in the order of the packages' names.
+def write_docs(file: SourceFile, folder: Where | None = None) -> SourceFile:
+    """Return the file that the prose is in, if it is what a file stands for; else that file.
 
-    Its name has all that decides its content.
+    It is JSONL, an object with the field `text` a line, in the order of the packages' names, and ends at the megabytes
+    that are named. Its own name has all that decides its content.
 
     Args:
-        limit: megabytes that it ends at; None: all there is.
+        file: as it was found.
         folder: where all nodes read it; None: a cache of this machine.
     """
+    if file.kind != PACKAGE_DOCS:
+        return file
+    limit = file.path.partition(":")[2] or "all"
     versions = {name: version for name, (version, _) in _index_distributions().items()}
     key = hash_values({"extractor": EXTRACTOR_VERSION, "versions": versions})[:16]
-    place = Place(folder or find_cache()) / f"package-docs-{limit or 'all'}-{key}.jsonl"
+    place = Place(folder or find_cache()) / f"{PACKAGE_DOCS}-{limit}-{key}.jsonl"
     if not place.is_file():
         lines, size = list[bytes](), 0
         for paragraph in read_paragraphs():
-            if limit is not None and size >= limit * 10**6:
+            if limit != "all" and size >= int(limit) * 10**6:
                 break
             lines.append(json.dumps({"text": paragraph}, ensure_ascii=False).encode() + b"\n")
             size += len(lines[-1])
         place.put(b"".join(lines))
-    return place
+    info = place.info()
+    assert info is not None
+    scheme, _, path = str(place).rpartition("://")
+    return SourceFile(path, PACKAGE_DOCS, info.size, scheme, round(info.modified * 1e9))
 
 
 def read_paragraphs() -> Iterator[str]:

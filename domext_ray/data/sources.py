@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import LINES, TEXT, SourceFile, find_files, fingerprint_files, write_docs
+from domext_ray.data.files import LINES, TEXT, SourceFile, find_files, fingerprint_files
+from domext_ray.data.package_docs import write_docs
 from domext_ray.storage import Place, Where, hash_text
 
 MOST_TASKS = 8192
@@ -87,7 +88,7 @@ def resolve_sources(spec: str, prepare: PrepareConfig, folder: Where | None = No
     Raises:
         CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
     """
-    files = write_docs(find_files(spec)[0], folder)
+    files = [write_docs(each, folder) for each in find_files(spec)[0]]
     return Sources(spec, tuple(cut_tasks(files, prepare)), Place(folder) if folder else None)
 
 

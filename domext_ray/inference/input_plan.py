@@ -29,8 +29,8 @@ from domext_ray.data.files import (
     open_file,
     open_stream,
     require_utf8_text,
-    write_docs,
 )
+from domext_ray.data.package_docs import write_docs
 from domext_ray.data.readers import Row
 from domext_ray.errors import CorpusError
 from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
@@ -158,7 +158,7 @@ def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
 
 
 def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
-    files = write_docs(find_files(spec)[0])
+    files = [*map(write_docs, find_files(spec)[0])]
     names = _name_files(files)
     digest = hashlib.sha256()
     for file, name, own in zip(files, names, fingerprint_files(files), strict=True):

@@ -196,12 +196,7 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def learn_wordpiece(
-    spec: str,
-    prepare: PrepareConfig,
-    vocab: VocabConfig,
-    folder: Path,
-    model_max_length: int,
-    cache_dir: Where | None = None,
+    spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int, cache_dir: Where = ""
 ) -> Path:
     """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer.
 

@@ -13,7 +13,7 @@ from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfi
 from domext_ray.data import package_docs
 from domext_ray.data.documents import read_documents
 from domext_ray.data.dropped import Dropped
-from domext_ray.data.package_docs import extract_prose, get_or_write_documents, read_paragraphs
+from domext_ray.data.package_docs import extract_prose, read_paragraphs
 from domext_ray.data.sources import resolve_sources
 from domext_ray.plan import pin_corpus
 from domext_ray.runs.run_directory import write_run
@@ -113,7 +113,6 @@ def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
     assert texts == [" ".join(each.split()) for each in itertools.islice(read_paragraphs(), len(texts))]
     index = package_docs._index_distributions()
     assert "numpy" in index and "domext_ray" not in index and "domext-ray" not in index
-    assert get_or_write_documents(1).name == Path(sources.files[0].path).name
 
 
 def test_a_run_reads_as_much_as_it_can_use(tmp_path: Path) -> None:
