@@ -183,7 +183,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
         "run.\n\nNot meant for: generating text, facts that nobody checks, or decisions about people.",
         library_name="sentence-transformers" if makes_vectors else "transformers",
         pipeline_tag="sentence-similarity" if makes_vectors else "fill-mask",
-        datasets=[each.partition("@")[0] for each in hub] or None,
+        datasets=hub or None,
         tags=["domext", "domain-adaptation", kind, "bert", config.method.name],
     )
 
