@@ -72,7 +72,7 @@ class SourceFile:
     Args:
         path: path within its file system; on the hub OWNER/NAME@COMMIT/PATH.
         kind: text, jsonl, csv, parquet, arrow or package-docs.
-        size: bytes; 0 of `package-docs` that is not written yet (`package_docs`).
+        size: bytes; 1 of `package-docs` that is not written yet (`package_docs`).
         scheme: "" for local files, else for example "s3".
         modified: nanoseconds, as the listing has it.
     """
@@ -113,14 +113,14 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
         if key in files:
             repeated[each.path] = None
         files.setdefault(key, each)
-    if not any(each.size or each.kind == PACKAGE_DOCS for each in files.values()):
+    if not any(each.size for each in files.values()):
         raise CorpusError(f"--corpus {spec!r} is empty; give {READABLE} that has content.")
     return list(files.values()), list(repeated)
 
 
 def _find_files(entry: str) -> list[SourceFile]:
     if re.fullmatch(_DOCS_ENTRY, entry):
-        return [SourceFile(entry, PACKAGE_DOCS, 0)]
+        return [SourceFile(entry, PACKAGE_DOCS, 1)]
     scheme, _, path = entry.rpartition("://")
     files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path)
     for each in files:
