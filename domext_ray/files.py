@@ -88,17 +88,26 @@ def split_paths(text: str) -> list[str]:
     Args:
         text: paths, globs or other names separated by commas; the longest that exists is taken.
     """
-    parts = text.split(",")
-    paths: list[str] = []
+    paths, parts = list[str](), text.split(",")
     while parts:
-        # Asked once for each part: whether longer and longer joins exist costs a walk through folders each, with **.
-        goes_on = "[" in parts[0] or _exists(f"{parts[0].lstrip()},*")  # of a set, [a,b], that is unknown
-        ends = range(len(parts) if goes_on else 1, 1, -1)
-        end = next((each for each in ends if _exists(",".join(parts[:each]).strip())), 1)
+        joined, end = parts[0], 1
+        for number, part in enumerate(parts[1:], 2):
+            if not _goes_on(joined):
+                break
+            joined = f"{joined},{part}"
+            if _exists(joined.strip()):
+                end = number
         if path := ",".join(parts[:end]).strip():
             paths.append(path)
         parts = parts[end:]
     return paths
+
+
+def _goes_on(text: str) -> bool:
+    """Whether a name that is there begins with a text and a comma, or the comma may be of a set, [a,b]."""
+    text = text.lstrip()
+    is_open = text.rfind("[") > text.rfind("]")
+    return is_open or _exists(f"{text},*") or ("[" in text and _exists(f"{glob.escape(text)},*"))
 
 
 def _exists(path: str) -> bool:

@@ -18,7 +18,7 @@ from domext_ray.data.sample import Sample, check_corpus
 from domext_ray.data.sources import Sources, resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
 from domext_ray.model.base import Base
-from domext_ray.plan import count_planned_words, load_run_base, read_run_vocabulary
+from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read_run_vocabulary
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
@@ -62,6 +62,7 @@ def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunP
     Raises:
         DomextError: any mistake of the user's.
     """
+    config = pin_corpus(config, paths.run)
     return get_or_prepare_texts(config, base, get_or_build_tokenizer(config, base, paths), paths)
 
 
@@ -153,6 +154,7 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
         DomextError: any mistake of the user's.
     """
     paths = resolve_paths(config)
+    config = pin_corpus(config, paths.run)
     base = load_run_base(config)
     check_corpus(config.corpus, config.prepare)
     if config.dry_run:
@@ -169,8 +171,8 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
 
 def describe_sources(sources: Sources, paths: RunPaths) -> str:
     """Return what a dry run of the preparation prints: the files and their size."""
-    files = {file.path: file.size for task in sources.tasks for file in task.files}
-    lines = [f"  {size / 1e6:>12,.2f} MB  {path}" for path, size in list(files.items())[:LISTED_FILES]]
+    files = sources.files
+    lines = [f"  {each.size / 1e6:>12,.2f} MB  {each.path}" for each in files[:LISTED_FILES]]
     if len(files) > LISTED_FILES:
         lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
     return "\n".join(
@@ -211,7 +213,8 @@ def get_or_build_tokenizer(config: PretrainConfig, base: Base | None, paths: Run
     if is_kept:
         shutil.copytree(kept.local(), folder, dirs_exist_ok=True)
     if base is None:
-        learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, config.shape.max_position_embeddings)
+        longest = config.shape.max_position_embeddings
+        learn_wordpiece(config.corpus, config.prepare, config.vocab, folder, longest, paths.corpora)
     elif config.vocab.extends_base:
         _provide_extension(config, base, folder, paths.corpora)
     else:

@@ -83,7 +83,7 @@ def run_pretraining(config: PretrainConfig, started: float | None = None) -> Pla
     if not config.dry_run and is_finished(run_dir, run.config):
         _say_finished(run)
         return run_dir
-    samples = check_texts(config)
+    samples = check_texts(run.config)
     run = replace(run, goes_on_from=_look_back(run_dir))
     if config.dry_run:
         print(_forecast(run, samples))

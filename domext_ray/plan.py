@@ -6,6 +6,7 @@ Nothing is started or written; the run's directory is only looked at.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.shards import identify_corpus
+from domext_ray.data.files import pin_entries
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
@@ -23,9 +25,16 @@ from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.graft import Extensions, describe_shape
 from domext_ray.options.build import identity_of
-from domext_ray.runs.run_directory import check_identity, keep_precision, read_identity, resolve_paths, resolve_schedule
+from domext_ray.runs.run_directory import (
+    RunPaths,
+    check_identity,
+    keep_precision,
+    read_identity,
+    resolve_paths,
+    resolve_schedule,
+)
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
-from domext_ray.storage import Place, hash_values
+from domext_ray.storage import Place, Where, hash_values
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Run, Start
@@ -35,6 +44,8 @@ from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
+BYTES_PER_TOKEN = 6
+"""Of package documentation in JSONL, with a margin: four, and what is repeated."""
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
 
@@ -46,6 +57,7 @@ def plan_run(config: PretrainConfig) -> Run:
     """
     paths = resolve_paths(config)
     config = resolve_schedule(resolve_files(resolve_workers(keep_precision(config, paths.run))), paths.run)
+    config = pin_corpus(config, paths.run)
     base = load_run_base(config)
     if base and config.objective.reads_words and not base.has_mlm_head:
         print(f"note: the base {config.base!r} has no masked-LM head, so a fresh one is made and trains.", flush=True)
@@ -54,7 +66,7 @@ def plan_run(config: PretrainConfig) -> Run:
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None
     config, shape, counts = size_run(config, base, start.extensions if start else None)
     run = Run(config, paths, base_sha256, shape, counts, base, start)
-    check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths.run)})
+    check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
 
 
@@ -81,6 +93,26 @@ def resolve_files(config: ConfigT) -> ConfigT:
     if probe:
         config = replace(config, train=replace(config.train, general_probe=str(Path(probe).expanduser().resolve())))
     return config
+
+
+def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
+    """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on.
+
+    Of `package-docs` as much is read as the run can use, up to its horizon; all of it where words are learned from it.
+
+    Raises:
+        CorpusError: see `data.files.pin_entries`.
+    """
+    known = (read_identity(run_dir) or {}).get("corpus", "")
+    train, held_out_frac = config.train, config.prepare.held_out_frac
+    longest = train.lengths[-1]
+    steps = 0 if train.epochs else max(train.max_steps, config.optim.decay_steps)
+    wanted = [each for each in (steps * train.global_batch_size * longest, train.max_tokens) if each]
+    tokens = max(min(wanted, default=0) / (1.0 - held_out_frac), train.eval_rows * longest / held_out_frac)
+    megabytes = math.ceil(tokens * BYTES_PER_TOKEN / 1e6)
+    learns = config.base == "none" or (config.vocab.extends_base and not config.vocab.words)
+    reads_all = learns or not wanted or megabytes > 1000  # more than any machine has
+    return replace(config, corpus=pin_entries(config.corpus, known, None if reads_all else megabytes))
 
 
 def resolve_workers(config: PretrainConfig) -> PretrainConfig:
@@ -212,15 +244,16 @@ def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Sta
     return find_start(folder, base_sha256)
 
 
-def _find_moved_corpus(config: PretrainConfig, run_dir: Place) -> dict[str, str]:
+def _find_moved_corpus(config: PretrainConfig, paths: RunPaths) -> dict[str, str]:
     """The fingerprint that a run's corpus has under another name; nothing where it is called as before or is another.
 
     It is known before the corpus is prepared: the run has its tokenizer already.
     """
-    stored = read_identity(run_dir) or {}
-    if stored.get("corpus", config.corpus) == config.corpus or not (run_dir / "tokenizer").is_dir():
+    stored = read_identity(paths.run) or {}
+    if stored.get("corpus", config.corpus) == config.corpus or not (paths.run / "tokenizer").is_dir():
         return {}
-    sources, tokenizer = resolve_sources(config.corpus, config.prepare), load_tokenizer((run_dir / "tokenizer").local())
+    sources = resolve_sources(config.corpus, config.prepare, paths.corpora)
+    tokenizer = load_tokenizer((paths.run / "tokenizer").local())
     pairs = config.objective.next_sentence
     found = hash_values(identify_corpus(sources, config.prepare, tokenizer, config.train.seq_length, pairs))
     return {"corpus_fingerprint": found} if found == stored.get("corpus_fingerprint") else {}

@@ -20,16 +20,18 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 from domext_ray.bucket import NEW, Bucket, Info, find_cache
-from domext_ray.errors import RunError, name_file
+from domext_ray.errors import RunError, StorageError, name_file
 
 __all__ = ["NEW", "Info", "find_cache"]  # of a bucket, for those who know places alone
 
 SCHEMES = ("s3", "gs")
+HASH_THREADS, SETTLED_SECONDS = 8, 2.0
 
 
 class Fence(Protocol):
@@ -326,6 +328,36 @@ def hash_file(where: Where) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def hash_files(
+    places: Iterable[Where], memory: Place | None = None, given: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the sha256 of files of a disk, by path.
+
+    Args:
+        places: the files.
+        memory: a file of hashes by path, size and time: what has not changed since it was written is not read again.
+        given: the hashes, where the files were written just now: the memory is told.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    infos = {str(place): Place(place).info() for place in places}
+    settled = time.time() - SETTLED_SECONDS  # a clock may not tell when what is newer changes again
+    states = {path: [each.size, each.modified] for path, each in infos.items() if each and each.modified < settled}
+    known: dict[str, Any] = {}
+    with contextlib.suppress(OSError, json.JSONDecodeError):  # there is none yet, or a power cut has left a part
+        known = json.loads(memory.read_bytes()) if memory else {}
+    fresh = [path for path in infos if path not in states or known.get(path, [])[:2] != states[path]]
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        found = given or dict(zip(fresh, pool.map(hash_file, fresh), strict=True))
+    hashes = {path: found.get(path) or known[path][2] for path in infos}
+    if memory and fresh and states:
+        record = {path: [*state, hashes[path]] for path, state in states.items()}
+        with contextlib.suppress(OSError, StorageError):  # of another user's folder: files are read again then
+            memory.put(json.dumps(record).encode(), flush=False)
+    return hashes
 
 
 def map_file(where: Where) -> memoryview:

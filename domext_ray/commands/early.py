@@ -39,9 +39,9 @@ def check_text(option: str, spec: str) -> None:
     Raises:
         CorpusError: there is no such file.
     """
-    from domext_ray.data.files import PACKAGE_DOCS, find_files
+    from domext_ray.data.files import find_files
 
-    if "://" not in spec and spec != PACKAGE_DOCS:
+    if "://" not in spec:
         try:
             find_files(spec)
         except CorpusError as error:

@@ -373,7 +373,7 @@ class PretrainConfig:
     """Everything that a pre-training run is made from."""
 
     base: Base = "general-mini"  # general-mini (ships with the package), a folder, a hub id, or none (random weights)
-    # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME
+    # package-docs, or comma-separated files, globs, folders, s3:// addresses, hf://NAME:CONFIG@REVISION
     corpus: Corpus = "package-docs"
     # directory of a finished run whose parameters this run starts from (exBERT's second stage)
     init_from: RunFolder = ""

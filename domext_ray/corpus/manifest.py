@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from domext_ray.errors import CorpusError
-from domext_ray.storage import Place, Where, hash_file, hash_values, map_file, write_json
+from domext_ray.storage import Place, Where, hash_file, hash_files, hash_values, map_file, write_json
 
 FORMAT_VERSION = 3
 
@@ -26,46 +25,25 @@ Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 MANIFEST, TOKEN_COUNTS = "manifest.json", "token_counts.npy"
 
-_FILES = {
-    "train": (r"train-\d{6,}\.arrow", ("num_rows", "num_tokens")),
-    "held_out": (r"held_out-\d{6,}\.arrow", ("num_rows", "num_tokens")),
-    "texts": (r"text-\d{6,}\.jsonl", ("num_documents", "num_bytes")),
-}
-"""Names of a corpus' files, which are all beside its manifest, and what its records count."""
+HASHES = ".hashes.json"
+"""Beside a manifest on a disk: what `find_shard_fault` need not read again."""
 
 
 @dataclass(frozen=True)
-class ShardRecord:
-    """One Arrow IPC file.
+class FileRecord:
+    """An Arrow IPC file of rows; or a file of held-out documents as they are, a JSON object with `text` a line.
 
     Args:
         path: relative to the manifest's folder.
-        num_rows: rows.
-        num_tokens: tokens, special ones included.
         sha256: of the file.
+        num_rows: rows, or lines.
+        num_tokens: tokens, special ones included; of text 0.
     """
 
     path: str
+    sha256: str
     num_rows: int
-    num_tokens: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class TextRecord:
-    """One file of held-out documents as they are, a JSON object with the field `text` a line.
-
-    Args:
-        path: relative to the manifest's folder.
-        num_documents: lines.
-        num_bytes: size of the file.
-        sha256: of the file.
-    """
-
-    path: str
-    num_documents: int
-    num_bytes: int
-    sha256: str
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,14 +71,14 @@ class Manifest:
     seq_length: int
     tokenizer_fingerprint: str
     settings: dict[str, Any]
-    train: tuple[ShardRecord, ...]
-    held_out: tuple[ShardRecord, ...]
+    train: tuple[FileRecord, ...]
+    held_out: tuple[FileRecord, ...]
     num_documents: int
     dropped: dict[str, int]
     pairs: bool = False
     cls_id: int = 0
     sep_id: int = 0
-    texts: tuple[TextRecord, ...] = ()
+    texts: tuple[FileRecord, ...] = ()
     dropped_places: dict[str, str] = field(default_factory=dict)
     token_counts_sha256: str = ""
 
@@ -119,7 +97,7 @@ class Manifest:
             ) from error
         return np.pad(counts, (0, num_words - len(counts)))
 
-    def records(self, split: Split) -> tuple[ShardRecord, ...]:
+    def records(self, split: Split) -> tuple[FileRecord, ...]:
         """Return the shards of a split."""
         return self.train if split == "train" else self.held_out
 
@@ -138,11 +116,7 @@ class Manifest:
 
 def write_manifest(folder: Place, record: Mapping[str, Any]) -> None:
     """Write the manifest of a prepared corpus, with its own hash."""
-    write_json(folder / MANIFEST, {**record, "sha256": _hash_record(record)})
-
-
-def _hash_record(record: Mapping[str, Any]) -> str:
-    return hash_values({name: value for name, value in record.items() if name != "sha256"})
+    write_json(folder / MANIFEST, {**record, "sha256": hash_values(record)})
 
 
 def read_manifest(folder: Where) -> Manifest:
@@ -151,34 +125,13 @@ def read_manifest(folder: Where) -> Manifest:
     Raises:
         CorpusError: it is missing, damaged, or of another format.
     """
-    path = Place(folder) / MANIFEST
+    path, fault = Place(folder) / MANIFEST, ""
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_bytes())
         if record["format"] != FORMAT_VERSION:
-            raise CorpusError(
-                f"{path} has format {record['format']}, this version reads {FORMAT_VERSION}; prepare again."
-            )
-        fault = _find_fault(record)
-        if fault:
-            raise CorpusError(f"{path} is damaged ({fault}); delete its folder and prepare the corpus again.")
-        shards = {split: tuple(ShardRecord(**each) for each in record[split]) for split in SPLITS}
-        return Manifest(
-            path.parent,
-            record["fingerprint"],
-            record["seq_length"],
-            record["tokenizer_fingerprint"],
-            record["settings"],
-            shards["train"],
-            shards["held_out"],
-            record["num_documents"],
-            record["dropped"],
-            record["pairs"],
-            record["cls_id"],
-            record["sep_id"],
-            tuple(TextRecord(**each) for each in record["texts"]),
-            record.get("dropped_places", {}),
-            record["token_counts_sha256"],
-        )
+            fault = f"has format {record['format']}, this version reads {FORMAT_VERSION}"
+        elif record.pop("sha256") != hash_values(record):
+            fault = "is damaged (it is not what was written: its sha256 is another)"
     except FileNotFoundError as error:
         raise CorpusError(f"{folder} has no manifest.json; prepare the corpus with domext prepare.") from error
     except PermissionError as error:
@@ -186,79 +139,39 @@ def read_manifest(folder: Where) -> Manifest:
             f"{path} may be read by its owner only, for held-out text is beside it; give another --prepare.cache_dir."
         ) from error
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CorpusError(f"{path} is damaged ({error}); delete its folder and prepare the corpus again.") from error
-
-
-def _find_fault(record: dict[str, Any]) -> str:
-    """Say what is wrong with the fields of a manifest; empty: nothing."""
-    if record.get("sha256") != _hash_record(record):
-        return "it is not what was written: its sha256 is another"
-    for name in ("fingerprint", "tokenizer_fingerprint", "token_counts_sha256"):
-        if not _is_hash(record[name]):
-            return f"{name} is no sha256"
-    for name, least in (("seq_length", 1), ("num_documents", 1), ("cls_id", 0), ("sep_id", 0)):
-        if not _is_count(record[name], least):
-            return f"{name} is {record[name]!r}"
-    if not isinstance(record["pairs"], bool) or not isinstance(record["settings"], dict):
-        return "pairs or settings is of the wrong type"
-    if not isinstance(record["dropped"], dict) or not all(_is_count(each, 0) for each in record["dropped"].values()):
-        return "dropped is no table of counts"
-    places = record.get("dropped_places", {})
-    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
-        return "dropped_places is no table of places"
-    for part, (pattern, fields) in _FILES.items():
-        if not record[part] and part in SPLITS:
-            return f"{part} names no file"
-        paths = [each["path"] for each in record[part]]
-        for each in record[part]:
-            if not isinstance(each["path"], str) or not re.fullmatch(pattern, each["path"]):
-                return f"{part} names {each['path']!r}"
-            if each.keys() != {"path", "sha256", *fields} or not _is_hash(each["sha256"]):
-                return f"the record of {each['path']} is incomplete"
-            if not all(_is_count(each[name], 1) for name in fields):
-                return f"the record of {each['path']} has an impossible count"
-        if paths != sorted(set(paths), key=lambda each: (len(each), each)):
-            return f"{part} names files twice or out of order"
-    return ""
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def verify_shards(manifest: Manifest) -> None:
-    """Compare every file of a prepared corpus with its record.
-
-    Raises:
-        CorpusError: a file is missing or differs; names it.
-    """
-    fault = find_shard_fault(manifest)
+        fault = f"is damaged ({error})"
     if fault:
-        raise CorpusError(f"{fault}; delete {manifest.folder} and prepare the corpus again.")
+        raise CorpusError(f"{path} {fault}; delete its folder and prepare the corpus again.")
+    values = {each.name: record[each.name] for each in fields(Manifest) if each.name != "folder"}
+    files = {name: tuple(FileRecord(**each) for each in record[name]) for name in (*SPLITS, "texts")}
+    return Manifest(path.parent, **{**values, **files})
 
 
 def find_shard_fault(manifest: Manifest) -> str:
-    """Say which file of a prepared corpus is not what its record says; empty: none. Of a bucket's, what is missing."""
-    shards: list[ShardRecord | TextRecord] = [*manifest.train, *manifest.held_out, *manifest.texts]
-    if not manifest.folder.is_local:  # one request; what is there is whole, and is compared when it is opened
-        there = {*manifest.folder.list_names()}
-        names = [*(each.path for each in shards), TOKEN_COUNTS]
-        return next((_describe_fault(manifest.folder / each) for each in names if each not in there), "")
-    for record in shards:
-        fault = find_file_fault(manifest.folder / record.path, record.sha256)
-        if fault:
-            return fault
-    if fault := find_file_fault(manifest.folder / TOKEN_COUNTS, manifest.token_counts_sha256):
-        return fault
-    for shard in (*manifest.train, *manifest.held_out):
-        path = manifest.folder / shard.path
-        if pa.ipc.open_file(pa.py_buffer(map_file(path))).count_rows() != shard.num_rows:
-            return f"the shard {path} has another number of rows than its manifest says"
-    return ""
+    """Say which file of a prepared corpus is missing, or on a disk is not what its record says; empty: none.
+
+    What a bucket holds is whole, and is compared when it is opened.
+    """
+    there, hashes = {*manifest.folder.list_names()}, _list_hashes(manifest)
+    for place in hashes:
+        if place.name not in there:
+            return _describe_fault(place)
+    found = hash_files(hashes, manifest.folder / HASHES) if manifest.folder.is_local else {}
+    changed = (place for place, sha256 in hashes.items() if found.get(str(place), sha256) != sha256)
+    return next(map(_describe_fault, changed), "")
+
+
+def remember_shards(manifest: Manifest) -> None:
+    """Spare the next start the reading of a prepared corpus whose files were written just now."""
+    hashes = _list_hashes(manifest)
+    if manifest.folder.is_local:
+        hash_files(hashes, manifest.folder / HASHES, {str(place): sha256 for place, sha256 in hashes.items()})
+
+
+def _list_hashes(manifest: Manifest) -> dict[Place, str]:
+    records = [*manifest.train, *manifest.held_out, *manifest.texts]
+    hashes = {each.path: each.sha256 for each in records} | {TOKEN_COUNTS: manifest.token_counts_sha256}
+    return {manifest.folder / name: sha256 for name, sha256 in hashes.items()}
 
 
 def find_file_fault(path: Place, sha256: str) -> str:
@@ -290,16 +203,7 @@ def _read_hashes(folder: str) -> dict[str, str]:
 
 
 def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.Table:
-    """Read rows of several shards, in the order asked for.
-
-    Args:
-        paths: files of the shards.
-        shards: int64 [R], index into `paths`.
-        rows: int64 [R], row within the shard.
-
-    Returns:
-        Table with R rows and the shards' columns.
-    """
+    """Read rows in the order asked for: index into `paths` and row within that file, int64 [R] each."""
     pieces, places = [], []
     for shard in np.unique(shards):
         batches, ends = _open_shard(paths[shard])
@@ -316,16 +220,7 @@ def take_rows(paths: Sequence[str], shards: np.ndarray, rows: np.ndarray) -> pa.
 
 
 def take_numbered(paths: Sequence[str], shard_rows: Sequence[int], numbers: np.ndarray) -> pa.Table:
-    """Read rows by their number in a split.
-
-    Args:
-        paths: files of the split's shards.
-        shard_rows: rows of every shard.
-        numbers: int64 [R], counted over all shards in manifest order.
-
-    Returns:
-        Table with R rows, the shards' columns and `row_id` (int64), the numbers.
-    """
+    """Read rows by their number, counted over all files of a split, int64 [R], which is their column `row_id`, too."""
     ends = np.cumsum(shard_rows)
     shards = np.searchsorted(ends, numbers, side="right")
     firsts = np.concatenate([[0], ends])[shards]

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus.manifest import (
@@ -33,13 +32,13 @@ from domext_ray.corpus.manifest import (
     MANIFEST,
     SPLITS,
     TOKEN_COUNTS,
+    FileRecord,
     Manifest,
-    ShardRecord,
     Split,
-    TextRecord,
     find_file_fault,
     find_shard_fault,
     read_manifest,
+    remember_shards,
     write_manifest,
 )
 from domext_ray.corpus.overlap import read_hashes, write_hashes
@@ -80,12 +79,7 @@ _PARTS = (*SPLITS, "texts")
 
 
 def prepare_corpus(
-    spec: str,
-    prepare: PrepareConfig,
-    tokenizer_folder: Path,
-    seq_length: int,
-    cache_dir: Where,
-    pairs: bool = False,
+    spec: str, prepare: PrepareConfig, tokenizer_folder: Path, seq_length: int, cache_dir: Where, pairs: bool = False
 ) -> Manifest:
     """Prepare a corpus, or find it prepared; Ray is initialised.
 
@@ -101,7 +95,7 @@ def prepare_corpus(
         CorpusError: nothing to read, nothing usable in it, too many rows without text, or an empty split; with `pairs`
             also a split without two documents of several sentences.
     """
-    sources = resolve_sources(spec, prepare)
+    sources = resolve_sources(spec, prepare, cache_dir)
     tokenizer = load_tokenizer(tokenizer_folder)
 
     settings = make_settings(tokenizer, prepare, seq_length, pairs)
@@ -110,36 +104,33 @@ def prepare_corpus(
     fingerprint = hash_values(identity)
     folder = Place(cache_dir) / fingerprint[:16]
     manifest = _find_prepared(folder, fingerprint)
-    if manifest:
-        return _tell_dropped(manifest, spec, prepare, is_new=False)
-    with lock_work(folder, f"preparing --corpus {spec!r}") as work:
-        manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
-        if manifest:
-            return _tell_dropped(manifest, spec, prepare, is_new=False)
-        (work / MANIFEST).delete()
-        record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
-        record |= {
-            "format": FORMAT_VERSION,
-            "fingerprint": fingerprint,
-            "seq_length": seq_length,
-            "tokenizer_fingerprint": identity["tokenizer"],
-            "settings": {**identity["prepare"], "held_out_by": held_out_by},
-            "corpus": spec,
-            "pairs": pairs,
-            "cls_id": settings.cls_id,
-            "sep_id": settings.sep_id,
-        }
-        for name in work.list_names():
-            if name.startswith("."):  # of a task that was killed
-                (work / name).delete()
-        write_manifest(work, record)
-    if split := describe_split(sources.files, prepare, held_out_by):
-        print(split, file=sys.stderr)
-    return _tell_dropped(read_manifest(folder), spec, prepare, is_new=True)
-
-
-def _tell_dropped(manifest: Manifest, spec: str, prepare: PrepareConfig, *, is_new: bool) -> Manifest:
-    """Say what a prepared corpus lost, or refuse it."""
+    is_new = False
+    if manifest is None:
+        with lock_work(folder, f"preparing --corpus {spec!r}") as work:
+            manifest = _find_prepared(folder, fingerprint)  # by the job that this one may have waited for
+            if is_new := manifest is None:
+                (work / MANIFEST).delete()
+                record = _build(sources, replace(prepare, held_out_by=held_out_by), settings, work, fingerprint)
+                record |= {
+                    "format": FORMAT_VERSION,
+                    "fingerprint": fingerprint,
+                    "seq_length": seq_length,
+                    "tokenizer_fingerprint": identity["tokenizer"],
+                    "settings": {**identity["prepare"], "held_out_by": held_out_by},
+                    "corpus": spec,
+                    "pairs": pairs,
+                    "cls_id": settings.cls_id,
+                    "sep_id": settings.sep_id,
+                }
+                for name in work.list_names():
+                    if name.startswith("."):  # of a task that was killed
+                        (work / name).delete()
+                write_manifest(work, record)
+                manifest = read_manifest(folder)
+    if is_new:
+        remember_shards(manifest)
+        if split := describe_split(sources.files, prepare, held_out_by):
+            print(split, file=sys.stderr)
     dropped = Dropped(Counter(manifest.dropped), manifest.dropped_places)
     dropped.tell(spec, manifest.num_documents, prepare, is_new=is_new)
     return manifest
@@ -163,11 +154,7 @@ def make_settings(
 
 
 def identify_corpus(
-    sources: Sources,
-    prepare: PrepareConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    seq_length: int,
-    pairs: bool,
+    sources: Sources, prepare: PrepareConfig, tokenizer: PreTrainedTokenizerBase, seq_length: int, pairs: bool
 ) -> dict[str, Any]:
     """Return everything that decides the rows of a prepared corpus; its hash is the corpus's fingerprint."""
     return {
@@ -273,16 +260,10 @@ def _to_words(hashes: bytes | bytearray) -> np.ndarray:
 def split_documents(
     hashes: bytearray, groups: bytearray, files: Sequence[Sequence[tuple[str, int]]], prepare: PrepareConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which documents stay, and which are held out if they stay; bool [D] each.
+    """Return which documents stay, and which are held out if they stay, bool [D] each.
 
-    Args:
-        hashes: `hash_document` of each, in order.
-        groups: hashes of the groups that they belong to, likewise.
-        files: path and number of documents of each file of each task, in order.
-        prepare: how documents are divided, `held_out_by` resolved.
-
-    Raises:
-        CorpusError: files are held out, and fewer than two have documents.
+    Their hashes, and those of their groups, come in order, and path and number of documents of every file of a task;
+    `held_out_by` is resolved.
     """
     keep, is_held_out = _choose_documents(hashes, prepare.held_out_frac)
     if prepare.held_out_by == "file":
@@ -419,7 +400,7 @@ def _divide(task: ReadTask, prepare: PrepareConfig, plan: bytes, held_out: list[
         raise CorpusError(f"{task.files[0].path} changed while it was read; start again when nothing writes to it.")
 
 
-def _write_texts(path: Place, documents: Sequence[str]) -> TextRecord | None:
+def _write_texts(path: Place, documents: Sequence[str]) -> FileRecord | None:
     """Write the first documents as they are, while they fit; of a first one that does not, the beginning."""
     lines: list[bytes] = []
     size = 0
@@ -436,7 +417,7 @@ def _write_texts(path: Place, documents: Sequence[str]) -> TextRecord | None:
     with new_file(path, is_flushed=False) as temporary:
         temporary.touch(mode=0o600)
         temporary.write_bytes(b"".join(lines))
-        return TextRecord(path.name, len(lines), size, hash_file(temporary))
+        return FileRecord(path.name, hash_file(temporary), len(lines))
 
 
 def _to_line(document: str) -> bytes:
@@ -445,7 +426,7 @@ def _to_line(document: str) -> bytes:
 
 def _write_shard(
     path: Place, rows: Iterator[tuple[Any, ...]], schema: pa.Schema
-) -> tuple[ShardRecord | None, np.ndarray]:
+) -> tuple[FileRecord | None, np.ndarray]:
     """Write rows whose first column is their tokens; count these by id, too."""
     num_rows, token_counts = 0, np.zeros(0, dtype=np.int64)
     with new_file(path, is_flushed=False) as temporary:
@@ -457,7 +438,7 @@ def _write_shard(
         if not num_rows:
             temporary.unlink()
             return None, token_counts
-        return ShardRecord(path.name, num_rows, int(token_counts.sum()), hash_file(temporary)), token_counts
+        return FileRecord(path.name, hash_file(temporary), num_rows, int(token_counts.sum())), token_counts
 
 
 def _add_counts(counts: np.ndarray, more: np.ndarray) -> np.ndarray:

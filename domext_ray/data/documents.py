@@ -98,11 +98,7 @@ def _cut(texts: Sequence[str], prepare: PrepareConfig) -> Iterator[str]:
 
 
 def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
-    """Refuse plain text where fields beside the text are asked for.
-
-    Raises:
-        CorpusError: it is.
-    """
+    """Refuse plain text where fields beside the text are asked for."""
     for option, fields in (("pair", ",".join(prepare.pair)), ("group_field", prepare.group_field)):
         if fields and file.kind in (TEXT, PACKAGE_DOCS):
             raise CorpusError(
@@ -113,11 +109,7 @@ def require_fields(file: SourceFile, prepare: PrepareConfig) -> None:
 
 def clean_text(text: str) -> str:
     """Normalise to NFC, drop control and unassigned characters, and make every run of white space one space."""
-    if text.isascii():
-        if not text.isprintable():
-            text = "".join(each if each.isprintable() or each.isspace() else "" for each in text)
-        return _SPACES.sub(" ", text).strip()
-    text = unicodedata.normalize("NFC", text)
+    text = text if text.isascii() else unicodedata.normalize("NFC", text)
     if not text.isprintable():  # isprintable is false for spaces other than " " and for the categories C*
         text = "".join(each if each.isprintable() or each.isspace() or each in "\u200c\u200d" else "" for each in text)
     return _SPACES.sub(" ", text).strip()

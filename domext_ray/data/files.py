@@ -1,8 +1,8 @@
 """What the user names -> files, found, told apart by their content, and opened.
 
-Enters: a comma-separated list of files, globs, folders, s3:// addresses of these, datasets of the hub (hf://NAME@REVISION)
-or `package-docs`. Leaves: `SourceFile`s in one canonical order; a stream of the bytes of one, through gzip if its name
-says so. What is no UTF-8 text is named for what it is.
+Enters: a comma-separated list of files, globs, folders, s3:// addresses of these, datasets of the hub
+(hf://NAME:CONFIG@REVISION) or `package-docs`. Leaves: `SourceFile`s in one canonical order, the same on every node; a
+stream of the bytes of one, through gzip if its name says so. What is no UTF-8 text is named for what it is.
 """
 
 from __future__ import annotations
@@ -10,36 +10,39 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
-import hashlib
 import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from domext_ray.data import package_docs
 from domext_ray.errors import CorpusError
 from domext_ray.files import split_paths
+from domext_ray.storage import Place, find_cache, hash_files, hash_text
 
 PACKAGE_DOCS = "package-docs"
 READABLE = "text, JSONL, CSV (all may be gzipped), Parquet or a saved dataset"
 TEXT, JSONL, CSV, PARQUET, ARROW = "text", "jsonl", "csv", "parquet", "arrow"
+LINES = (TEXT, JSONL, PACKAGE_DOCS)
+"""Kinds whose rows are lines, so that a large file is read in ranges."""
+
 _KINDS = {".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".parquet": PARQUET, ".arrow": ARROW}
 _KINDS |= {".csv": CSV, ".tsv": CSV}
 _ARCHIVES = (".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar", ".tar", ".tgz", ".tar.gz")
 _OFFICE = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".xls", ".xlsx", ".ods", ".ppt", ".pptx", ".epub", ".djvu")
 _UNREADABLE = (*_ARCHIVES, *_OFFICE)
 LOCAL = ("", "file")
-_HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
+HUB, _HUB_NAME = "hf", r"[\w-][\w.-]*/[\w-][\w.-]*"
+_HUB_ENTRY = re.compile(rf"({_HUB_NAME}|[\w-][\w.-]*)(?::([^@:/]+))?(?:@(.+))?")
+_DOCS_ENTRY = rf"{PACKAGE_DOCS}(:(all|[1-9]\d*))?"
 _GZIP = ".gz"
-_HASH_CHUNK_BYTES = 4 * 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 _HEAD_BYTES = 2**16
 _MIN_NUL_DISTANCE = 1000
@@ -67,16 +70,18 @@ class SourceFile:
     """One file of a corpus.
 
     Args:
-        path: path within its file system; for `package-docs`, the name of a distribution.
+        path: path within its file system; on the hub OWNER/NAME@COMMIT/PATH.
         kind: text, jsonl, csv, parquet, arrow or package-docs.
-        size: bytes.
+        size: bytes; 1 of `package-docs` that is not written yet (`package_docs`).
         scheme: "" for local files, else for example "s3".
+        modified: nanoseconds, as the listing has it.
     """
 
     path: str
     kind: str
     size: int
     scheme: str = ""
+    modified: int = 0
 
     @property
     def is_gzip(self) -> bool:
@@ -101,54 +106,49 @@ def find_files(spec: str) -> tuple[list[SourceFile], list[str]]:
     Raises:
         CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
     """
-    found = [file for entry in split_paths(spec) for file in _find_files(entry)]
     files: dict[tuple[str, str], SourceFile] = {}
     repeated: dict[str, None] = {}
-    for each in found:
-        is_local = each.kind != PACKAGE_DOCS and each.scheme in LOCAL
-        key = ("", os.path.realpath(each.path)) if is_local else (each.scheme + each.kind, each.path)
-        if key in files and each.kind != PACKAGE_DOCS:
+    for each in (file for entry in split_paths(spec) for file in _find_files(entry)):
+        key = ("", os.path.realpath(each.path)) if each.scheme in LOCAL else (each.scheme, each.path)
+        if key in files:
             repeated[each.path] = None
         files.setdefault(key, each)
-    if not sum(each.size for each in files.values()):
+    if not any(each.size for each in files.values()):
         raise CorpusError(f"--corpus {spec!r} is empty; give {READABLE} that has content.")
     return list(files.values()), list(repeated)
 
 
 def _find_files(entry: str) -> list[SourceFile]:
-    if entry == PACKAGE_DOCS:
-        sizes = package_docs.find_distributions()
-        return [SourceFile(name, PACKAGE_DOCS, size) for name, size in sizes]
+    if re.fullmatch(_DOCS_ENTRY, entry):
+        return [SourceFile(entry, PACKAGE_DOCS, 1)]
     scheme, _, path = entry.rpartition("://")
-    if scheme == _HUB:
-        scheme, infos = "", _download_dataset(path)
-    else:
-        filesystem = _open_filesystem(scheme, path)
-        try:
-            infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()))
-        except OSError as error:
-            raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
-    if not infos:
-        hint = f"; a dataset of the hub is {_HUB}://{entry}" if re.fullmatch(_HUB_NAME, entry) else ""
-        raise CorpusError(f"--corpus {entry!r} names no file; give a file, a glob, a folder or {PACKAGE_DOCS}{hint}.")
-    for each in infos:
-        _require_readable_kind(entry, each)
-    infos = sorted(infos, key=lambda each: each.path)
-    return [SourceFile(each.path, _KINDS.get(find_suffix(each.path), TEXT), each.size, scheme) for each in infos]
+    files = _find_dataset(entry, path) if scheme == HUB else _find_paths(entry, scheme, path)
+    for each in files:
+        if each.path.lower().endswith(_UNREADABLE):
+            raise CorpusError(f"--corpus {entry!r} includes {each.path}, whose format cannot be read; give {READABLE}.")
+    return sorted(files, key=lambda each: each.path)
 
 
 def _to_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _require_readable_kind(entry: str, info: pafs.FileInfo) -> None:
-    if not info.is_file:
-        what = "does not exist" if info.type == pafs.FileType.NotFound else "is no regular file"
-        if info.type == pafs.FileType.NotFound and os.path.islink(info.path):
-            what = "is a link to nothing"
-        raise CorpusError(f"--corpus {entry!r} includes {info.path}, which {what}; mend it or leave it out.")
-    if info.path.lower().endswith(_UNREADABLE):
-        raise CorpusError(f"--corpus {entry!r} includes {info.path}, whose format cannot be read; give {READABLE}.")
+def _find_paths(entry: str, scheme: str, path: str) -> list[SourceFile]:
+    filesystem = _open_filesystem(scheme, path)
+    try:
+        infos = _list_files(filesystem, path if scheme else str(Path(path).expanduser().absolute()))
+    except OSError as error:
+        raise CorpusError(f"--corpus {entry!r} cannot be reached ({_to_line(error)}).") from error
+    if not infos:
+        hint = f"; a dataset of the hub is {HUB}://{entry}" if re.fullmatch(_HUB_NAME, entry) else ""
+        raise CorpusError(f"--corpus {entry!r} names no file; give a file, a glob, a folder or {PACKAGE_DOCS}{hint}.")
+    for each in infos:
+        if not each.is_file:
+            is_missing = each.type == pafs.FileType.NotFound
+            what = "does not exist" if is_missing else "is no regular file"
+            what = "is a link to nothing" if is_missing and os.path.islink(each.path) else what
+            raise CorpusError(f"--corpus {entry!r} includes {each.path}, which {what}; mend it or leave it out.")
+    return [SourceFile(each.path, _find_kind(each.path), each.size, scheme, each.mtime_ns or 0) for each in infos]
 
 
 def _list_files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
@@ -177,14 +177,13 @@ def _glob(filesystem: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
     if filesystem.get_file_info(fixed).type != pafs.FileType.Directory:
         return []
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    expression = re.sub(r"\*\*/|\*\*|\*|\?|[^*?]+", lambda m: parts.get(m[0]) or _escape_outside_sets(m[0]), pattern)
-    matching = re.compile(expression)
+
+    def translate(match: re.Match[str]) -> str:
+        text = match[0]
+        return parts.get(text) or (text.replace("[!", "[^", 1) if text.endswith("]") else re.escape(text))
+
+    matching = re.compile(re.sub(r"\*\*/|\*\*|\*|\?|\[[^\]*?]+\]|[^*?\[]+|\[", translate, pattern))
     return [each for each in _list_all(filesystem, fixed) if matching.fullmatch(each.path)]
-
-
-def _escape_outside_sets(text: str) -> str:
-    parts = re.split(r"(\[[^\]]+\])", text)
-    return "".join(part.replace("[!", "[^", 1) if i % 2 else re.escape(part) for i, part in enumerate(parts))
 
 
 def _list_all(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
@@ -203,30 +202,15 @@ def _list_visible(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInf
 
 
 def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo] | None:
-    """The data files of the training split of a folder that `datasets` saved; None: it is another folder.
-
-    Raises:
-        CorpusError: its lists are damaged, it has no training split, or it names a file outside of itself.
-    """
-    split, splits = folder, _read_json(filesystem, f"{folder}/dataset_dict.json")
+    """The data files of the training split of a folder that `datasets` saved; None: it is another folder."""
+    split, splits = folder, _read_names(filesystem, f"{folder}/dataset_dict.json", "splits")
     if splits is not None:
-        names = splits.get("splits")
-        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-            raise CorpusError(f"{folder}/dataset_dict.json is damaged (it lists no splits); save the dataset again.")
-        if "train" not in names:
-            raise CorpusError(f"{folder} has no split 'train'; name one of {', '.join(names)} below it.")
+        if "train" not in splits:
+            raise CorpusError(f"{folder} has no split 'train'; name one of {', '.join(splits)} below it.")
         split = f"{folder}/train"
-    state = _read_json(filesystem, f"{split}/state.json")
-    if state is None or "_data_files" not in state:
+    files = _read_names(filesystem, f"{split}/state.json", "_data_files")
+    if files is None:
         return None if splits is None else _list_visible(filesystem, split)
-    records = state["_data_files"]
-    files = (
-        [each.get("filename") if isinstance(each, dict) else None for each in records]
-        if isinstance(records, list)
-        else [None]
-    )
-    if not all(isinstance(each, str) for each in files):
-        raise CorpusError(f"{split}/state.json is damaged (it lists no data files); save the dataset again.")
     own = os.path.realpath(folder).rstrip("/") + "/"
     is_local = isinstance(filesystem, pafs.LocalFileSystem)
     for name in files:
@@ -239,39 +223,81 @@ def _list_saved_dataset(filesystem: pafs.FileSystem, folder: str) -> list[pafs.F
     return filesystem.get_file_info([f"{split}/{name}" for name in files])
 
 
-def _read_json(filesystem: pafs.FileSystem, path: str) -> dict[str, Any] | None:
-    """Return the object in a file; None: there is no such file."""
+def _read_names(filesystem: pafs.FileSystem, path: str, field: str) -> list[str] | None:
+    """Return the names, or objects' file names, that a JSON file lists; None: there is no such file or list."""
     if filesystem.get_file_info(path).type != pafs.FileType.File:
         return None
     with filesystem.open_input_file(path) as file:
         content = file.read()
     try:
         record = json.loads(content)
+        names = record["splits"] if field == "splits" else record.get(field)
+        names = names and [each["filename"] if field == "_data_files" else each for each in names]
+        "".join(names or [])  # all are text
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CorpusError(f"{path} is damaged ({_to_line(error)}); save the dataset again.") from error
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{path} is no JSON ({_to_line(error)}); mend it, or save the dataset again.") from error
-    return record if isinstance(record, dict) else {}
+    return names
 
 
-def _download_dataset(name: str) -> list[pafs.FileInfo]:
-    """Fetch the training split of a dataset of the hub, NAME or NAME@REVISION, into the cache of `datasets`."""
-    import datasets
-
-    repository, _, revision = name.partition("@")
-    if not re.fullmatch(_HUB_NAME, repository) and not re.fullmatch(r"[\w-][\w.-]*", repository):
-        raise CorpusError(f"--corpus '{_HUB}://{name}' names no dataset; write {_HUB}://OWNER/NAME or …@REVISION.")
-    if os.path.exists(repository):
+def _find_dataset(entry: str, path: str) -> list[SourceFile]:
+    """The files of the training split of a dataset of the hub, at a commit, whose list is kept: it stays as it is."""
+    match = _HUB_ENTRY.fullmatch(path)
+    if match is None:
+        raise CorpusError(f"--corpus {entry!r} names no dataset; write {HUB}://OWNER/NAME, …:CONFIG or …@REVISION.")
+    name, config, revision = match.groups()
+    if os.path.exists(name):
         raise CorpusError(
-            f"--corpus '{_HUB}://{name}' is also a folder here, which would be read in its stead; start the job from "
-            f"another folder, or give {repository} for the local one."
+            f"--corpus {entry!r} is also a folder here, which would be read in its stead; start the job from another "
+            f"folder, or give {name} for the local one."
         )
+    kept = Place(find_cache()) / "hub"
+    with contextlib.suppress(FileNotFoundError):
+        return [SourceFile(**each) for each in json.loads((kept / hash_text(path)).read_bytes())]
+    import datasets
+    from huggingface_hub import HfApi
+
     try:
-        train = datasets.load_dataset(repository, split="train", revision=revision or None)
+        info = HfApi().dataset_info(name, revision=revision, files_metadata=True)
+        found = datasets.load_dataset_builder(name, config, revision=info.sha).config.data_files["train"]
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
+        paths = [str(each).partition(f"@{info.sha}/")[2] for each in found]
+        files = [SourceFile(f"{name}@{info.sha}/{each}", _find_kind(each), sizes[each], HUB) for each in paths]
     except Exception as error:  # the hub's client raises a dozen kinds: offline, unknown, gated, no such split …
         raise CorpusError(
-            f"--corpus '{_HUB}://{name}' could not be fetched as a dataset with a train split ({type(error).__name__}: "
+            f"--corpus {entry!r} could not be fetched as a dataset with a train split ({type(error).__name__}: "
             f"{_to_line(error)})."
         ) from error
-    return pafs.LocalFileSystem().get_file_info([each["filename"] for each in train.cache_files])
+    pinned = f"{path.partition('@')[0]}@{info.sha}"
+    (kept / hash_text(pinned)).put(json.dumps([vars(each) for each in files]).encode())
+    return files
+
+
+def pin_entries(spec: str, known: str, megabytes: int | None) -> str:
+    """Return a corpus with all named that may change: the commit of a dataset, and how much of `package-docs` is read.
+
+    Args:
+        spec: the `--corpus` option.
+        known: what this returned when the work began that goes on; empty: it begins.
+        megabytes: of `package-docs` that are wanted; None: all.
+
+    Raises:
+        CorpusError: the hub has no such dataset, or does not answer.
+    """
+    entries, before = split_paths(spec), split_paths(known)
+    for i, entry in enumerate(entries):
+        is_docs, is_moving = entry == PACKAGE_DOCS, entry.startswith(f"{HUB}://") and "@" not in entry
+        if is_docs or is_moving:
+            pinned = next((each for each in before if each.startswith(entry + ("@" if is_moving else ":"))), "")
+            if is_moving and not pinned:
+                pinned = f"{entry}@{_find_files(entry)[0].path.split('@')[1].split('/')[0]}"
+            entries[i] = pinned or f"{entry}:{megabytes or 'all'}"
+    return spec if entries == split_paths(spec) else ",".join(entries)
+
+
+def _find_kind(path: str) -> str:
+    return _KINDS.get(find_suffix(path), TEXT)
 
 
 def find_suffix(path: str) -> str:
@@ -280,29 +306,36 @@ def find_suffix(path: str) -> str:
     return name[name.rfind(".") :] if "." in name else ""
 
 
-def fingerprint_file(file: SourceFile) -> str:
-    """Return a hash of a file's content; of one that is not on a local file system, its path and time.
+def fingerprint_files(files: Sequence[SourceFile], memory: Place | None = None) -> list[str]:
+    """Return a hash of each file's content, or what stands for it: its path and a bucket's time, or a commit.
+
+    Args:
+        files: as they were found.
+        memory: see `storage.hash_files`.
 
     Raises:
-        CorpusError: it cannot be read.
+        CorpusError: one cannot be read.
     """
-    if file.kind == PACKAGE_DOCS:
-        return package_docs.describe_distribution(file.path)
-    if file.scheme not in LOCAL:  # reading a bucket only to hash it would double the traffic
-        return f"{file.path} {open_filesystem(file).get_file_info(file.path).mtime_ns}"
-    digest = hashlib.sha256()
     try:
-        with open(file.path, "rb") as stream:
-            while chunk := stream.read(_HASH_CHUNK_BYTES):
-                digest.update(chunk)
+        hashes = hash_files([each.path for each in files if each.scheme in LOCAL], memory)
     except OSError as error:
-        raise CorpusError(f"--corpus names {file.path}, which cannot be read ({error.strerror}).") from error
-    return digest.hexdigest()
+        raise CorpusError(f"--corpus names {error.filename}, which cannot be read ({error.strerror}).") from error
+    return [hashes.get(each.path) or f"{each.path} {each.modified}" for each in files]
 
 
-def open_filesystem(file: SourceFile) -> pafs.FileSystem:
-    """Return the file system that a file is on."""
-    return _open_filesystem(file.scheme, file.path)
+def open_file(file: SourceFile) -> pa.NativeFile:
+    """Open a file wherever it is; of the hub, a copy of that commit's in this machine's cache."""
+    if file.scheme == HUB:
+        return pafs.LocalFileSystem().open_input_file(_download(file))
+    return _open_filesystem(file.scheme, file.path).open_input_file(file.path)
+
+
+def _download(file: SourceFile) -> str:
+    from huggingface_hub import hf_hub_download
+
+    repository, _, rest = file.path.partition("@")
+    commit, _, name = rest.partition("/")
+    return hf_hub_download(repository, name, repo_type="dataset", revision=commit)
 
 
 @contextlib.contextmanager
@@ -326,9 +359,10 @@ def open_stream(file: SourceFile) -> IO[bytes]:
     Raises:
         CorpusError: its name says so, and it is no gzip file.
     """
-    source = open(file.path, "rb") if not file.scheme else open_filesystem(file).open_input_file(file.path)  # noqa: SIM115
+    path = _download(file) if file.scheme == HUB else file.path
+    source = open_file(file) if file.scheme not in (*LOCAL, HUB) else open(path, "rb")  # noqa: SIM115
     if not file.is_gzip:
-        return source if not file.scheme else io.BufferedReader(source)
+        return source if isinstance(source, io.BufferedReader) else io.BufferedReader(source)
     if source.read(2) != _GZIP_MAGIC:
         source.close()
         raise CorpusError(f"{file.path} ends in .gz and is no gzip file; rename it, or compress it with gzip.")

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+from domext_ray.data.files import PACKAGE_DOCS, SourceFile
+from domext_ray.storage import Place, Where, find_cache, hash_values
 
 EXTRACTOR_VERSION = 2
 MAX_FILE_BYTES = 2 * 2**20
@@ -30,14 +34,14 @@ _PARAMETER = re.compile(r"^\s*\*{0,2}\w[\w.]*\s*(\([^)]*\))?\s*:\s")
 
 
 @functools.cache
-def _index_distributions() -> dict[str, tuple[str, tuple[str, ...], int]]:
-    """Version, Python files and their bytes of every installed distribution, by name."""
-    index: dict[str, tuple[str, tuple[str, ...], int]] = {}
+def _index_distributions() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Version and Python files of every installed distribution, by name, without tests, vendored code and tables."""
+    index: dict[str, tuple[str, tuple[str, ...]]] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if not name or name.lower().replace("-", "_") == "domext_ray" or name.lower() in index:
             continue
-        files, size = [], 0
+        files = []
         for each in distribution.files or []:
             path = each.as_posix()
             if not path.endswith(".py") or _SKIPPED_FOLDERS.search(path):
@@ -46,44 +50,55 @@ def _index_distributions() -> dict[str, tuple[str, tuple[str, ...], int]]:
             num_bytes = each.size or (located.stat().st_size if located.exists() else 0)
             if 0 < num_bytes <= MAX_FILE_BYTES:
                 files.append(str(located))
-                size += num_bytes
         if files:
-            index[name.lower()] = (distribution.version, tuple(sorted(files)), size)
-    return index
+            index[name.lower()] = (distribution.version, tuple(sorted(files)))
+    return dict(sorted(index.items()))
 
 
-def find_distributions() -> list[tuple[str, int]]:
-    """Return installed distributions with Python files: names in order, and bytes of source."""
-    return [(name, size) for name, (_, _, size) in sorted(_index_distributions().items())]
+def write_docs(file: SourceFile, folder: Where | None = None) -> SourceFile:
+    """Return the file that the prose is in, if it is what a file stands for; else that file.
+
+    It is JSONL, an object with the field `text` a line, in the order of the packages' names, and ends at the megabytes
+    that are named. Its own name has all that decides its content.
+
+    Args:
+        file: as it was found.
+        folder: where all nodes read it; None: a cache of this machine.
+    """
+    if file.kind != PACKAGE_DOCS:
+        return file
+    limit = file.path.partition(":")[2] or "all"
+    versions = {name: version for name, (version, _) in _index_distributions().items()}
+    key = hash_values({"extractor": EXTRACTOR_VERSION, "versions": versions})[:16]
+    place = Place(folder or find_cache()) / f"{PACKAGE_DOCS}-{limit}-{key}.jsonl"
+    if not place.is_file():
+        lines, size = list[bytes](), 0
+        for paragraph in read_paragraphs():
+            if limit != "all" and size >= int(limit) * 10**6:
+                break
+            lines.append(json.dumps({"text": paragraph}, ensure_ascii=False).encode() + b"\n")
+            size += len(lines[-1])
+        place.put(b"".join(lines))
+    info = place.info()
+    assert info is not None
+    scheme, _, path = str(place).rpartition("://")
+    return SourceFile(path, PACKAGE_DOCS, info.size, scheme, round(info.modified * 1e9))
 
 
-def describe_distribution(name: str) -> str:
-    """Return what a fingerprint needs to know of a distribution: name, version, version of this extractor."""
-    return f"{name} {_index_distributions()[name][0]} docs-{EXTRACTOR_VERSION}"
-
-
-def list_source_files(name: str) -> tuple[str, ...]:
-    """Return the paths of a distribution's Python files in order; tests, vendored code and tables are left out."""
-    return _index_distributions()[name][1]
-
-
-def read_paragraphs(name: str) -> Iterator[str]:
-    """Yield the prose paragraphs of a distribution's docstrings, file by file."""
-    for path in list_source_files(name):
-        try:
-            source = Path(path).read_bytes()
-        except OSError:  # a file that its package's record names and that is not there
-            continue
-        for match in _DOCSTRING.finditer(source):
-            yield from extract_prose(match[2].decode("utf-8", errors="ignore"))
+def read_paragraphs() -> Iterator[str]:
+    """Yield the prose paragraphs of all docstrings, package by package and file by file."""
+    for _, files in _index_distributions().values():
+        for path in files:
+            try:
+                source = Path(path).read_bytes()
+            except OSError:  # a file that its package's record names and that is not there
+                continue
+            for match in _DOCSTRING.finditer(source):
+                yield from extract_prose(match[2].decode("utf-8", errors="ignore"))
 
 
 def extract_prose(docstring: str) -> Iterator[str]:
-    """Yield the paragraphs of a docstring that read as prose, their mark-up removed.
-
-    Args:
-        docstring: the text between the quotes.
-    """
+    """Yield the paragraphs of a docstring that read as prose, their mark-up removed."""
     for block in split_blocks(docstring):
         prose = _strip_markup(block)
         if _reads_as_prose(prose):
@@ -91,11 +106,7 @@ def extract_prose(docstring: str) -> Iterator[str]:
 
 
 def split_blocks(docstring: str) -> Iterator[str]:
-    """Yield the paragraphs, list items and descriptions of parameters of a docstring, each on a line with its mark-up.
-
-    Args:
-        docstring: the text between the quotes.
-    """
+    """Yield paragraphs, list items and descriptions of parameters, each on a line with its mark-up."""
     first, _, rest = docstring.partition("\n")
     text = first.strip() + "\n" + textwrap.dedent(rest.expandtabs())
     fenced = False

@@ -19,7 +19,6 @@ from typing import IO, Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from domext_ray.data import package_docs
 from domext_ray.data.files import (
     ARROW,
     CSV,
@@ -28,7 +27,7 @@ from domext_ray.data.files import (
     PARQUET,
     SourceFile,
     name_unreadable,
-    open_filesystem,
+    open_file,
     open_stream,
     require_utf8_text,
 )
@@ -88,10 +87,7 @@ def read_rows(
         CorpusError: the file is no text, is damaged, or has vanished; or `check` refuses.
     """
     with name_unreadable(file):
-        if file.kind == PACKAGE_DOCS:
-            for number, text in enumerate(package_docs.read_paragraphs(file.path), 1):
-                yield Row(number, {TEXT_FIELD: text})
-        elif file.kind in (PARQUET, ARROW):
+        if file.kind in (PARQUET, ARROW):
             yield from read_columns(file, fields, check)
         else:
             with open_stream(file) as stream:
@@ -99,7 +95,7 @@ def read_rows(
                     require_utf8_text(file, stream)
                 if file.kind == CSV:
                     yield from _read_table(stream, file.suffix == ".tsv", fields, check, max_bytes)
-                elif file.kind == JSONL:
+                elif file.kind in (JSONL, PACKAGE_DOCS):
                     yield from read_objects(stream, start, end, max_bytes, only_texts)
                 else:
                     yield from _read_line_rows(stream, start, end, max_bytes, _decode_text)
@@ -244,7 +240,7 @@ def _read_table(
 
 def read_columns(file: SourceFile, fields: Sequence[str] | None, check: CheckColumns) -> Iterator[Row]:
     """Yield the rows of a Parquet or Arrow file; arguments as of `read_rows`, without fields all columns are read."""
-    with open_filesystem(file).open_input_file(file.path) as source:
+    with open_file(file) as source:
         if file.kind == PARQUET:
             parquet = pq.ParquetFile(source)
             schema = parquet.schema_arrow

@@ -1,19 +1,22 @@
 """The files of a corpus -> read tasks.
 
 Enters: `--corpus` (see `domext_ray.data.files`). Leaves: read tasks of bounded size whose documents come in one
-canonical order, and a fingerprint of the content. A large plain file is cut into byte ranges whose places depend on its
-size alone, so neither the number of CPUs nor their speed changes a row.
+canonical order, and a fingerprint of the content, which nothing is read for until somebody asks. A large plain file is
+cut into byte ranges whose places depend on its size alone, so neither the number of CPUs nor their speed changes a row.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from domext_ray.config.pretrain import PrepareConfig
-from domext_ray.data.files import JSONL, TEXT, SourceFile, find_files, fingerprint_file
+from domext_ray.data.files import LINES, TEXT, SourceFile, find_files, fingerprint_files
+from domext_ray.data.package_docs import write_docs
+from domext_ray.storage import Place, Where, hash_text
 
 MOST_TASKS = 8192
 """Read tasks of a corpus, by and large: beyond 64 GiB, with the usual --prepare.shard_bytes, they grow with it."""
@@ -46,17 +49,26 @@ class Sources:
     Args:
         spec: what the user wrote.
         tasks: what to read, in canonical order.
-        fingerprint: hash of the content.
+        folder: where hashes of files are remembered; None: nowhere.
     """
 
     spec: str
     tasks: tuple[ReadTask, ...]
-    fingerprint: str
+    folder: Place | None = None
 
     @property
-    def files(self) -> list[SourceFile]:
-        """All files, in order, one for each of its tasks."""
-        return [file for task in self.tasks for file in task.files]
+    def files(self) -> tuple[SourceFile, ...]:
+        """All files, each once."""
+        return tuple(dict.fromkeys(file for task in self.tasks for file in task.files))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of the content, which is read for it the first time."""
+        memory = self.folder / f".hashes-{hash_text(self.spec)[:16]}.json" if self.folder else None
+        digest = hashlib.sha256()
+        for file, own in zip(self.files, fingerprint_files(self.files, memory), strict=True):
+            digest.update(json.dumps([file.kind, file.size]).encode() + own.encode())
+        return digest.hexdigest()
 
     @property
     def num_bytes(self) -> int:
@@ -64,22 +76,20 @@ class Sources:
         return sum(each.num_bytes for each in self.tasks)
 
 
-def resolve_sources(spec: str, prepare: PrepareConfig) -> Sources:
-    """Find the files of a corpus, cut them into read tasks and fingerprint their content.
+def resolve_sources(spec: str, prepare: PrepareConfig, folder: Where | None = None) -> Sources:
+    """Find the files of a corpus and cut them into read tasks; text that is there is not read.
 
     Args:
         spec: the `--corpus` option.
         prepare: says what a document is and how large a task may be.
+        folder: of prepared corpora, where a job remembers what it has hashed and writes what stands for `package-docs`;
+            None: nothing is remembered, and that is written to a cache of this machine.
 
     Raises:
         CorpusError: an entry that names nothing, a file of an unknown kind, or files that are all empty.
     """
-    files, _ = find_files(spec)
-    digest = hashlib.sha256()
-    for each in files:
-        digest.update(json.dumps([each.kind, each.size]).encode())
-        digest.update(fingerprint_file(each).encode())
-    return Sources(spec, tuple(cut_tasks(files, prepare)), digest.hexdigest())
+    files = [write_docs(each, folder) for each in find_files(spec)[0]]
+    return Sources(spec, tuple(cut_tasks(files, prepare)), Place(folder) if folder else None)
 
 
 def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig) -> Iterator[ReadTask]:
@@ -88,8 +98,8 @@ def cut_tasks(files: Sequence[SourceFile], prepare: PrepareConfig) -> Iterator[R
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
-        is_cut = file.kind in (TEXT, JSONL) and not file.is_gzip
-        is_cut = is_cut and file.size > task_bytes and (file.kind == JSONL or prepare.document != "file")
+        is_cut = file.kind in LINES and not file.is_gzip
+        is_cut = is_cut and file.size > task_bytes and (file.kind != TEXT or prepare.document != "file")
         if group and (is_cut or group_bytes + file.size > task_bytes):
             yield ReadTask(tuple(group))
             group, group_bytes = [], 0

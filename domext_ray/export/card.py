@@ -118,7 +118,7 @@ def build_card(run: RebuiltRun, summary: Mapping[str, Any]) -> str:
     makes_vectors = config.objective.makes_vectors
     rows, results = _list_figures(summary)
     facts = [each for each in _list_facts(run, summary).items() if all(each)]
-    hub = [each.removeprefix("hf://") for each in split_paths(config.corpus) if each.startswith("hf://")]
+    hub = [match[1] for each in split_paths(config.corpus) if (match := re.match(r"hf://([^:@]+)", each))]
     kind = "sentence-similarity" if makes_vectors else "masked-lm"
     used = [each.citation for each in EXTENSIONS if each.describe(shape, config.method)]
     return render_card(

@@ -20,17 +20,17 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from domext_ray.data.files import (
-    JSONL,
+    LINES,
     PARQUET,
-    TEXT,
     SourceFile,
     find_files,
-    fingerprint_file,
+    fingerprint_files,
     name_unreadable,
-    open_filesystem,
+    open_file,
     open_stream,
     require_utf8_text,
 )
+from domext_ray.data.package_docs import write_docs
 from domext_ray.data.readers import Row
 from domext_ray.errors import CorpusError
 from domext_ray.inference.input_rows import ID_FIELD, FieldNames, InputRow
@@ -158,11 +158,11 @@ def plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
 
 
 def _plan_input(spec: str, fields: FieldNames, block_rows: int) -> InputPlan:
-    files, _ = find_files(spec)
+    files = [*map(write_docs, find_files(spec)[0])]
     names = _name_files(files)
     digest = hashlib.sha256()
-    for file, name in zip(files, names, strict=True):
-        digest.update(json.dumps([name, file.kind, file.size, fingerprint_file(file)]).encode())
+    for file, name, own in zip(files, names, fingerprint_files(files), strict=True):
+        digest.update(json.dumps([name, file.kind, file.size, own]).encode())
     blocks = tuple(_cut_blocks(files, fields, block_rows))
     if not blocks:
         raise CorpusError(f"--input {spec!r} has no row; give files that have content.")
@@ -190,7 +190,7 @@ def _cut_blocks(files: Sequence[SourceFile], fields: FieldNames, block_rows: int
 
 def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) -> Iterator[tuple[int, int, int]]:
     """Yield first row, rows and first byte of the stretches of a file; the first is at most `room` long."""
-    if file.kind in (TEXT, JSONL):
+    if file.kind in LINES:
         with name_unreadable(file), open_stream(file) as stream:
             require_utf8_text(file, stream)
             num_rows, starts = _find_starts(stream, room, block_rows)
@@ -210,7 +210,7 @@ def _cut_file(file: SourceFile, fields: FieldNames, room: int, block_rows: int) 
 def _count_rows(file: SourceFile, fields: FieldNames) -> int:
     """Rows of a file that has to be read from its start; a Parquet file says so itself."""
     if file.kind == PARQUET:
-        with name_unreadable(file), open_filesystem(file).open_input_file(file.path) as source:
+        with name_unreadable(file), open_file(file) as source:
             parquet = pq.ParquetFile(source)
             fields.require_column(file, parquet.schema_arrow.names)
             return int(parquet.metadata.num_rows)

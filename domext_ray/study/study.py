@@ -26,7 +26,7 @@ from domext_ray.model.base import Base
 from domext_ray.options.build import identity_of
 from domext_ray.options.declare import require
 from domext_ray.options.places import hide_places
-from domext_ray.plan import load_run_base
+from domext_ray.plan import load_run_base, pin_corpus
 from domext_ray.report.summary import read_summary
 from domext_ray.runs.run_directory import (
     RunPaths,
@@ -76,12 +76,15 @@ def run_study(config: StudyConfig, shipped: Mapping[str, Any]) -> Path:
     presets = choose_presets(config, shipped)
     configs = [each for name, preset in presets.items() for each in make_configs(config, name, preset).values()]
     paths = _resolve_study_paths(config)
+    ends = [limit_run(config, each) for each in configs]
+    longest = max(ends, key=lambda each: (each.vocab.extends_base, each.train.max_tokens))
+    config = replace(config, corpus=pin_corpus(longest, paths.run).corpus)  # all runs read the same
     strictest = max(configs, key=lambda each: (bool(each.replay.corpus), each.objective.keep == "kl"))
     base = load_run_base(strictest)
     assert base is not None, "StudyConfig refuses none"
     _check_inputs(config, strictest, paths)
     arms, left_out = plan_arms(config, presets, base)
-    identity = _describe_identity(config, presets, base.sha256, strictest)
+    identity = _describe_identity(config, presets, base.sha256, strictest, paths)
     check_identity(paths.run, identity, grows=True)  # methods, seeds and general text may come later
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", flush=True)
@@ -132,22 +135,26 @@ def _resolve_study_paths(config: StudyConfig) -> RunPaths:
 
 
 def _describe_identity(
-    config: StudyConfig, presets: Mapping[str, Any], base_sha256: str, strictest: PretrainConfig
+    config: StudyConfig, presets: Mapping[str, Any], base_sha256: str, strictest: PretrainConfig, paths: RunPaths
 ) -> dict[str, Any]:
     """What may not change in a study's directory; further methods, budgets and seeds may come."""
     identity = identity_of(config)
     del identity["replay"]  # counts once a method reads general text
     own = {name: config.count_tokens(name) for name in presets if config.tokens}
-    if strictest.replay.corpus:
-        general = strictest.replay.corpus
-        found = general if strictest.replay.is_written else resolve_sources(general, config.prepare).fingerprint
-        identity |= {"replay_frac": config.replay.frac, "replay_fingerprint": found}
+    texts = {"corpus": config.corpus}
+    if general := strictest.replay.corpus:
+        texts["replay"] = general
+        identity["replay_frac"] = config.replay.frac
+    for name, spec in texts.items():
+        if name == "replay" and strictest.replay.is_written:
+            identity["replay_fingerprint"] = spec
+        elif not config.dry_run or read_identity(paths.run):  # of a new study it reads no text
+            identity[f"{name}_fingerprint"] = resolve_sources(spec, config.prepare, paths.corpora).fingerprint
     scored = {name: getattr(config.train, name) for name in ("eval_rows", "general_probe")}
     return {
         **identity,
         "train": {**identity["train"], **scored},
         "base_sha256": base_sha256,
-        "corpus_fingerprint": resolve_sources(config.corpus, config.prepare).fingerprint,
         **{f"presets.{name}": preset for name, preset in presets.items()},
         **{f"presets.{name}.tokens": tokens for name, tokens in own.items()},
     }

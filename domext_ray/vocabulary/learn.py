@@ -49,7 +49,7 @@ def learn_extension(
             new.
     """
     given = _read_given(vocab, known)
-    sources, min_groups = resolve_sources(spec, prepare), resolve_min_groups(prepare, vocab)
+    sources, min_groups = resolve_sources(spec, prepare, cache_dir), resolve_min_groups(prepare, vocab)
     made_from = {
         "content": sources.fingerprint,
         "prepare": identity_of(prepare),
@@ -107,7 +107,9 @@ def measure_extension(spec: str, prepare: PrepareConfig, vocab: VocabConfig, fol
     family, new = tokenizer_family(tokenizer), range(extension.first_id, extension.first_id + len(extension.words))
     base = {entry: i for entry, i in tokenizer.get_vocab().items() if i not in new}
     tokenizer_json, min_groups = tokenizer.backend_tokenizer.to_str(), resolve_min_groups(prepare, vocab)
-    with keep_counts(resolve_sources(spec, prepare), prepare, tokenizer_json, cache_dir, min_groups) as counts:
+    with keep_counts(
+        resolve_sources(spec, prepare, cache_dir), prepare, tokenizer_json, cache_dir, min_groups
+    ) as counts:
         entries = [family.to_entry(word) for word in extension.words]
         write_statistics(folder, describe_vocabulary(counts, family, base, tokenizer.unk_token_id, entries))
 

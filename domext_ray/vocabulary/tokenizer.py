@@ -195,7 +195,9 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int) -> Path:
+def learn_wordpiece(
+    spec: str, prepare: PrepareConfig, vocab: VocabConfig, folder: Path, model_max_length: int, cache_dir: Where = ""
+) -> Path:
     """Learn a WordPiece vocabulary on a corpus and save it as a BERT tokenizer.
 
     Args:
@@ -204,6 +206,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
         vocab: size, and whether text is lowercased.
         folder: where to save; a folder learned from the same content with the same settings is kept.
         model_max_length: longest row of the model, tokens.
+        cache_dir: see `resolve_sources`.
 
     Returns:
         The folder.
@@ -213,7 +216,7 @@ def learn_wordpiece(spec: str, prepare: PrepareConfig, vocab: VocabConfig, folde
     """
     from transformers import BertTokenizer
 
-    sources = resolve_sources(spec, prepare)
+    sources = resolve_sources(spec, prepare, cache_dir)
     record = {
         "content": sources.fingerprint,
         "size": vocab.size,

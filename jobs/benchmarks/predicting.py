@@ -75,10 +75,9 @@ def write_texts(path: Path, num_rows: int, max_words: int) -> None:
 
 
 def _make_texts(max_words: int) -> Iterator[str]:
-    names = [name for name, _ in package_docs.find_distributions()]
     number = 0
     for again in count():  # the same paragraphs, cut and masked elsewhere
-        for paragraph in (each for name in names for each in package_docs.read_paragraphs(name)):
+        for paragraph in package_docs.read_paragraphs():
             words = paragraph.split()
             if len(words) < MIN_WORDS:
                 continue

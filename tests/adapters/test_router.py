@@ -15,7 +15,7 @@ from test_bank import make_run
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
-from domext_ray.corpus.manifest import Manifest, ShardRecord
+from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.downstream.start.model import read_model
 from domext_ray.errors import RunError
 from domext_ray.export.model_folder import export_run
@@ -66,7 +66,7 @@ def write_text(folder: Path, words: range, seed: int = 0, sizes: tuple[int, int]
         table = pa.table({"input_ids": pa.array(rows, type=pa.list_(pa.int32()))})
         with pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
-        shards.append((ShardRecord(path.name, number, sum(map(len, rows)), ""),))
+        shards.append((FileRecord(path.name, "", number, sum(map(len, rows))),))
     return Manifest(folder, "f", 64, "t", {}, *shards, 1, {})
 
 

@@ -124,4 +124,4 @@ def test_a_learned_vocabulary_lies_in_the_bucket(
     assert on_disk.list_files() == in_bucket.list_files() and "extension.json" in in_bucket.list_names()
     for name in on_disk.list_files():
         assert (on_disk / name).read_bytes() == (in_bucket / name).read_bytes()
-    assert (Place(run) / ".corpora").list_files() == []
+    assert not [each for each in (Place(run) / ".corpora").list_names() if not each.startswith(".hashes-")]

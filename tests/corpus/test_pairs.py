@@ -14,7 +14,7 @@ from transformers import BertTokenizer
 
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus import pairs, shards
-from domext_ray.corpus.manifest import Manifest, Split, read_manifest, verify_shards
+from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest
 from domext_ray.corpus.pairs import NO_NEXT_SENTENCE, NO_OTHER_TEXT, PAIR_SCHEMA, PairRow, build_pairs
 from domext_ray.corpus.rows import RowSettings
 from domext_ray.corpus.sampler import Part, Sampler, share_rows
@@ -201,7 +201,7 @@ def test_preparation_writes_pairs(prepared: Manifest, tokenizer_dir: Path) -> No
     assert prepared.dropped[NO_NEXT_SENTENCE] == 30
     assert prepared.num_documents == NUM_DOCUMENTS - prepared.dropped.get(NO_OTHER_TEXT, 0) > 0.95 * NUM_DOCUMENTS
     assert len(prepared.train) > 2
-    verify_shards(prepared)
+    assert not find_shard_fault(prepared)
     found: dict[Split, set[int]] = {}
     for split in shards.SPLITS:
         rows = read_pairs(prepared, split)

@@ -17,7 +17,7 @@ from transformers import BertTokenizer
 from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus import stream
 from domext_ray.corpus.batching import Masker
-from domext_ray.corpus.manifest import Manifest, ShardRecord
+from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.sampler import share_rows
 from domext_ray.corpus.stream import BatchReader, Prefetch, RankBatch, stream_batches
 from domext_ray.errors import CorpusError
@@ -44,7 +44,7 @@ def write_corpus(folder: Path, shard_rows: tuple[int, ...]) -> Manifest:
         )
         with pa.OSFile(str(folder / f"train-{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=100)
-        records.append(ShardRecord(f"train-{i}.arrow", size, sum(map(len, ids)), ""))
+        records.append(FileRecord(f"train-{i}.arrow", "", size, sum(map(len, ids))))
         number += size
     return Manifest(folder, "f", 8, "t", {}, tuple(records), (), number, {})
 

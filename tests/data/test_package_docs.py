@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.config.pretrain import PrepareConfig, PretrainConfig, TrainConfig
 from domext_ray.data import package_docs
-from domext_ray.data.package_docs import extract_prose, find_distributions, read_paragraphs
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.package_docs import extract_prose, read_paragraphs
 from domext_ray.data.sources import resolve_sources
+from domext_ray.plan import pin_corpus
+from domext_ray.runs.run_directory import write_run
 
 DOCSTRING = """Return the table in which every row has its own number.
 
@@ -74,25 +80,57 @@ def _own_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: Shop\nVersion: 1.0\n")
     (record / "RECORD").write_text(f"shop.py,,{len(SOURCE)}\ngone.py,,10\nshop/tests/test_shop.py,,50\n")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     package_docs._index_distributions.cache_clear()
     yield
     package_docs._index_distributions.cache_clear()
 
 
+PROSE = [
+    "This module is about a shop and everything that it sells.",
+    "A shop keeps its goods until somebody comes and buys them.",
+    "Take the money from the buyer and hand over the goods.",
+]
+
+
 @pytest.mark.usefixtures("_own_distribution")
-def test_docstrings_of_a_distribution() -> None:
-    assert find_distributions() == [("shop", len(SOURCE) + 10)]
-    assert package_docs.describe_distribution("shop").startswith("shop 1.0 ")
-    assert list(read_paragraphs("shop")) == [
-        "This module is about a shop and everything that it sells.",
-        "A shop keeps its goods until somebody comes and buys them.",
-        "Take the money from the buyer and hand over the goods.",
-    ]
+def test_docstrings_of_a_distribution(tmp_path: Path) -> None:
+    """They are written once, to a folder that all nodes see, and read there by whoever has other packages."""
+    assert list(read_paragraphs()) == PROSE
+    sources = resolve_sources("package-docs", PrepareConfig(), tmp_path / "corpora")
+    (file,) = sources.files
+    assert Path(file.path).parent == tmp_path / "corpora" and file.size == Path(file.path).stat().st_size
+    again = resolve_sources("package-docs:all", PrepareConfig(), tmp_path / "elsewhere")
+    (tmp_path / "shop.py").unlink()
+    assert list(read_documents(sources.tasks[0], PrepareConfig(field="body"), Dropped())) == PROSE
+    assert again.fingerprint == sources.fingerprint and again.files != sources.files
 
 
-def test_what_is_installed_here_makes_a_corpus() -> None:
-    resolved = resolve_sources("package-docs", PrepareConfig())
-    assert resolved.num_bytes > 5_000_000 and len(resolved.tasks) > 1
-    assert resolved.fingerprint == resolve_sources("package-docs", PrepareConfig()).fingerprint
-    names = [name for name, _ in find_distributions()]
-    assert "numpy" in names and "domext_ray" not in names and "domext-ray" not in names
+def test_what_is_installed_here_is_read_as_far_as_it_is_used() -> None:
+    sources = resolve_sources("package-docs:1", PrepareConfig(shard_bytes=2**19))
+    assert 1_000_000 <= sources.num_bytes < 1_100_000 and len(sources.tasks) == 2
+    texts = [text for task in sources.tasks for text in read_documents(task, PrepareConfig(), Dropped())]
+    assert texts == [" ".join(each.split()) for each in itertools.islice(read_paragraphs(), len(texts))]
+    index = package_docs._index_distributions()
+    assert "numpy" in index and "domext_ray" not in index and "domext-ray" not in index
+
+
+def test_a_run_reads_as_much_as_it_can_use(tmp_path: Path) -> None:
+    """That is decided when it begins, and stays where it goes on, so that it goes on with the same rows."""
+    train = TrainConfig(max_steps=500, global_batch_size=32, seq_length=128, eval_rows=400)
+    config = PretrainConfig(train=train)
+    assert pin_corpus(config, tmp_path).corpus == "package-docs:16"  # its held-out rows need more than its steps
+    longer = replace(config, train=replace(train, max_steps=1500), corpus="package-docs,notes.txt")
+    assert pin_corpus(longer, tmp_path).corpus == "package-docs:38,notes.txt"
+    limited = replace(longer, train=replace(longer.train, max_steps=0, max_tokens=3_000_000))
+    assert pin_corpus(limited, tmp_path).corpus == "package-docs:19,notes.txt"
+    for whole in (
+        replace(config, train=replace(train, epochs=1.0)),
+        replace(config, train=replace(train, max_steps=10**7)),
+        replace(config, vocab=replace(config.vocab, size=500)),
+    ):
+        assert pin_corpus(whole, tmp_path).corpus == "package-docs:all"
+    write_run(tmp_path, identity={"corpus": "package-docs:16"})
+    more = replace(config, train=replace(train, max_steps=1500))
+    assert pin_corpus(more, tmp_path).corpus == "package-docs:16"
+    assert pin_corpus(replace(more, corpus="notes.txt"), tmp_path).corpus == "notes.txt"

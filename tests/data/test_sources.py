@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import threading
 import urllib.parse
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from domext_ray import storage
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.data import documents as reading
 from domext_ray.data import sources
@@ -42,7 +44,7 @@ def read_ranges(path: Path, prepare: PrepareConfig, step: int) -> list[str]:
     """Documents of byte ranges of `step` bytes, shorter than an option allows."""
     file = SourceFile(str(path), "text", path.stat().st_size)
     tasks = [ReadTask((file,), i, min(i + step, file.size)) for i in range(0, file.size, step)]
-    return read_all(Sources(str(path), tuple(tasks), ""), prepare)[0]
+    return read_all(Sources(str(path), tuple(tasks)), prepare)[0]
 
 
 TEXTS = {
@@ -271,6 +273,27 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     assert first != fingerprint("b.txt", "the same content herf")
 
 
+def test_files_are_hashed_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run, which cuts a corpus and reads some of it, does not; of what has just been written nothing is kept."""
+    (tmp_path / "a.txt").write_text("the first content\n")
+    monkeypatch.setattr(storage, "hash_file", None)
+    resolved = resolve_sources(str(tmp_path / "a.txt"), PrepareConfig(), tmp_path / "corpora")
+    assert read_all(resolved, PrepareConfig(min_document_chars=1))[0] == ["the first content"]
+    monkeypatch.undo()
+    assert resolved.fingerprint and not (tmp_path / "corpora").exists()
+    (tmp_path / "a.txt").write_text("the other content\n")
+    again = resolve_sources(str(tmp_path / "a.txt"), PrepareConfig(), tmp_path / "corpora")
+    assert again.fingerprint != resolved.fingerprint
+    os.utime(tmp_path / "a.txt", (1e9, 1e9))
+    assert resolve_sources(again.spec, PrepareConfig(), tmp_path / "corpora").fingerprint == again.fingerprint
+    monkeypatch.setattr(storage, "hash_file", None)
+    assert resolve_sources(again.spec, PrepareConfig(), tmp_path / "corpora").fingerprint == again.fingerprint
+    (remembered,) = (tmp_path / "corpora").iterdir()
+    remembered.write_text(remembered.read_text()[:-9])  # a power cut's
+    monkeypatch.undo()
+    assert resolve_sources(again.spec, PrepareConfig(), tmp_path / "corpora").fingerprint == again.fingerprint
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -315,6 +338,7 @@ class _Bucket(BaseHTTPRequestHandler):
     """As much of the S3 protocol as reading needs: list, head, ranged get."""
 
     files: ClassVar[dict[str, bytes]] = {}
+    num_asked = 0
 
     def do_HEAD(self) -> None:
         self.answer(with_body=False)
@@ -323,6 +347,7 @@ class _Bucket(BaseHTTPRequestHandler):
         self.answer(with_body=True)
 
     def answer(self, with_body: bool) -> None:
+        _Bucket.num_asked += 1
         url = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(url.query))
         key = urllib.parse.unquote(url.path).removeprefix("/bucket").strip("/")
@@ -381,6 +406,8 @@ def test_s3(bucket: dict[str, bytes]) -> None:
     lines = text.decode().splitlines()
     for spec in ("s3://bucket/notes/a.txt", "s3://bucket/notes/*.gz"):
         assert read_spec(spec, prepare)[0] == lines
+    resolved, num_asked = resolve_sources("s3://bucket/notes", prepare), _Bucket.num_asked
+    assert resolved.fingerprint and _Bucket.num_asked == num_asked  # the listing has said it all
     assert read_spec("s3://bucket/notes", prepare)[0] == [
         *lines,
         *lines,

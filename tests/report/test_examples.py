@@ -13,7 +13,7 @@ from checkpoint_runs import make_run
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
-from domext_ray.corpus.manifest import Manifest, TextRecord
+from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
@@ -28,7 +28,7 @@ SENTENCES = [f"This is the {i} sentence about a model that reads tokens in a fil
 def write_texts(folder: Path, documents: list[str]) -> Manifest:
     folder.mkdir(exist_ok=True)
     (folder / "text-000000.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
-    record = TextRecord("text-000000.jsonl", len(documents), 1, "a" * 64)
+    record = FileRecord("text-000000.jsonl", "a" * 64, len(documents))
     return Manifest(folder, "f", 64, "t", {}, (), (), 1, {}, texts=(record,))
 
 

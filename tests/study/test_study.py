@@ -210,6 +210,12 @@ def test_seeds_are_the_outer_loop_and_runs_end_by_their_clock(
     assert (folder / "comparison.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_all_runs_read_as_much_of_the_documentation(runs: FakeRuns, tiny_base_folder: Path, tmp_path: Path) -> None:
+    """The run of one step that scores the base, too."""
+    run_study(small(tiny_base_folder, Path("package-docs"), tmp_path, "--tokens", "300000"), SHIPPED)
+    assert {each.corpus for each in runs.made} == {"package-docs:2"} and len(runs.made) == 5
+
+
 def test_runs_end_by_their_tokens(runs: FakeRuns, tiny_base_folder: Path, text_file: Path, tmp_path: Path) -> None:
     run_study(small(tiny_base_folder, text_file, tmp_path, "--tokens", "1001"), SHIPPED)
     limits = {(each.train.max_tokens, each.train.max_seconds, each.optim.schedule) for each in runs.made[1:]}

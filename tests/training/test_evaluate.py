@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig
 from domext_ray.corpus import shards
-from domext_ray.corpus.manifest import Manifest, ShardRecord
+from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
 from domext_ray.corpus.rows import RowSettings
 from domext_ray.corpus.shards import SCHEMA
@@ -57,7 +57,7 @@ def write_held_out(folder: Path, tokenizer: PreTrainedTokenizerBase, shard_rows:
         table = pa.table({"input_ids": ids, "word_starts": [[True] * 22] * size}, schema=SCHEMA)
         with pa.OSFile(str(folder / f"{i}.arrow"), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
             writer.write_table(table)
-        records.append(ShardRecord(f"{i}.arrow", size, 22 * size, ""))
+        records.append(FileRecord(f"{i}.arrow", "", size, 22 * size))
     return Manifest(folder, "f", 32, "t", {}, (), tuple(records), 1, {})
 
 

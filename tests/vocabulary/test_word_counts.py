@@ -101,7 +101,7 @@ def test_counting_goes_on_with_its_finished_parts(
             keep_counts(sources, small, serialise(), tmp_path / "cache"),
         ):
             pass
-    (work,) = (tmp_path / "cache").iterdir()
+    (work,) = (tmp_path / "cache").glob("[!.]*")
     assert len(list(work.glob("parts/*.json"))) >= 3
     with (
         pytest.raises(KeyboardInterrupt),
@@ -118,7 +118,7 @@ def test_counting_goes_on_with_its_finished_parts(
     with keep_counts(sources, small, serialise(), tmp_path / "cache") as again:
         assert again.words == whole.words
     assert f"{len(sources.tasks)} parts were finished before" in capsys.readouterr().err
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache").glob("[!.]*")) == []
 
 
 def test_words_beyond_the_limit_are_counted_apart(local_ray: None, tmp_path: Path) -> None:

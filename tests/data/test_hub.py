@@ -1,0 +1,142 @@
+"""Datasets of the hub, whose part a server of this machine plays: the real clients ask it, in their own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from domext_ray.data.files import HUB, SourceFile, find_files, open_stream, pin_entries
+from domext_ray.errors import CorpusError
+
+OLD, NEW = "1" * 40, "2" * 40
+CARD = "---\nconfigs:\n{}{}---\n".format(
+    *(f"- {{config_name: {each}, data_files: [{{split: train, path: {each}/*}}]}}\n" for each in ("notes", "other"))
+)
+ASK = """
+import json, sys
+from domext_ray.config.pretrain import PrepareConfig
+from domext_ray.data.documents import read_documents
+from domext_ray.data.dropped import Dropped
+from domext_ray.data.files import pin_entries
+from domext_ray.data.sources import resolve_sources
+from domext_ray.errors import CorpusError
+for spec in sys.argv[1:]:
+    try:
+        found = resolve_sources(spec, PrepareConfig(min_document_chars=1))
+        texts = list(read_documents(found.tasks[0], PrepareConfig(min_document_chars=1), Dropped()))
+        print(json.dumps([pin_entries(spec, "", None), [each.path for each in found.files], texts, found.fingerprint]))
+    except CorpusError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def list_repository(commit: str) -> dict[str, bytes]:
+    texts = {"notes/a.jsonl": f"a note of {commit[0]}", "other/b.jsonl": f"another of {commit[0]}"}
+    return {"README.md": CARD.encode()} | {name: json.dumps({"text": text}).encode() for name, text in texts.items()}
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """As much of the hub's protocol as reading the dataset org/set needs; `main` is the newer commit."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        asked = re.search(r"/(?:revision|tree|resolve)/([^/]+)/?(.*)", path)
+        commit = OLD if asked and asked[1] == OLD else NEW
+        files, name = list_repository(commit), asked[2] if asked else ""
+        status, body = 200, b""
+        if "/resolve/" in path:
+            status, body = (200, files[name]) if name in files else (404, b"")
+        elif "/tree/" in path:
+            inside = [each for each in files if each.startswith(name)]
+            entries = [{"type": "file", "oid": "0", "size": len(files[each]), "path": each} for each in inside]
+            folders = [{"type": "directory", "oid": "0", "path": each} for each in ("notes", "other")]
+            body = json.dumps(entries if name else folders).encode()
+        else:
+            listed = [{"rfilename": each, "size": len(content)} for each, content in files.items()]
+            body = json.dumps({"id": "org/set", "sha": commit, "siblings": listed}).encode()
+        self.send_response(status)
+        error = {"X-Error-Code": "EntryNotFound"} if status == 404 else {}
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{commit}{name}"', "Content-Length": str(len(body)), **error}
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a process that asks the server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    places = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    yield {**os.environ, **places, **cache, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    server.shutdown()
+
+
+def ask(environment: dict[str, str], *specs: str) -> list[list[object] | str]:
+    command = [sys.executable, "-c", ASK, *specs]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def test_a_dataset_is_read_at_one_commit(hub: dict[str, str]) -> None:
+    """A configuration can be named; what is pinned is found again without the hub."""
+    pinned = f"hf://org/set:notes@{NEW}"
+    newest, old, other, unnamed, missing = ask(
+        hub,
+        "hf://org/set:notes",
+        f"hf://org/set:notes@{OLD}",
+        "hf://org/set:other@main",
+        "hf://org/set",
+        "hf://org/set:x",
+    )
+    assert newest[:3] == [pinned, [f"org/set@{NEW}/notes/a.jsonl"], ["a note of 2"]]
+    assert old[:3] == [f"hf://org/set:notes@{OLD}", [f"org/set@{OLD}/notes/a.jsonl"], ["a note of 1"]]
+    assert other[1:3] == [[f"org/set@{NEW}/other/b.jsonl"], ["another of 2"]]
+    assert len({str(each[3]) for each in (newest, old, other)}) == 3
+    assert "'notes', 'other'" in unnamed and "'x' not found" in missing
+    assert ask({**hub, "HF_HUB_OFFLINE": "1"}, pinned) == [newest]
+    (refused,) = ask({**hub, "HF_HUB_OFFLINE": "1"}, "hf://org/set:notes")
+    assert refused.startswith("--corpus 'hf://org/set:notes' could not be fetched")
+
+
+def test_a_run_keeps_the_commit_that_it_began_with() -> None:
+    known = f"a.txt,hf://org/set:notes@{OLD},package-docs:7"
+    for spec in ("a.txt,hf://org/set:notes,package-docs", known):
+        assert pin_entries(spec, known, 9) == known
+    assert pin_entries("b.txt, c.txt", known, 9) == "b.txt, c.txt"
+    assert pin_entries("package-docs", known, 9) == "package-docs:7"
+    assert pin_entries("package-docs", "", 9) == "package-docs:9"
+    assert pin_entries("package-docs", "", None) == "package-docs:all"
+    for spec in ("hf://org/set:notes:more", "hf://a/b/c", "hf://"):
+        with pytest.raises(CorpusError, match="names no dataset; write hf://OWNER/NAME"):
+            find_files(spec)
+
+
+def test_every_node_opens_the_commits_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's cache here, as it is after a download."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for commit in (OLD, NEW):
+        path = tmp_path / "datasets--org--set" / "snapshots" / commit / "notes" / "a.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(list_repository(commit)["notes/a.jsonl"])
+        with open_stream(SourceFile(f"org/set@{commit}/notes/a.jsonl", "jsonl", 1, HUB)) as stream:
+            assert stream.read() == list_repository(commit)["notes/a.jsonl"]
