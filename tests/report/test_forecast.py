@@ -132,6 +132,7 @@ def test_the_rate_is_measured_without_ray(tiny_base_folder: Path) -> None:
 def test_operations_per_second_give_the_hours(tiny_base_folder: Path) -> None:
     config = PretrainConfig(
         base=str(tiny_base_folder),
+        corpus="package-docs:1",
         scale=ScaleConfig(num_workers=2),
         train=TrainConfig(max_steps=100, seq_length=32, global_batch_size=8, teraflops=0.5),
     )
