@@ -24,7 +24,7 @@ from domext_ray import storage
 from domext_ray.config.pretrain import PrepareConfig
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest, Split, find_shard_fault, read_manifest, take_numbered
-from domext_ray.corpus.rows import load_jieba
+from domext_ray.corpus.rows import SCHEMA, load_jieba
 from domext_ray.corpus.shards import prepare_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.data.split import describe_split, hold_out_blocks, resolve_held_out_by
@@ -107,7 +107,7 @@ def test_the_manifest_counts_what_the_shards_hold(prepared: tuple[Path, Path, Ma
         assert max(map(len, rows)) <= 32
         for record in manifest.records(split):
             table = pa.ipc.open_file(str(manifest.folder / record.path)).read_all()
-            assert table.schema == shards.SCHEMA and table.num_rows == record.num_rows
+            assert table.schema == SCHEMA and table.num_rows == record.num_rows
             lengths = [pa.compute.list_value_length(table.column(name)).to_pylist() for name in table.schema.names]
             assert lengths[0] == lengths[1]
     expected = np.bincount(np.concatenate(read_rows(manifest, "train")), minlength=50)
