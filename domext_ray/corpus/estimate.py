@@ -106,8 +106,9 @@ def _take(documents: Sequence[str], num_chars: int) -> Iterator[str]:
         for first in range(0, len(document), size):
             if num_chars <= 0:
                 return
-            yield document[first : first + min(size, num_chars)]
-            num_chars -= size
+            part = document[first : first + min(size, num_chars)]
+            yield part
+            num_chars -= len(part)
 
 
 def count_near_duplicates(sample: Sample, prepare: PrepareConfig) -> NearDuplicates | None:

@@ -23,8 +23,7 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeCon
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
-from domext_ray.corpus.rows import RowSettings
-from domext_ray.corpus.shards import SCHEMA
+from domext_ray.corpus.rows import SCHEMA, RowSettings
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
 from domext_ray.model.graft import build_model
