@@ -72,7 +72,7 @@ class ServeScaleConfig:
 class ServeConfig:
     """What is served, where, and to whom."""
 
-    bank: Annotated[str, place(buckets=True)] = ""  # a bank's folder, or s3://BUCKET/BANK (domext bank)
+    bank: Annotated[str, place(buckets=True)] = ""  # a bank's folder (domext bank)
     # names of the bank's adapters to begin with; empty: all of them
     adapters: Annotated[tuple[Identifier, ...], DIFFERENT] = ()
     model: ModelPlace = ""  # instead of a bank: a run, also a fine-tuned one, an export, a base's folder, or a hub id

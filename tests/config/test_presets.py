@@ -40,7 +40,8 @@ MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.
 def options(tmp_path: Path) -> list[str]:
     """A small corpus, and a folder of runs that must stay empty."""
     (tmp_path / "corpus.txt").write_text(
-        "the dog and the cat run. they are in the garden. we see it.\n" * 20_000, encoding="utf-8"
+        "".join(f"the dog and the cat run. they are in garden {i}. we see it.\n" for i in range(20_000)),
+        encoding="utf-8",
     )
     places = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path / "runs")]
     return [*places, "--train.tokens_per_second", "1000", "--dry_run", "true"]

@@ -143,11 +143,11 @@ def test_where_all_checkpoints_are_damaged_nothing_begins_anew(
     start_again(copied, tiny_base_folder, corpus_file, "--dry_run", "true")
     said = capsys.readouterr().out
     assert f"{newer} is passed over (tensors.safetensors differs" in said and "goes on from step 25" in said
-    (older / "cursor.json").unlink()
+    (older / "moments.safetensors").unlink()
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     for flags in ((), ("--dry_run", "true")):
         with pytest.raises(
-            RunError, match=r"step-00000030-\d+: tensors.* step-00000025-\d+: cursor\.json is missing"
+            RunError, match=r"step-00000030-\d+: tensors.* step-00000025-\d+: moments.* is missing"
         ) as raised:
             start_again(copied, tiny_base_folder, corpus_file, *flags)
         assert f"delete {copied / 'checkpoints'}" in str(raised.value)
