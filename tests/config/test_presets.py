@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     """A small corpus, and a folder of runs that must stay empty."""
-    (tmp_path / "corpus.txt").write_text(
-        "".join(f"the dog and the cat run. they are in garden {i}. we see it.\n" for i in range(20_000)),
-        encoding="utf-8",
-    )
+    draw = random.Random(0)
+    words = ["".join(draw.choices("aeiorstn", k=5)) for _ in range(500)]
+    lines = (f"{' '.join(draw.choices(words, k=6))}. {' '.join(draw.choices(words, k=6))}" for _ in range(20_000))
+    (tmp_path / "corpus.txt").write_text("".join(f"{line}.\n" for line in lines), encoding="utf-8")
     places = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path / "runs")]
     return [*places, "--train.tokens_per_second", "1000", "--dry_run", "true"]
 

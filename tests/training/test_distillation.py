@@ -234,6 +234,7 @@ def test_stored_snippets_are_those_that_are_found_and_are_found_once(
     assert (len(first.ids), first.num_tokens, digest.hexdigest()[:16]) == (174, 7449, "d4a4bcbe716d4882")
 
 
+@pytest.mark.jobs
 def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -> None:
     """One rank and two, whose words stay as they were fitted: they are the same, bit for bit."""
     method = replace(prepared.config.method, trains="domain")
