@@ -291,7 +291,7 @@ def test_the_check_finds_what_a_package_file_imports(source: str, found: set[str
         ("jobs.export_hf", "import pydantic", "imports pydantic"),
         ("model.domext.modeling_domext", "import numpy as np", "imports numpy"),
         ("model.domext.modeling_domext", "from . import layers_domext", "relative import"),
-        ("model.domext.modeling_domext", "from ..graft import load_base", "comes after"),
+        ("model.domext.modeling_domext", "from ..build import load_base", "comes after"),
         ("model.domext.layers_domext", "from domext_ray.errors import DomextError", "imports domext_ray.errors"),
     ],
 )

@@ -33,7 +33,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.model.graft import bypass_extensions
+from domext_ray.model.build import bypass_extensions
 from domext_ray.training.objective import NO_LABEL, KeptRows, pad_batch
 from domext_ray.training.optimizer import (
     MOMENTS,

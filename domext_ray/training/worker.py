@@ -22,9 +22,9 @@ from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.runs.events import (
     CHECKPOINTS,
     EVALUATION,

@@ -30,9 +30,9 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.corpus.sampler import share_rows
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
+from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import store_base, trainable_names
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import (
     Engine,

@@ -17,8 +17,8 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
 from domext_ray.corpus.batching import MaskedRows, join_rows
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model
 from domext_ray.training.engine import MaskedLoss, move_batch
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.objective import MaskedBatch, pad_batch

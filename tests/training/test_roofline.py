@@ -13,7 +13,7 @@ from tiny_layouts import TINY_LAYOUTS
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model, choose_attention, store_base
+from domext_ray.model.build import build_model, choose_attention, store_base
 from domext_ray.training.cost import Roofline, count_flops, find_peak, make_full_batch, time_matmuls
 from domext_ray.training.engine import MaskedLoss, move_batch
 
