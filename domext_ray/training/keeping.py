@@ -36,7 +36,7 @@ def make_loss(
     """
     if config.objective.makes_vectors:
         return make_vector_loss(config.objective)
-    loss = functools.partial(MaskedLoss, keep_weight=config.objective.keep_weight, num_parts=len(name_parts(config)))
+    loss = functools.partial(MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=len(name_parts(config)))
     if base is None or not needs_teacher(config):
         return loss
     trained = {name for name, each in model.named_parameters() if each.requires_grad}

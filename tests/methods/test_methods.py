@@ -128,7 +128,7 @@ def measure_distance(first: TrainState, second: TrainState) -> float:
 
 
 def list_losses(figures: list[StepFigures]) -> list[float]:
-    return [each.loss + each.next_sentence_loss + each.keep_loss for each in figures]
+    return [each.loss + each.next_sentence_loss + each.distill_loss for each in figures]
 
 
 @torch.no_grad()

@@ -96,7 +96,7 @@ def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
     model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
     model.config.output_hidden_states = True
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
-    batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), places=torch.arange(TOKENS))
+    batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), token_indices=torch.arange(TOKENS))
     assert MaskedLoss(model, CPU, bf16=False)(**move_batch(batch, CPU))[0].isfinite()
 
 
