@@ -1,7 +1,8 @@
 """Task heads on the encoder: tokens, rows, marked pairs, spans, answers and choices.
 
 This file is exported as it is: it imports torch and transformers only. Every head calls the encoder `bert` and passes
-it what it does not read itself, so `token_type_ids`, `adapter_names` and the like are as in `DomextModel`. With
+it what it does not read itself, so `position_ids`, `adapter_names` and the like are as in `DomextModel`. transformers'
+Trainer leaves out columns that a forward pass does not name, hence `token_type_ids` in each. With
 `config.head_bilstm` a BiLSTM reads the encoder's states before the head does, those of `config.head_layers` where these
 are given. Shapes: B rows, N tokens, d hidden size, C choices, T types, m size of a span's query and key.
 """
@@ -93,13 +94,13 @@ class DomextHeadModel(DomextPreTrainedModel):
         self.dropout = nn.Dropout(rate)
 
     def _encode(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, **kwargs: Any
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, token_type_ids: Tensor | None, **kwargs: Any
     ) -> tuple[dict[str, Any], Tensor]:
         """Return what the encoder was asked for besides, and the states [B, N, d] that the head reads."""
         layers = self.config.head_layers
         if layers:
             kwargs["output_hidden_states"] = True
-        encoded = self.bert(input_ids, attention_mask=attention_mask, pool=False, **kwargs)
+        encoded = self.bert(input_ids, attention_mask, token_type_ids, pool=False, **kwargs)
         asked: dict[str, Any] = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
         if self.bilstm is None:
             return asked, encoded.last_hidden_state
@@ -134,11 +135,12 @@ class DomextForTokenClassification(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Classify tokens; `labels` int64 [B, N] with -100 ignored, other arguments as in `DomextModel`."""
-        asked, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         logits = self.classifier(self.dropout(states))
         loss = None
         if labels is not None:
@@ -159,11 +161,12 @@ class DomextForSequenceClassification(PooledHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Classify rows; the loss follows config.problem_type as in transformers, the rest is as in `DomextModel`."""
-        asked, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         logits = self.classifier(self.dropout(self._pool(states, attention_mask)))
         loss = None if labels is None else self._compute_loss(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits, **asked)
@@ -199,6 +202,7 @@ class DomextForRelationClassification(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         entity_positions: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
@@ -210,7 +214,7 @@ class DomextForRelationClassification(DomextHeadModel):
         """
         if entity_positions is None:
             raise ValueError("give entity_positions: the places of the two opening marks of every row.")
-        asked, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         indices = torch.cat([torch.zeros_like(entity_positions[:, :1]), entity_positions], dim=1)  # [CLS] is first
         read = states.gather(1, indices[..., None].expand(-1, -1, states.shape[-1])).flatten(1)
         logits = self.classifier(self.dropout(torch.tanh(self.dense(read))))
@@ -239,23 +243,17 @@ class DomextForSpanClassification(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Score spans; those above 0 are entities. Other arguments are as in `DomextModel`.
 
-        Args:
-            input_ids: int64 [B, N].
-            attention_mask: [B, N].
-            labels: bool [B, T, N, N], True where tokens i to j, both included, are an entity of the type. Gives the
-                mean loss over rows and types.
-            **kwargs: for the encoder.
-
-        Returns:
-            Logits [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
-            padding, the lowest number of the dtype.
+        Logits are [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
+        padding, the lowest number of the dtype. `labels`, bool of their shape, are True where tokens i to j, both
+        included, are an entity of the type, and give the mean loss over rows and types.
         """
-        asked, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         projected = self.span_dense(self.dropout(states))
         query, key = rotate(projected[..., :SPAN_SIZE]), rotate(projected[..., SPAN_SIZE:])
         spans = torch.matmul(query, key.transpose(1, 2)) / SPAN_SIZE**0.5
@@ -329,6 +327,7 @@ class DomextForQuestionAnswering(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         **kwargs: Any,
@@ -338,7 +337,7 @@ class DomextForQuestionAnswering(DomextHeadModel):
         `start_positions` and `end_positions`, int64 [B], are the indices of the first and the last token, and give the
         mean loss; those outside the row are left out of it. `start_logits` and `end_logits` are [B, N].
         """
-        asked, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         start, end = self.qa_outputs(states).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -388,7 +387,7 @@ class DomextForMultipleChoice(PooledHeadModel):
         asked, states = self._encode(
             _join_choices(input_ids),
             mask,
-            token_type_ids=_join_choices(token_type_ids),
+            _join_choices(token_type_ids),
             position_ids=_join_choices(position_ids),
             inputs_embeds=_join_choices(inputs_embeds),
             adapter_names=names,

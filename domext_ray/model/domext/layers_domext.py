@@ -175,7 +175,7 @@ CosSin = tuple[Tensor, Tensor]
 
 
 def compute_cos_sin(position_ids: Tensor, size: int, theta: float) -> CosSin:
-    """Return the rotary positions int64 [1 or B, N] of heads; the last dimension of an odd size is not rotated.
+    """Return those of positions int64 [1 or B, N]; the last dimension of an odd size is not rotated.
 
     Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), with pairs half a head apart, as transformers has them.
     """

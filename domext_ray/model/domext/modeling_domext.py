@@ -573,6 +573,8 @@ class DomextForPreTraining(DomextForMaskedLM):
     def forward(
         self,
         input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         masked_positions: Tensor | None = None,
@@ -584,7 +586,7 @@ class DomextForPreTraining(DomextForMaskedLM):
         `next_sentence_label`, int64 [B], is 0 where the second text follows the first and 1 where it is from elsewhere.
         """
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
-        encoded = self.bert(input_ids, adapter_names=adapter_names, **kwargs)
+        encoded = self.bert(input_ids, attention_mask, token_type_ids, adapter_names=adapter_names, **kwargs)
         logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
         assert self.cls.seq_relationship is not None
         order = self.cls.seq_relationship(encoded.pooler_output)
