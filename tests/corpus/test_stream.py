@@ -69,10 +69,10 @@ def take_apart(batch: RankBatch) -> list[tuple[list[int], list[int], bool]]:
         ids = each["input_ids"].copy()
         counts = each["weights"] > 0
         kept: set[int] = set()
-        if each["kept"] is not None:
-            own = each["kept"]["weights"] > 0
-            counts[each["kept"]["places"][own]] = True
-            kept = {*each["kept"]["rows"].tolist()} if own.any() else kept
+        if each["distill_rows"] is not None:
+            own = each["distill_rows"]["weights"] > 0
+            counts[each["distill_rows"]["prediction_indices"][own]] = True
+            kept = {*each["distill_rows"]["rows"].tolist()} if own.any() else kept
         ids.reshape(-1)[each["masked_positions"][counts]] = each["labels"][counts]
         for i, row in enumerate(ids):
             length = int((row > 0).sum())
