@@ -263,7 +263,7 @@ def load(place: Place | Run) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
 
 def _rebuild(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     """The model of a run's newest checkpoint."""
-    from domext_ray.model.graft import merge_extensions
+    from domext_ray.model.build import merge_extensions
     from domext_ray.training.rebuild import rebuild_run
 
     run: Any = rebuild_run(folder)

@@ -21,9 +21,9 @@ from domext_ray.errors import ConfigError
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.base_folder import SHIPPED_BASE
 from domext_ray.model.budget import solve_budget
+from domext_ray.model.build import Extensions, describe_shape
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.graft import Extensions, describe_shape
 from domext_ray.options.build import identity_of
 from domext_ray.runs.run_directory import (
     RunPaths,

@@ -31,8 +31,8 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model
 from domext_ray.runtime.stopping import Stopped
 from domext_ray.training.checkpoint import list_steps
 

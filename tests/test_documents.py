@@ -38,7 +38,7 @@ from domext_ray.options.kinds import list_options
 from domext_ray.options.read import CONFIG, PRESET, read_flags
 from domext_ray.search.space import read_space
 
-PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", "domext_ray/assets/*/README.md")
+PLACES = ("*.md", "[!.]*/README.md", ".github/*.md", "domext_ray/assets/*/README.md", "domext_ray/model/**/README.md")
 DOCUMENTS = sorted({path for each in PLACES for path in REPOSITORY.glob(each)})
 IDS = [str(path.relative_to(REPOSITORY)) for path in DOCUMENTS]
 MOST_LINES = 320

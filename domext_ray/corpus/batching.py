@@ -35,9 +35,9 @@ EPOCH = "epoch"
 
 _SELECT, _ACTION, _REPLACEMENT = 11, 12, 13  # purposes of a hash: no two draws share their counters
 PADDING_MULTIPLE = 8
-PLACES_MULTIPLE = 64
-MOST_PLACES = 0.95
-"""Share of a batch's places up to which its padding is left out; above it, moving the tokens costs what it saves."""
+TOKENS_MULTIPLE = 64
+MAX_TOKEN_FRAC = 0.95
+"""Share of tokens in a batch up to which its padding is left out; above it, moving the tokens costs what it saves."""
 _FLAT = ("inputs", "labels", "selected")  # fields of `MaskedRows` that have a value for every token
 
 
@@ -52,7 +52,7 @@ class MaskedRows:
         lengths: int64 [R], tokens a row.
         second_starts: int64 [R], place of the second text's first token; None for rows that are no pairs.
         next_sentence: int64 [R], next-sentence labels; None likewise.
-        is_kept: bool [R], rows of general text that the keeping term reads; None: there is no such term.
+        is_distilled: bool [R], rows of general text that the distillation term reads; None: there is no such term.
         parts: int64 [R], the part of a mixture that each row is of; None: there are none.
     """
 
@@ -62,7 +62,7 @@ class MaskedRows:
     lengths: np.ndarray
     second_starts: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
-    is_kept: np.ndarray | None = None
+    is_distilled: np.ndarray | None = None
     parts: np.ndarray | None = None
 
     def count_tokens(self, num_parts: int) -> list[int]:
@@ -82,12 +82,12 @@ def join_rows(
     groups: Sequence[MaskedRows],
     places: Sequence[np.ndarray],
     numbers: Sequence[int],
-    is_kept: Sequence[bool] | None,
+    is_distilled: Sequence[bool] | None,
 ) -> MaskedRows:
     """Join groups of a mixture's rows, each masked on its own, all of them pairs or none.
 
-    Of each group there is where in the batch its rows are, int64, the number of its part, and whether the keeping term
-    reads it; `is_kept` None: there is no such term.
+    Of each group there is where in the batch its rows are, int64, the number of its part, and whether the distillation
+    term reads it; `is_distilled` None: there is no such term.
     """
     order = np.argsort(np.concatenate(places), kind="stable")
     lengths = np.concatenate([each.lengths for each in groups])
@@ -108,7 +108,7 @@ def join_rows(
         lengths=lengths[order],
         second_starts=join("second_starts"),
         next_sentence=join("next_sentence"),
-        is_kept=None if is_kept is None else spread(is_kept),
+        is_distilled=None if is_distilled is None else spread(is_distilled),
         parts=spread(numbers),
     )
 
@@ -226,7 +226,9 @@ def pad_masked(
     weights = (np.arange(num_positions) < len(predicted)).astype(np.float32)
     masked_positions = np.concatenate([predicted, np.zeros(num_positions - len(predicted), dtype=np.int64)])
     parts = None if rows.parts is None else np.where(weights > 0, rows.parts[masked_positions // length], -1)
-    kept = None if rows.is_kept is None else _find_kept(rows.is_kept, masked_positions, weights, length)
+    distill_rows = None
+    if rows.is_distilled is not None:
+        distill_rows = _find_distill_rows(rows.is_distilled, masked_positions, weights, length)
     segments = None if rows.second_starts is None else (shown & (places >= rows.second_starts[:, None]))
     return {
         "input_ids": input_ids,
@@ -236,10 +238,10 @@ def pad_masked(
         "labels": original.reshape(-1)[masked_positions],
         "weights": weights,
         "next_sentence_labels": rows.next_sentence,
-        "kept": kept,
+        "distill_rows": distill_rows,
         "parts": parts,
         "document_ids": None if first_id is None else (input_ids == first_id).cumsum(1),
-        "places": _find_places(shown),
+        "token_indices": _find_token_indices(shown),
     }
 
 
@@ -253,29 +255,33 @@ def round_up(num_predicted: int) -> int:
     return num_predicted + -num_predicted % multiple
 
 
-def _find_places(is_token: np.ndarray) -> np.ndarray | None:
-    """Return `MaskedBatch.places` of padded rows; None where leaving padding out saves too little."""
+def _find_token_indices(is_token: np.ndarray) -> np.ndarray | None:
+    """Return `MaskedBatch.token_indices` of padded rows; None where leaving padding out saves too little."""
     shown = is_token.reshape(-1).copy()
     num_tokens = int(shown.sum())
-    num_places = -(-num_tokens // PLACES_MULTIPLE) * PLACES_MULTIPLE
-    if num_places > MOST_PLACES * len(shown):
+    num_indices = -(-num_tokens // TOKENS_MULTIPLE) * TOKENS_MULTIPLE
+    if num_indices > MAX_TOKEN_FRAC * len(shown):
         return None
-    shown[np.flatnonzero(~shown)[: num_places - num_tokens]] = True
+    shown[np.flatnonzero(~shown)[: num_indices - num_tokens]] = True
     return np.flatnonzero(shown)
 
 
-def _find_kept(is_kept: np.ndarray, masked_positions: np.ndarray, weights: np.ndarray, length: int) -> Arrays:
-    """Give the keeping term its rows and predicted positions, whose weights become 0; a filler where there are none.
+def _find_distill_rows(
+    is_distilled: np.ndarray, masked_positions: np.ndarray, weights: np.ndarray, length: int
+) -> Arrays:
+    """Give the distillation term its rows and predicted positions, whose weights become 0; a filler if there are none.
 
     Every batch has a row of it: ranks that made another number of forward passes would wait for each other at ZeRO-3.
     """
-    rows = np.flatnonzero(is_kept)
-    in_rows = is_kept[masked_positions // length] & (weights > 0)
+    rows = np.flatnonzero(is_distilled)
+    in_rows = is_distilled[masked_positions // length] & (weights > 0)
     weights[in_rows] = 0.0
-    places = np.flatnonzero(in_rows)
-    if not len(places):
-        rows, filler = rows if len(rows) else np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        return {"rows": rows, "places": filler, "positions": filler.copy(), "weights": np.zeros(1, dtype=np.float32)}
-    kept = masked_positions[places]
-    positions = np.searchsorted(rows, kept // length) * length + kept % length
-    return {"rows": rows, "places": places, "positions": positions, "weights": np.ones(len(places), dtype=np.float32)}
+    indices = np.flatnonzero(in_rows)
+    if not len(indices):
+        rows, indices = rows if len(rows) else np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        zero = np.zeros(1, dtype=np.float32)
+        return {"rows": rows, "prediction_indices": indices, "positions": indices.copy(), "weights": zero}
+    found = masked_positions[indices]
+    positions = np.searchsorted(rows, found // length) * length + found % length
+    ones = np.ones(len(indices), dtype=np.float32)
+    return {"rows": rows, "prediction_indices": indices, "positions": positions, "weights": ones}

@@ -51,7 +51,7 @@ class BatchReader:
         corpora: the shards of each prepared text, by their paths.
         sampler: their order.
         maskers: what makes batches of each text's rows; see `views.make_masker`.
-        is_kept: which texts the keeping term reads; empty: there is no such term.
+        is_distilled: which texts the distillation term reads; empty: there is no such term.
         rows: the rank's share of a global batch.
         micro_batch_size: rows of a forward pass.
     """
@@ -59,7 +59,7 @@ class BatchReader:
     corpora: tuple[tuple[str, ...], ...]
     sampler: Sampler
     maskers: tuple[Any, ...]
-    is_kept: tuple[bool, ...]
+    is_distilled: tuple[bool, ...]
     rows: slice
     micro_batch_size: int
 
@@ -79,8 +79,8 @@ class BatchReader:
         ]
         rows = masked[0]
         if len(self.corpora) > 1:
-            is_kept = [self.is_kept[part] for part in present] if self.is_kept else None
-            rows = join_rows(masked, [places[part] for part in present], present, is_kept)
+            is_distilled = [self.is_distilled[part] for part in present] if self.is_distilled else None
+            rows = join_rows(masked, [places[part] for part in present], present, is_distilled)
         found = []
         for first in range(0, len(parts), self.num_rows):
             own = rows.cut(slice(first, first + self.num_rows))

@@ -22,9 +22,9 @@ from domext_ray.export.model_folder import save_plain, save_tokenizer
 from domext_ray.extensions.lora import build_lora_config
 from domext_ray.extensions.table import find_others
 from domext_ray.model.base import Base
+from domext_ray.model.build import detach
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import detach
 from domext_ray.model.layouts.layout import Layout
 from domext_ray.model.layouts.table import find_layout
 from domext_ray.storage import Where, write_json

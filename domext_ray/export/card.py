@@ -18,7 +18,7 @@ import yaml
 from jinja2 import Environment
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.extensions.anatomy import DomainPart
+from domext_ray.extensions.base import DomainPart
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE

@@ -25,9 +25,9 @@ from domext_ray.export.card import build_card
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_export
 from domext_ray.export.vector_layout import write_vector_layout
 from domext_ray.model import domext as code_room
+from domext_ray.model.build import describe_plain, detach, merge_extensions, name_plain
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import describe_plain, detach, merge_extensions, name_plain
 from domext_ray.model.layouts.table import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where

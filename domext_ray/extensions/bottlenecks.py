@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from domext_ray.extensions.anatomy import DomainPart, TrainedPart
+from domext_ray.extensions.base import DomainPart, TrainedPart
 from domext_ray.options.declare import CountOrZero, option_group, require
 
 _VARIANTS = ("activation", "layer_norm", "place", "parallel")

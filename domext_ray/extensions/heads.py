@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from domext_ray.extensions.anatomy import DomainPart, TrainedPart
+from domext_ray.extensions.base import DomainPart, TrainedPart
 from domext_ray.options.declare import option_group
 
 AF_ADAPTER = """@misc{yan2022afadapter,

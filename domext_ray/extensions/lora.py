@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
+from domext_ray.extensions.base import Extension, Shape, TrainedPart
 from domext_ray.options.declare import DIFFERENT, SOME, CountOrZero, option_group, require
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
+from domext_ray.extensions.base import Extension, Shape, TrainedPart
 from domext_ray.options.declare import CountOrZero, option_group, require
 
 EXBERT = """@inproceedings{tai2020exbert,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from domext_ray.extensions.anatomy import DomainPart, Extension, Format, Shape
+from domext_ray.extensions.base import DomainPart, Extension, Format, Shape
 from domext_ray.extensions.bottlenecks import BottleneckOptions, Bottlenecks
 from domext_ray.extensions.heads import HeadOptions, Heads
 from domext_ray.extensions.lora import Lora, LoraOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from domext_ray.extensions.anatomy import DomainPart, TrainedPart
+from domext_ray.extensions.base import DomainPart, TrainedPart
 from domext_ray.options.declare import CountOrZero, option_group, require
 
 

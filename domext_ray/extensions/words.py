@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from domext_ray.extensions.anatomy import Extension, Shape, TrainedPart
+from domext_ray.extensions.base import Extension, Shape, TrainedPart
 from domext_ray.extensions.modules import EXBERT
 from domext_ray.options.declare import option_group
 

@@ -23,9 +23,9 @@ from domext_ray.downstream.finetune.batches import plan_prediction
 from domext_ray.downstream.tasks.task import Row
 from domext_ray.downstream.tasks.windows import RowTemplate, read_template
 from domext_ray.inference.input_rows import check_text
+from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import choose_attention
 from domext_ray.vocabulary.tokenizer import make_backend
 
 MASK = "[MASK]"

@@ -29,9 +29,9 @@ from domext_ray.inference.fill_mask import FillMask
 from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
 from domext_ray.inference.task_predictor import TaskPredictor
+from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import choose_attention
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 

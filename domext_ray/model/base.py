@@ -1,7 +1,7 @@
 """A base checkpoint -> its tensors in memory, under Hugging Face BERT's names.
 
 A base is a checkpoint of one of the layouts in `layouts/table.py`, as a folder or a hub id. A layout maps names to
-BERT's, and `graft.detach` maps them back.
+BERT's, and `build.detach` maps them back.
 """
 
 from __future__ import annotations

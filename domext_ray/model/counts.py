@@ -12,9 +12,9 @@ from transformers import PreTrainedModel, initialization
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.extensions.table import EXTENSIONS
+from domext_ray.model.build import trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.graft import trainable_names
 
 
 @dataclass(frozen=True)

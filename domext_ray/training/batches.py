@@ -44,7 +44,7 @@ class BatchMaker:
             make_masker(each, config.objective, seed, packed=config.prepare.packed)
             for each, seed in zip(tokenizers, seed_parts(config), strict=True)
         )
-        self.is_kept = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
+        self.is_distilled = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
 
     def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
         """Yield this rank's micro batches of every step from one on, and the tokens in them, by part of a mixture."""
@@ -66,4 +66,4 @@ class BatchMaker:
         sampler = phase.sampler
         corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
         rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.group_rows)
-        return BatchReader(corpora, sampler, self.maskers, self.is_kept, rows, phase.micro_batch_size)
+        return BatchReader(corpora, sampler, self.maskers, self.is_distilled, rows, phase.micro_batch_size)

@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from domext_ray.errors import DomextError, RunError, StorageError, TrainingError
-from domext_ray.model.graft import Extensions
+from domext_ray.model.build import Extensions
 from domext_ray.storage import Place, Where, hash_file, hash_values, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 

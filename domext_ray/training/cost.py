@@ -41,7 +41,7 @@ from domext_ray.corpus.batching import round_up
 from domext_ray.corpus.views import make_full_views
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
-from domext_ray.model.graft import Extensions, build_model, choose_attention, store_base
+from domext_ray.model.build import Extensions, build_model, choose_attention, store_base
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
 from domext_ray.training.engine import (
     MAX_BUCKET_ELEMENTS,

@@ -26,9 +26,9 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.snippets import SnippetRequest, get_or_find_snippets, read_snippets
+from domext_ray.model.build import bypass_extensions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import bypass_extensions
 from domext_ray.progress import format_seconds
 from domext_ray.training.evaluate import build_domain_batches
 from domext_ray.training.run import Inputs

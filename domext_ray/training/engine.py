@@ -33,8 +33,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.model.graft import bypass_extensions
-from domext_ray.training.objective import NO_LABEL, KeptRows, pad_batch
+from domext_ray.model.build import bypass_extensions
+from domext_ray.training.objective import NO_LABEL, DistillRows, pad_batch
 from domext_ray.training.optimizer import (
     MOMENTS,
     build_optimizer,
@@ -79,7 +79,7 @@ class StepFigures:
     Args:
         loss: mean loss over the targets of the global batch (negative log-likelihood of masked tokens), nats.
         next_sentence_loss: the same over the pairs of the global batch, nats; 0 without pairs.
-        keep_loss: mean of the keeping term over its predicted tokens, before its weight, nats; 0 without it.
+        distill_loss: mean of the distillation term over its predicted tokens, before its weight, nats; 0 without it.
         part_losses: sums of the predicted tokens' losses by part of a mixture, nats; empty: there are no parts.
         grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
         learning_rate: rate of this step.
@@ -88,7 +88,7 @@ class StepFigures:
 
     loss: float
     next_sentence_loss: float
-    keep_loss: float
+    distill_loss: float
     grad_norm: float
     learning_rate: float
     finite: bool
@@ -165,7 +165,7 @@ class MaskedLoss(Objective):
         model: the model.
         device: where it is.
         bf16: run the forward pass under torch's autocast.
-        keep_weight: weight of the keeping term.
+        distill_weight: weight of the distillation term.
         teacher: the base: the model itself, which then predicts without its extensions, or a frozen copy; None: general
             text is learned.
         num_words: words of the base.
@@ -178,14 +178,14 @@ class MaskedLoss(Objective):
         device: torch.device,
         *,
         bf16: bool,
-        keep_weight: float = 1.0,
+        distill_weight: float = 1.0,
         teacher: nn.Module | None = None,
         num_words: int = 0,
         num_parts: int = 0,
     ) -> None:
         super().__init__(model, device, bf16=bf16)
         self.num_watched = num_parts
-        self.loss_weights = (1.0, 1.0, keep_weight)
+        self.loss_weights = (1.0, 1.0, distill_weight)
         self.teaches_itself = teacher is model
         self.teacher = None if self.teaches_itself else teacher
         self.num_words = num_words
@@ -199,58 +199,60 @@ class MaskedLoss(Objective):
         labels: Tensor,
         weights: Tensor,
         next_sentence_labels: Tensor | None,
-        kept: KeptRows | None = None,
+        distill_rows: DistillRows | None = None,
         kinds: Tensor | None = None,
         parts: Tensor | None = None,
         document_ids: Tensor | None = None,
-        places: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return sums of losses (fp32): words', pairs', keeping; exact predictions, in eval mode; losses by part."""
+        """Return sums of losses (fp32): words', pairs', distilled; exact predictions, in eval mode; losses by part."""
         rows = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         rows |= {} if document_ids is None else {"document_ids": document_ids}
-        asked = self._ask_base(rows, kept) if self.training else None
+        asked = self._ask_base(rows, distill_rows) if self.training else None
         with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
             # A base's configuration may ask for all hidden states, which nobody reads here.
-            outputs = self.model(**rows, masked_positions=masked_positions, places=places, output_hidden_states=False)
+            rows |= {"masked_positions": masked_positions, "token_indices": token_indices}
+            outputs = self.model(**rows, output_hidden_states=False)
         logits = outputs[0] if kinds is None else _keep_kinds(outputs[0], labels, kinds)
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         loss_sum = (losses * weights).sum()
         nothing = torch.zeros_like(labels[0])
-        order_loss_sum, keep_loss_sum, num_in_order = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum), nothing
+        order_loss_sum, distill_loss_sum, num_in_order = torch.zeros_like(loss_sum), torch.zeros_like(loss_sum), nothing
         if next_sentence_labels is not None:
             order = outputs.seq_relationship_logits
             order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
             num_in_order = (order.argmax(-1) == next_sentence_labels).sum()
-        if kept is not None:
-            own = losses if asked is None else self._compare(logits, asked, kept)
-            keep_loss_sum = ((own.index_select(0, kept.places) if asked is None else own) * kept.weights).sum()
+        if distill_rows is not None and asked is not None:
+            distill_loss_sum = (self._compare(logits, asked, distill_rows) * distill_rows.weights).sum()
+        elif distill_rows is not None:
+            distill_loss_sum = (losses.index_select(0, distill_rows.prediction_indices) * distill_rows.weights).sum()
         watched = nothing if parts is None else self._sum_by_part(losses.detach(), parts)
         if self.training:  # nobody looks at the predictions, and they cost a pass over [P, V]
-            return loss_sum, order_loss_sum, keep_loss_sum, nothing, nothing, watched
+            return loss_sum, order_loss_sum, distill_loss_sum, nothing, nothing, watched
         num_correct = ((logits.argmax(-1) == labels) & (weights > 0)).sum()
-        return loss_sum, order_loss_sum, keep_loss_sum, num_correct, num_in_order, watched
+        return loss_sum, order_loss_sum, distill_loss_sum, num_correct, num_in_order, watched
 
     def _sum_by_part(self, losses: Tensor, parts: Tensor) -> Tensor:
         """Sums of losses [P] by part, [num_parts]; without atomic additions, whose order is not fixed."""
         is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
         return torch.where(is_own, losses, 0.0).sum(1)
 
-    def _ask_base(self, rows: Mapping[str, Tensor | None], kept: KeptRows | None) -> Tensor | None:
-        """Return the base's log-probabilities at the kept positions, fp32 [P', V]; None where it is not asked."""
-        if kept is None or (self.teacher is None and not self.teaches_itself):
+    def _ask_base(self, rows: Mapping[str, Tensor | None], asked: DistillRows | None) -> Tensor | None:
+        """Return the base's log-probabilities at the asked positions, fp32 [P', V]; None where it is not asked."""
+        if asked is None or (self.teacher is None and not self.teaches_itself):
             return None
         teacher = self.model if self.teacher is None else self.teacher
-        own = {name: None if each is None else each.index_select(0, kept.rows) for name, each in rows.items()}
+        own = {name: None if each is None else each.index_select(0, asked.rows) for name, each in rows.items()}
         bypass = bypass_extensions(teacher) if self.teaches_itself else contextlib.nullcontext()
         teacher.eval()
         with torch.no_grad(), bypass, torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
-            logits = teacher(**own, masked_positions=kept.positions)[0]
+            logits = teacher(**own, masked_positions=asked.positions)[0]
         teacher.train(self.teaches_itself)
         return logits[:, : self.num_words].float().log_softmax(-1)
 
-    def _compare(self, logits: Tensor, base: Tensor, kept: KeptRows) -> Tensor:
+    def _compare(self, logits: Tensor, base: Tensor, asked: DistillRows) -> Tensor:
         """KL(base || model) over the base's words, [P']."""
-        own = logits.index_select(0, kept.places)[:, : self.num_words].float().log_softmax(-1)
+        own = logits.index_select(0, asked.prediction_indices)[:, : self.num_words].float().log_softmax(-1)
         return F.kl_div(own, base, reduction="none", log_target=True).sum(-1)
 
 
@@ -331,7 +333,7 @@ class Engine:
         num_targets: int,
         step: int,
         num_pairs: int = 0,
-        num_kept: int = 0,
+        num_distilled: int = 0,
         progress: float = 0.0,
     ) -> StepFigures:
         """Make one optimiser step on the objective's mean loss, or the weighted sum of its mean losses.
@@ -341,7 +343,7 @@ class Engine:
             num_targets: targets of the global batch (masked tokens, say), over all ranks.
             step: 0-based; sets the learning rate and the dropout.
             num_pairs: pairs of the global batch, over all ranks.
-            num_kept: predicted tokens of the keeping term, likewise.
+            num_distilled: predicted tokens of the distillation term, likewise.
             progress: see `compute_learning_rate`.
 
         Returns:
@@ -350,15 +352,15 @@ class Engine:
         rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
         set_learning_rate(self._optimizer, rate)
         seed_step(self._seed, step, self.rank)
-        counts = torch.tensor([num_targets, num_pairs, num_kept], dtype=torch.float64, device=self.device)
+        counts = torch.tensor([num_targets, num_pairs, num_distilled], dtype=torch.float64, device=self.device)
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
         sum_over_ranks(sums)
         means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
         grad_norm, applied = self._apply_gradients()
         self._num_updates += applied
-        loss, next_sentence_loss, keep_loss = means + [0.0] * (3 - len(means))
-        return StepFigures(loss, next_sentence_loss, keep_loss, grad_norm, rate, applied, tuple(watched))
+        loss, next_sentence_loss, distill_loss = means + [0.0] * (3 - len(means))
+        return StepFigures(loss, next_sentence_loss, distill_loss, grad_norm, rate, applied, tuple(watched))
 
     def evaluate(self, batch: Any) -> tuple[float, int, int, int]:
         """Score one batch without dropout.
@@ -597,8 +599,8 @@ def move_batch(batch: Any, device: torch.device) -> dict[str, Any]:
 
 def _move(value: Any, device: torch.device) -> Any:
     """Bring the tensors of a batch's field to a device, those in dictionaries and in parts of a batch too."""
-    if isinstance(value, KeptRows):
-        return KeptRows(**move_batch(value, device))
+    if isinstance(value, DistillRows):
+        return DistillRows(**move_batch(value, device))
     if isinstance(value, dict):
         return {name: _move(each, device) for name, each in value.items()}
     return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

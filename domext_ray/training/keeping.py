@@ -15,8 +15,8 @@ from torch import nn
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.base import Base
+from domext_ray.model.build import build_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_base
 from domext_ray.training.engine import MaskedLoss, Objective
 from domext_ray.training.parts import name_parts
 from domext_ray.training.vectors import make_vector_loss
@@ -36,7 +36,7 @@ def make_loss(
     """
     if config.objective.makes_vectors:
         return make_vector_loss(config.objective)
-    loss = functools.partial(MaskedLoss, keep_weight=config.objective.keep_weight, num_parts=len(name_parts(config)))
+    loss = functools.partial(MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=len(name_parts(config)))
     if base is None or not needs_teacher(config):
         return loss
     trained = {name for name, each in model.named_parameters() if each.requires_grad}

@@ -16,18 +16,18 @@ NO_LABEL = -100
 
 
 @dataclass(frozen=True)
-class KeptRows:
-    """What the keeping term reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them.
+class DistillRows:
+    """What the distillation term reads of a batch: K ≥ 1 of its B rows, and P' ≥ 1 predicted positions in them.
 
     Args:
-        rows: int64 [K], places in the batch.
-        places: int64 [P'], places among the batch's P predicted positions.
-        positions: int64 [P'], the same positions as places in the flattened [K·N].
+        rows: int64 [K], their indices in the batch.
+        prediction_indices: int64 [P'], among the batch's P predicted positions.
+        positions: int64 [P'], the same positions in the flattened [K·N].
         weights: float32 [P'], 1 for a predicted token, 0 for filler.
     """
 
     rows: torch.Tensor
-    places: torch.Tensor
+    prediction_indices: torch.Tensor
     positions: torch.Tensor
     weights: torch.Tensor
 
@@ -40,16 +40,17 @@ class MaskedBatch:
         input_ids: int64 [B, N].
         attention_mask: int64 [B, N], or None when nothing is padded.
         token_type_ids: int64 [B, N], or None for all zeros.
-        masked_positions: int64 [P], P ≥ 1, places in the flattened [B·N].
+        masked_positions: int64 [P], P ≥ 1, in the flattened [B·N].
         labels: int64 [P], the tokens to predict: the original ones, or the next ones.
         weights: float32 [P], 1 for a predicted token, 0 for filler.
         next_sentence_labels: int64 [B], 0: the second text follows the first, 1: it is from another document,
             NO_LABEL: the row does not count; None for rows that are no pairs.
-        kept: the rows of general text, whose predicted tokens have weight 0 above; None: there is no keeping term.
+        distill_rows: the rows of general text, whose predicted tokens have weight 0 above; None: there is no
+            distillation term.
         kinds: uint8 [V], the kind of every entry; a label competes with entries of its kind only. None: with all.
         parts: int64 [P], the part of a mixture that each predicted token is of, -1 for filler; None: there are none.
         document_ids: int64 [B, N], which of its row's documents each token is of; None: a row is one document.
-        places: int64 [T], ascending, the tokens' places in the flattened [B·N], and as many of padding as make T a
+        token_indices: int64 [T], ascending, the tokens' in the flattened [B·N], and as many of padding as make T a
             multiple of 64, so that few shapes occur; None: most of the batch is tokens.
     """
 
@@ -60,11 +61,11 @@ class MaskedBatch:
     labels: torch.Tensor
     weights: torch.Tensor
     next_sentence_labels: torch.Tensor | None = None
-    kept: KeptRows | None = None
+    distill_rows: DistillRows | None = None
     kinds: torch.Tensor | None = None
     parts: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
-    places: torch.Tensor | None = None
+    token_indices: torch.Tensor | None = None
 
     @property
     def num_masked(self) -> int:
@@ -77,23 +78,23 @@ class MaskedBatch:
         return 0 if self.next_sentence_labels is None else int((self.next_sentence_labels != NO_LABEL).sum().item())
 
     @property
-    def num_kept(self) -> int:
-        """Predicted tokens of the keeping term."""
-        return 0 if self.kept is None else int(self.kept.weights.sum().item())
+    def num_distilled(self) -> int:
+        """Predicted tokens of the distillation term."""
+        return 0 if self.distill_rows is None else int(self.distill_rows.weights.sum().item())
 
     def without_weight(self) -> MaskedBatch:
         """Return the same forward pass, of which nothing counts."""
-        pairs, kept, parts = self.next_sentence_labels, self.kept, self.parts
+        pairs, distill, parts = self.next_sentence_labels, self.distill_rows, self.parts
         return replace(
             self,
             weights=torch.zeros_like(self.weights),
             next_sentence_labels=None if pairs is None else torch.full_like(pairs, NO_LABEL),
-            kept=None if kept is None else replace(kept, weights=torch.zeros_like(kept.weights)),
+            distill_rows=None if distill is None else replace(distill, weights=torch.zeros_like(distill.weights)),
             parts=None if parts is None else torch.full_like(parts, -1),
         )
 
     def count_predicted(self, num_parts: int) -> list[int]:
-        """Return the predicted tokens of each part of a mixture, kept ones too."""
+        """Return the predicted tokens of each part of a mixture, distilled ones too."""
         assert self.parts is not None
         return torch.bincount(self.parts[self.parts >= 0], minlength=num_parts).tolist()
 
@@ -107,7 +108,7 @@ class ViewBatch:
         attention_mask: int64 [R, N], or None when nothing is padded.
         weights: float32, 1 for what counts and 0 for filler: [B], a row, for contrast; [P], a token, for denoise.
         decoder_ids: int64 [B, M], denoise: the second views, padded, as the decoder reads them; None for contrast.
-        positions: int64 [P], places in the flattened [B·M] whose next token is written; None likewise.
+        positions: int64 [P], in the flattened [B·M], whose next token is written; None likewise.
         labels: int64 [P], these tokens; None likewise.
     """
 
@@ -118,7 +119,7 @@ class ViewBatch:
     positions: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
-    num_pairs = num_kept = 0
+    num_pairs = num_distilled = 0
 
     @property
     def num_masked(self) -> int:
@@ -137,9 +138,9 @@ def to_batch(arrays: Arrays) -> Any:
     }
     if "masked_positions" not in arrays:
         return ViewBatch(**tensors)
-    kept = arrays["kept"]
-    if kept is not None:
-        tensors["kept"] = KeptRows(**{name: torch.from_numpy(each) for name, each in kept.items()})
+    distill = arrays["distill_rows"]
+    if distill is not None:
+        tensors["distill_rows"] = DistillRows(**{name: torch.from_numpy(each) for name, each in distill.items()})
     return MaskedBatch(**tensors)
 
 
@@ -150,7 +151,7 @@ def pad_batch(
     pad_id: int,
     pad_to: int = 0,
     *,
-    is_kept: np.ndarray | None = None,
+    is_distilled: np.ndarray | None = None,
     with_filler: bool = False,
 ) -> MaskedBatch:
     """Pad rows into one forward pass; see `pad_masked`.
@@ -161,9 +162,9 @@ def pad_batch(
         selected: B boolean arrays, what to predict.
         pad_id: id of [PAD].
         pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
-        is_kept: bool [B], rows that the keeping term reads; None: there is no such term.
+        is_distilled: bool [B], rows that the distillation term reads; None: there is no such term.
         with_filler: more filler makes few numbers of predicted positions.
     """
     tokens, targets, chosen = (np.concatenate(each) for each in (inputs, labels, selected))
-    rows = MaskedRows(tokens, targets, chosen, np.array([len(each) for each in inputs]), is_kept=is_kept)
+    rows = MaskedRows(tokens, targets, chosen, np.array([len(each) for each in inputs]), is_distilled=is_distilled)
     return cast(MaskedBatch, to_batch(pad_masked(rows, pad_id, pad_to=pad_to, with_filler=with_filler)))

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import Extensions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions
 from domext_ray.storage import Place, Where
 from domext_ray.training.checkpoint import find_latest
 from domext_ray.training.router import attach_routers

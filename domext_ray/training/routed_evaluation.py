@@ -90,7 +90,7 @@ def take_rows(batch: MaskedBatch, is_taken: Tensor) -> MaskedBatch | None:
     """Return some rows of a batch that is evaluated; None if nothing is asked of them.
 
     Args:
-        batch: B rows, without a keeping term.
+        batch: B rows, without a distillation term.
         is_taken: bool [B].
     """
     if is_taken.all():
@@ -116,7 +116,7 @@ def take_rows(batch: MaskedBatch, is_taken: Tensor) -> MaskedBatch | None:
         next_sentence_labels=choose(batch.next_sentence_labels, is_taken),
         parts=choose(batch.parts, asked),
         document_ids=choose(batch.document_ids, is_taken),
-        places=None,
+        token_indices=None,
     )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.model.base import Base
+from domext_ray.model.build import Extensions
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.graft import Extensions
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import CheckpointId

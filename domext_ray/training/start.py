@@ -17,10 +17,10 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, find_frequent_words
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
+from domext_ray.model.build import Extensions, build_model
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
-from domext_ray.model.graft import Extensions, build_model
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Where
 from domext_ray.training.checkpoint import (

@@ -22,9 +22,9 @@ from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, store_base
 from domext_ray.runs.events import (
     CHECKPOINTS,
     EVALUATION,
@@ -287,15 +287,15 @@ class PretrainWorker:
         waited = time.perf_counter() - started
         num_masked = sum(each.num_masked for each in micro_batches)
         num_pairs = sum(each.num_pairs for each in micro_batches)
-        num_kept = sum(each.num_kept for each in micro_batches)
+        num_distilled = sum(each.num_distilled for each in micro_batches)
         asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
         of_parts = self.parts.count(micro_batches, tokens_here)
-        figures_here = [num_masked, sum(tokens_here), num_pairs, num_kept, asked, *of_parts]
+        figures_here = [num_masked, sum(tokens_here), num_pairs, num_distilled, asked, *of_parts]
         counts = torch.tensor(figures_here, dtype=torch.int64, device=self.engine.device)
         sum_over_ranks(counts)
-        num_masked, num_tokens, num_pairs, num_kept, self.is_stopping, *of_parts = counts.tolist()
+        num_masked, num_tokens, num_pairs, num_distilled, self.is_stopping, *of_parts = counts.tolist()
         figures = self.engine.train_step(
-            micro_batches, num_masked, self.step, num_pairs, num_kept, self._measure_progress()
+            micro_batches, num_masked, self.step, num_pairs, num_distilled, self._measure_progress()
         )
         self.num_skipped = 0 if figures.finite else self.num_skipped + 1
         self._check_finite(figures)
@@ -319,17 +319,17 @@ class PretrainWorker:
         }
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
         record |= self.parts.describe(self.step, of_parts, figures.part_losses)
-        return record | self._describe_replay(figures, num_kept)
+        return record | self._describe_replay(figures, num_distilled)
 
-    def _describe_replay(self, figures: StepFigures, num_kept: int) -> dict[str, Any]:
-        """Figures of the keeping term, and epochs."""
+    def _describe_replay(self, figures: StepFigures, num_distilled: int) -> dict[str, Any]:
+        """Figures of the distillation term, and epochs."""
         if not self.config.parts:
             return {}
         domain, *beside = count_epochs(self.phases, self.step)
         record = {"train/domain_epochs": domain}
         record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
         keeps = self.config.has_general_text and self.config.objective.keep != "none"
-        return record | ({"train/keep_loss": figures.keep_loss, "train/keep_tokens": num_kept} if keeps else {})
+        return record | ({"train/keep_loss": figures.distill_loss, "train/keep_tokens": num_distilled} if keeps else {})
 
     def _check_finite(self, figures: StepFigures) -> None:
         step = f"step {self.step + 1:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"

@@ -41,7 +41,7 @@ from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.model.graft import describe_plain
+from domext_ray.model.build import describe_plain
 from domext_ray.model.layouts.table import find_layout
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)

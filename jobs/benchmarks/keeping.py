@@ -58,7 +58,7 @@ def _make_side(
 
     def compute(_: object) -> Tensor:
         words, _, kept, *_ = loss(**tensors)
-        return words / batch.num_masked + kept / max(batch.num_kept, 1)
+        return words / batch.num_masked + kept / max(batch.num_distilled, 1)
 
     return make_step(model, compute, batch, bf16=False)  # the loss has autocast of its own
 
@@ -68,5 +68,5 @@ def _make_batch(rows: int, length: int, *, keeps: bool) -> MaskedBatch:
     draw = np.random.default_rng(length)
     ids = draw.integers(1000, VOCAB_SIZE, (rows, length))
     chosen = draw.random((rows, length)) < MASK_PROB
-    is_kept = np.arange(rows) % round(1 / KEPT_FRAC) == 0 if keeps else None
-    return pad_batch(list(ids), list(ids), list(chosen), pad_id=0, pad_to=length, is_kept=is_kept)
+    is_distilled = np.arange(rows) % round(1 / KEPT_FRAC) == 0 if keeps else None
+    return pad_batch(list(ids), list(ids), list(chosen), pad_id=0, pad_to=length, is_distilled=is_distilled)

@@ -29,7 +29,7 @@ from domext_ray.corpus.stream import BatchReader
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import load_base
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
-from domext_ray.model.graft import choose_attention, store_base
+from domext_ray.model.build import choose_attention, store_base
 from domext_ray.runs.run_directory import read_identity
 from domext_ray.runtime.cpu_kernels import TRAINING, configure_kernels
 from domext_ray.training.metrics import find_last_step, read_metrics

@@ -10,9 +10,9 @@ from benchmarks.timing import Batch
 from torch import Tensor, nn
 from transformers import ModernBertForMaskedLM
 
+from domext_ray.model.build import detach, name_plain
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import detach, name_plain
 from domext_ray.model.layouts.table import find_layout
 
 

@@ -34,8 +34,8 @@ from transformers.utils import logging
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.extensions.lora import build_lora_config
+from domext_ray.model.build import describe_plain, name_plain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import describe_plain, name_plain
 from domext_ray.training.engine import Engine
 from domext_ray.training.objective import MaskedBatch
 

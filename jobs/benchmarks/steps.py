@@ -30,8 +30,8 @@ from domext_ray.config.pretrain import EngineConfig, ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
+from domext_ray.model.build import build_model, choose_attention, detach, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model, choose_attention, detach, store_base
 from domext_ray.model.layouts.table import LAYOUTS
 from domext_ray.training.cost import Roofline, count_flops, time_matmuls
 from domext_ray.training.engine import MaskedLoss, compile_layers

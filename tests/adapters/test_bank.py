@@ -39,9 +39,9 @@ from domext_ray.downstream.tasks.description import TaskDescription, describe_ta
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
-from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import save_checkpoint

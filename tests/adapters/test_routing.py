@@ -20,9 +20,9 @@ from domext_ray.downstream.forgetting.forgetting import predict_masked
 from domext_ray.downstream.forgetting.mask_set import MaskedText
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import add_domains, describe_extensions
 from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN, DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS
-from domext_ray.model.graft import add_domains, describe_extensions
 
 LAW, ART = range(60, 90), range(90, 120)
 ROWS = torch.tensor(

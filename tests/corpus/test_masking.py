@@ -128,10 +128,10 @@ def test_rows_of_several_epochs_are_masked_as_those_of_each(tokenizer: BertToken
 def test_a_pass_that_counts_nothing_counts_nothing() -> None:
     rows = MaskedRows(np.arange(8), np.arange(8), np.arange(8) % 2 == 1, np.array([5, 3]))
     rows = replace(rows, second_starts=np.array([2, 1]), next_sentence=np.array([0, 1]), parts=np.array([0, 2]))
-    batch = to_batch(pad_masked(replace(rows, is_kept=np.array([False, True])), pad_id=0))
-    assert batch.num_masked > 0 < batch.num_kept and batch.num_pairs == 2 and batch.count_predicted(3) == [2, 0, 2]
+    batch = to_batch(pad_masked(replace(rows, is_distilled=np.array([False, True])), pad_id=0))
+    assert batch.num_masked > 0 < batch.num_distilled and batch.num_pairs == 2 and batch.count_predicted(3) == [2, 0, 2]
     silent = batch.without_weight()
-    assert silent.num_masked == silent.num_kept == silent.num_pairs == 0 and silent.count_predicted(3) == [0, 0, 0]
+    assert silent.num_masked == silent.num_distilled == silent.num_pairs == 0 and silent.count_predicted(3) == [0, 0, 0]
     assert torch.equal(silent.input_ids, batch.input_ids)
 
 
@@ -150,17 +150,17 @@ def test_collate_cuts_and_pads(tokenizer: BertTokenizer) -> None:
     assert (flat[first.masked_positions] != first.labels).float().mean() > 0.8
 
 
-def test_places_are_those_of_all_tokens_and_few_of_padding(tokenizer: BertTokenizer) -> None:
+def test_token_indices_are_those_of_all_tokens_and_few_of_padding(tokenizer: BertTokenizer) -> None:
     masker, rows = Masker(tokenizer, ObjectiveConfig(), seed=1), pa.concat_tables([make_rows(6, 62), make_rows(6, 22)])
     (batch,) = collate(masker, masker.mask(rows, epoch=0), micro_batch_size=12)
-    assert batch.attention_mask is not None and batch.places is not None
+    assert batch.attention_mask is not None and batch.token_indices is not None
     is_token = batch.attention_mask.flatten().bool()
-    assert len(batch.places) == 576  # 6 · 64 + 6 · 24 = 528 tokens
-    assert batch.places.diff().min() > 0 and torch.isin(is_token.nonzero().flatten(), batch.places).all()
-    assert torch.isin(batch.masked_positions, batch.places).all()
+    assert len(batch.token_indices) == 576  # 6 · 64 + 6 · 24 = 528 tokens
+    assert batch.token_indices.diff().min() > 0 and torch.isin(is_token.nonzero().flatten(), batch.token_indices).all()
+    assert torch.isin(batch.masked_positions, batch.token_indices).all()
     (full,) = collate(masker, masker.mask(make_rows(4, 62), epoch=0), micro_batch_size=4)
     (nearly,) = collate(masker, masker.mask(pa.concat_tables([make_rows(31), make_rows(1, 22)]), epoch=0), 32)
-    assert full.places is None and nearly.places is None and nearly.attention_mask is not None
+    assert full.token_indices is None and nearly.token_indices is None and nearly.attention_mask is not None
 
 
 @pytest.mark.parametrize(("num_masked", "expected"), [(1, 1), (31, 31), (33, 34), (155, 160), (160, 160), (513, 544)])

@@ -41,8 +41,8 @@ from domext_ray.export.card import Terms, build_card, read_terms
 from domext_ray.export.folder import ExportRecord, list_exported, new_export, read_export_record
 from domext_ray.export.model_folder import CODE_FILES, export_model, export_run
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
 from domext_ray.training.checkpoint import find_latest

@@ -26,8 +26,8 @@ from domext_ray.errors import RunError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, export_adapterhub, export_peft, find_reduction_factor
 from domext_ray.export.folder import MARKER
 from domext_ray.model.base import load_base
+from domext_ray.model.build import Extensions, build_model, detach
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, build_model, detach
 from domext_ray.training.rebuild import RebuiltRun
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 

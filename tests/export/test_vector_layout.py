@@ -21,7 +21,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.export.card import build_card
 from domext_ray.export.model_folder import export_model
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model
+from domext_ray.model.build import build_model
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 TEXTS = ["the old house was very cold", "a river", "blood and heart", "protein " * 300, "the cell"]

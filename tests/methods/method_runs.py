@@ -37,8 +37,8 @@ from domext_ray.config.pretrain import (
 )
 from domext_ray.corpus.batching import MaskedRows, Masker, join_rows
 from domext_ray.model.base import Base, hash_tensors, load_base
+from domext_ray.model.build import Extensions, choose_attention, describe_extensions, detach, name_unwrapped, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, choose_attention, describe_extensions, detach, name_unwrapped, store_base
 from domext_ray.options.build import dump_yaml
 from domext_ray.training import engine as engine_module
 from domext_ray.training.checkpoint import (

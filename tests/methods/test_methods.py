@@ -35,10 +35,10 @@ from domext_ray.errors import ConfigError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, hash_tensors, load_base
 from domext_ray.model.budget import solve_budget
+from domext_ray.model.build import Extensions, build_model, describe_extensions, describe_shape, detach
 from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import Extensions, build_model, describe_extensions, describe_shape, detach
 from domext_ray.plan import size_run
 from domext_ray.training.engine import StepFigures, TrainState
 from domext_ray.training.evaluate import read_probe
@@ -128,7 +128,7 @@ def measure_distance(first: TrainState, second: TrainState) -> float:
 
 
 def list_losses(figures: list[StepFigures]) -> list[float]:
-    return [each.loss + each.next_sentence_loss + each.keep_loss for each in figures]
+    return [each.loss + each.next_sentence_loss + each.distill_loss for each in figures]
 
 
 @torch.no_grad()

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import Extensions, build_model, describe_shape
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
 from domext_ray.model.domext.layers_domext import Bottleneck, Layer
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
-from domext_ray.model.graft import Extensions, build_model, describe_shape
 
 SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 HEADS = ("cls.predictions.", "bert.pooler.")

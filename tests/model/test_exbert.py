@@ -18,10 +18,10 @@ from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import ConfigError
 from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
+from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.graft import build_model, detach
 
 Arrays = dict[str, np.ndarray]
 

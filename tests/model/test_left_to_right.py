@@ -13,10 +13,10 @@ from transformers import BertLMHeadModel
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import StateBiLSTM
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
-from domext_ray.model.graft import build_model
 
 VOCAB, LENGTH = 90, 12
 EVERYTHING: dict[str, Any] = {

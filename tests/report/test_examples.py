@@ -15,7 +15,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, TrainConfig
 from domext_ray.corpus.manifest import FileRecord, Manifest
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model
+from domext_ray.model.build import build_model
 from domext_ray.options.build import dump_yaml
 from domext_ray.report.examples import NUM_EXAMPLES, NUM_GUESSES, choose_sentences, make_examples, predict
 from domext_ray.runs.run_directory import write_run

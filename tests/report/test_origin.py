@@ -10,8 +10,8 @@ import pytest
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
+from domext_ray.model.build import describe_shape
 from domext_ray.model.counts import count_parameters
-from domext_ray.model.graft import describe_shape
 from domext_ray.report import summary
 from domext_ray.report.summary import count_trained, describe_command, describe_origin, find_commit, read_origin
 from domext_ray.runs.run_directory import add_versions, list_versions, write_run

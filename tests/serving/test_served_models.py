@@ -22,7 +22,7 @@ from domext_ray.errors import RunError
 from domext_ray.export.model_folder import save_plain, save_with_code
 from domext_ray.inference.predictors import find_model, load_predictor, load_task_model
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model
+from domext_ray.model.build import build_model
 from domext_ray.serving.engine import Engine, ServedRow
 from domext_ray.serving.whole_model import find_whole_model, open_bank
 from domext_ray.vocabulary.tokenizer import load_tokenizer

@@ -30,9 +30,9 @@ from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.corpus.sampler import share_rows
 from domext_ray.errors import ConfigError, RunError
 from domext_ray.model.base import HEADS
+from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import store_base, trainable_names
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
 from domext_ray.training.engine import (
     Engine,
@@ -363,7 +363,9 @@ def _measure_padded() -> list[list[float]]:
     for num_rows, most in ((1, 9), (3, 16), (8, 17), (6, 12), (5, 17), (7, 9)):
         rows = [draws.integers(5, VOCAB, size) for size in draws.integers(4, most, num_rows)]
         batches.append(pad_batch(rows, rows, [np.arange(len(each)) % 4 == 1 for each in rows], pad_id=0))
-    assert any(each.places is not None for each in batches) and any(each.attention_mask is None for each in batches)
+    assert any(each.token_indices is not None for each in batches) and any(
+        each.attention_mask is None for each in batches
+    )
     losses = []
     for compile in (False, True):
         engine = build_engine(compile=compile)

@@ -30,9 +30,9 @@ from torch import nn
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.model.base import HEADS
+from domext_ray.model.build import trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForPreTraining
-from domext_ray.model.graft import trainable_names
 from domext_ray.training.engine import Engine, StepFigures
 from domext_ray.training.objective import MaskedBatch
 

@@ -26,7 +26,7 @@ from domext_ray.corpus.pairs import PAIR_SCHEMA, build_pairs
 from domext_ray.corpus.rows import SCHEMA, RowSettings
 from domext_ray.errors import CorpusError
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model
+from domext_ray.model.build import build_model
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,

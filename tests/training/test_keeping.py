@@ -1,4 +1,4 @@
-"""The keeping term against a loss worked out by hand, and who is asked what the base predicts."""
+"""The distillation term against a loss worked out by hand, and who is asked what the base predicts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig, ReplayConfig, VocabConfig
 from domext_ray.corpus.batching import MaskedRows, join_rows
 from domext_ray.model.base import Base, load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model
 from domext_ray.training.engine import MaskedLoss, move_batch
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.objective import MaskedBatch, pad_batch
@@ -68,7 +68,7 @@ def make_batch(kept: list[bool], seed: int = 0) -> MaskedBatch:
     draw = np.random.default_rng(seed)
     rows = [draw.integers(5, 60, size) for size in (9, 14, 11, 6)]
     chosen = [draw.random(len(row)) < 0.4 for row in rows]
-    return pad_batch(rows, [row + 1 for row in rows], chosen, pad_id=0, is_kept=np.array(kept))
+    return pad_batch(rows, [row + 1 for row in rows], chosen, pad_id=0, is_distilled=np.array(kept))
 
 
 def run(loss: MaskedLoss, batch: MaskedBatch) -> tuple[Tensor, ...]:
@@ -109,7 +109,7 @@ def test_the_term_is_the_divergence_from_the_base_at_the_kept_positions(base: Ba
     labels = batch.labels.tolist()
     domain = [float(logits[place][label]) for place, label in zip(places, labels, strict=True) if not KEPT[place[0]]]
     assert float(words) == pytest.approx(-sum(domain), rel=1e-4)
-    assert batch.num_masked == len(domain) and batch.num_kept == len(places) - len(domain)
+    assert batch.num_masked == len(domain) and batch.num_distilled == len(places) - len(domain)
 
 
 def test_general_text_may_be_learned_instead(base: Base) -> None:
@@ -131,7 +131,7 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
     model = build(base, config, dropout=0.5, start="zero")
     loss = make_loss_of(base, config, model).train()
     asked = [
-        loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.kept)
+        loss._ask_base({"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}, batch.distill_rows)
         for batch in (make_batch(KEPT), make_batch(KEPT))
     ]
     # Not to the last bit: how MKL sums may depend on where a tensor lies in memory.
@@ -147,9 +147,9 @@ def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> N
     assert loss.teaches_itself
     run(loss, batch)
     assert torch.equal(score(model, batch), before) and model.config.active_domains == active
-    broken = replace(cast(Any, batch.kept), rows=torch.tensor([99]))
+    broken = replace(cast(Any, batch.distill_rows), rows=torch.tensor([99]))
     with pytest.raises(IndexError):
-        run(loss.train(), replace(batch, kept=broken))
+        run(loss.train(), replace(batch, distill_rows=broken))
     assert torch.equal(score(model, batch), before)
 
 
@@ -173,9 +173,9 @@ def test_every_micro_batch_asks_the_base_as_often(base: Base) -> None:
     assert calls == count_calls(loss, lambda: run(loss, make_batch(KEPT))) == 2
     assert float(run(loss, make_batch([False] * 4))[2]) == 0.0
     unmasked = pad_batch(
-        [np.arange(5, 9)] * 2, [np.arange(5, 9)] * 2, [np.zeros(4, bool)] * 2, 0, is_kept=np.array([True, False])
+        [np.arange(5, 9)] * 2, [np.arange(5, 9)] * 2, [np.zeros(4, bool)] * 2, 0, is_distilled=np.array([True, False])
     )
-    assert count_calls(loss, lambda: run(loss, unmasked)) == 2 and unmasked.num_kept == unmasked.num_masked == 0
+    assert count_calls(loss, lambda: run(loss, unmasked)) == 2 and unmasked.num_distilled == unmasked.num_masked == 0
 
 
 def count_calls(loss: MaskedLoss, forward: Callable[[], object]) -> int:
@@ -197,6 +197,6 @@ def test_rows_of_parts_are_joined_in_the_order_of_the_batch() -> None:
     assert joined.inputs.tolist() == [1, 2, 4, 5, 6, 7, 8, 3] and joined.lengths.tolist() == [2, 3, 2, 1]
     assert (joined.labels - 100).tolist() == joined.inputs.tolist()
     assert joined.selected.tolist() == [each % 2 == 0 for each in joined.inputs]
-    assert cast(np.ndarray, joined.is_kept).tolist() == [False, True, True, False]
+    assert cast(np.ndarray, joined.is_distilled).tolist() == [False, True, True, False]
     assert cast(np.ndarray, joined.parts).tolist() == [4, 2, 2, 4] and joined.count_tokens(5) == [0, 0, 5, 0, 3]
-    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], [0, 0], None).is_kept is None
+    assert join_rows([make([[1]]), make([[2]])], [np.array([1]), np.array([0])], [0, 0], None).is_distilled is None

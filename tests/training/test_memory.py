@@ -23,7 +23,7 @@ from domext_ray.config.pretrain import (
     VocabConfig,
 )
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import store_base
+from domext_ray.model.build import store_base
 from domext_ray.training.cost import (
     Sharding,
     StepMemory,

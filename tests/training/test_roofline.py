@@ -13,7 +13,7 @@ from tiny_layouts import TINY_LAYOUTS
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeConfig, TrainConfig
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model, choose_attention, store_base
+from domext_ray.model.build import build_model, choose_attention, store_base
 from domext_ray.training.cost import Roofline, count_flops, find_peak, make_full_batch, time_matmuls
 from domext_ray.training.engine import MaskedLoss, move_batch
 
@@ -96,7 +96,7 @@ def test_all_hidden_states_that_a_base_asks_for_are_not_kept() -> None:
     model = build_model(None, SHAPE, PLAIN, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
     model.config.output_hidden_states = True
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
-    batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), places=torch.arange(TOKENS))
+    batch = replace(make_full_batch(config, VOCAB, LENGTH, ROWS), token_indices=torch.arange(TOKENS))
     assert MaskedLoss(model, CPU, bf16=False)(**move_batch(batch, CPU))[0].isfinite()
 
 

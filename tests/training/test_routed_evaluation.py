@@ -14,9 +14,9 @@ from torch import nn
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
+from domext_ray.model.build import build_model
 from domext_ray.model.domext.configuration_domext import Domain
 from domext_ray.model.domext.routers_domext import Router
-from domext_ray.model.graft import build_model
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.routed_evaluation import RoutedModel, take_rows

@@ -28,8 +28,8 @@ from domext_ray.config.pretrain import (
 from domext_ray.corpus.views import Viewer
 from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
+from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
-from domext_ray.model.graft import build_model, detach
 from domext_ray.training.engine import Engine, TrainState, join_alone, move_batch
 from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.start import DECODER

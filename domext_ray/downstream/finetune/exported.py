@@ -22,7 +22,7 @@ from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
-from domext_ray.model.graft import choose_attention
+from domext_ray.model.build import choose_attention
 from domext_ray.storage import hash_file, hash_values
 
 _NO_METHOD = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)

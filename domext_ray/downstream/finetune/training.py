@@ -27,7 +27,7 @@ from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
-from domext_ray.model.graft import choose_attention
+from domext_ray.model.build import choose_attention
 from domext_ray.training.engine import Objective, checkpoint_activations, move_batch
 from domext_ray.training.single_process import SingleProcessTrainer
 

@@ -25,10 +25,10 @@ from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export.card import Terms, read_terms
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
+from domext_ray.model.build import add_domains, choose_attention, describe_extensions, merge_extensions
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
-from domext_ray.model.graft import add_domains, choose_attention, describe_extensions, merge_extensions
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer

@@ -14,10 +14,10 @@ from torch import nn
 from domext_ray.config.finetune import FinetuneOptimConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.extensions.table import is_extension
+from domext_ray.model.build import trains_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.domext.modeling_domext import DomextPreTrainedModel
-from domext_ray.model.graft import trains_base
 
 _POOLER = "bert.pooler."
 _LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.")

@@ -97,7 +97,7 @@ class DomextConfig(PreTrainedConfig):
         layer_norm_eps: epsilon of every LayerNorm.
         pad_token_id: id of [PAD].
         position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1,
-            "rotary" turns queries and keys by their positions instead of adding a table's rows.
+            "rotary" rotates queries and keys by their positions instead of adding a table's rows.
         has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
         domains: a `Domain`, or a mapping of some of its values, by name. What a mapping leaves out is the default, and
             the last layer is the model's.
@@ -245,7 +245,6 @@ class DomextConfig(PreTrainedConfig):
                 f"module_ffn_size is {self.module_ffn_size} and module_hidden_size {self.module_hidden_size}; "
                 "both or neither must be above 0."
             )
-        self._check_layout()
         if self.domain_init not in ("zero", "paper"):
             raise ValueError(f"domain_init is {self.domain_init!r}; it must be zero or paper.")
         if not 0.0 < self.bottleneck_std <= 1.0:
@@ -255,18 +254,12 @@ class DomextConfig(PreTrainedConfig):
         if self.head_layers and not self.head_bilstm:
             raise ValueError(f"head_layers is {self.head_layers}; it must be empty without head_bilstm.")
         for name, domain in self.domains.items():
-            if domain.word_rows > self.base_vocab_size:
-                raise ValueError(
-                    f"the domain {name!r} has word_rows {domain.word_rows}; the base has {self.base_vocab_size} words."
-                )
-            if not 0 <= domain.router_words <= self.base_vocab_size:
-                raise ValueError(
-                    f"the domain {name!r} has router_words {domain.router_words}; the base has {self.base_vocab_size} "
-                    "words."
-                )
+            for key, value in (("word_rows", domain.word_rows), ("router_words", domain.router_words)):
+                if not 0 <= value <= self.base_vocab_size:
+                    raise ValueError(
+                        f"the domain {name!r} has {key} {value}; the base has {self.base_vocab_size} words."
+                    )
         check_active(self.active_domains, self.domains)
-
-    def _check_layout(self) -> None:
         if self.position_rule not in ("absolute", "roberta", "rotary"):
             raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute, roberta or rotary.")
         if self.position_rule == "rotary" and self.head_size % 2:
@@ -340,12 +333,7 @@ class DomextConfig(PreTrainedConfig):
 
 
 def complete_domain(name: str, values: Domain | Mapping[str, Any], num_hidden_layers: int) -> Domain:
-    """Return a domain with every value.
-
-    Args:
-        name: the domain's name.
-        values: the domain, or what is given of it.
-        num_hidden_layers: layers of the model.
+    """Return a domain with every value, of a model with so many layers.
 
     Raises:
         ValueError: the name is no identifier, a key or a word is unknown, a size is below 0, none is above, or a layer

@@ -1,7 +1,8 @@
 """Task heads on the encoder: tokens, rows, marked pairs, spans, answers and choices.
 
 This file is exported as it is: it imports torch and transformers only. Every head calls the encoder `bert` and passes
-it what it does not read itself, so `token_type_ids`, `adapter_names` and the like are as in `DomextModel`. With
+it what it does not read itself, so `position_ids`, `adapter_names` and the like are as in `DomextModel`. transformers'
+Trainer leaves out columns that a forward pass does not name, hence `token_type_ids` in each. With
 `config.head_bilstm` a BiLSTM reads the encoder's states before the head does, those of `config.head_layers` where these
 are given. Shapes: B rows, N tokens, d hidden size, C choices, T types, m size of a span's query and key.
 """
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -33,9 +33,6 @@ SPAN_SIZE = 64
 class ScalarMix(nn.Module):
     """γ · Σ softmax(w)_k h_k over K states; it starts as their mean.
 
-    Args:
-        num_states: K.
-
     Source: Peters et al., "Deep Contextualized Word Representations", NAACL 2018, equation 1.
     """
 
@@ -52,9 +49,7 @@ class ScalarMix(nn.Module):
 class StateBiLSTM(nn.Module):
     """A BiLSTM over an encoder's states, and a projection back to their width.
 
-    Args:
-        config: the model's configuration; `head_bilstm` is the width of each direction.
-        dropout: of what is read from a frozen encoder, and between the BiLSTM's layers, 0 to 1.
+    `dropout` is of what is read from a frozen encoder, and between the BiLSTM's layers.
 
     Source: BERT section 5.1 ("+ BiLSTM", over the last layer), section 5.3 (over several layers of a frozen encoder).
     """
@@ -75,15 +70,7 @@ class StateBiLSTM(nn.Module):
         self.dense = Linear(2 * config.head_bilstm, config.hidden_size)
 
     def forward(self, states: Sequence[Tensor], attention_mask: Tensor | None = None) -> Tensor:
-        """Read every row in both directions, the backward one from its last token and not from its padding.
-
-        Args:
-            states: K times [B, N, d].
-            attention_mask: [B, N], 1 for tokens, then 0 for padding; None: nothing is padded.
-
-        Returns:
-            [B, N, d]; padding has the projection's bias.
-        """
+        """Read K times [B, N, d] in both directions, the backward one from a row's last token, not from its padding."""
         inputs = self.dropout(torch.cat(list(states), dim=-1) if self.mix is None else self.mix(states))
         if attention_mask is None:
             return self.dense(self.lstm(inputs)[0])
@@ -101,22 +88,24 @@ class DomextHeadModel(DomextPreTrainedModel):
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
         self.bert = DomextModel(config)
+        self.num_labels = int(config.num_labels or 2)
         rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.bilstm = StateBiLSTM(config, rate) if config.head_bilstm else None
         self.dropout = nn.Dropout(rate)
 
     def _encode(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[BaseModelOutputWithPooling, Tensor]:
-        """Return what the encoder returns, unpooled, and the states [B, N, d] that the head reads."""
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, token_type_ids: Tensor | None, **kwargs: Any
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Return what the encoder was asked for besides, and the states [B, N, d] that the head reads."""
         layers = self.config.head_layers
         if layers:
             kwargs["output_hidden_states"] = True
-        encoded = self.bert(input_ids, attention_mask=attention_mask, pool=False, **kwargs)
+        encoded = self.bert(input_ids, attention_mask, token_type_ids, pool=False, **kwargs)
+        asked: dict[str, Any] = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
         if self.bilstm is None:
-            return encoded, encoded.last_hidden_state
+            return asked, encoded.last_hidden_state
         states = [encoded.hidden_states[layer] for layer in layers] if layers else [encoded.last_hidden_state]
-        return encoded, self.bilstm(states, attention_mask)
+        return asked, self.bilstm(states, attention_mask)
 
 
 class PooledHeadModel(DomextHeadModel):
@@ -138,7 +127,6 @@ class DomextForTokenClassification(DomextHeadModel):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        self.num_labels = int(config.num_labels or 2)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
@@ -147,18 +135,17 @@ class DomextForTokenClassification(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
         """Classify tokens; `labels` int64 [B, N] with -100 ignored, other arguments as in `DomextModel`."""
-        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         logits = self.classifier(self.dropout(states))
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
+        return TokenClassifierOutput(loss=loss, logits=logits, **asked)
 
 
 class DomextForSequenceClassification(PooledHeadModel):
@@ -166,7 +153,6 @@ class DomextForSequenceClassification(PooledHeadModel):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        self.num_labels = int(config.num_labels or 2)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
@@ -175,16 +161,15 @@ class DomextForSequenceClassification(PooledHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """Classify rows; the loss follows config.problem_type as in transformers, the rest is as in `DomextModel`."""
-        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         logits = self.classifier(self.dropout(self._pool(states, attention_mask)))
         loss = None if labels is None else self._compute_loss(logits, labels)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
+        return SequenceClassifierOutput(loss=loss, logits=logits, **asked)
 
     def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem: str | None = self.config.problem_type
@@ -208,7 +193,6 @@ class DomextForRelationClassification(DomextHeadModel):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        self.num_labels = int(config.num_labels or 2)
         self.dense = nn.Linear(3 * config.hidden_size, config.hidden_size)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
@@ -218,42 +202,31 @@ class DomextForRelationClassification(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         entity_positions: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Classify the relation between two marked stretches.
+        """Classify the relation between two marked stretches; other arguments are as in `DomextModel`.
 
-        Args:
-            input_ids: as in `DomextModel`.
-            attention_mask: as in `DomextModel`.
-            entity_positions: int64 [B, 2], places of the first and the second stretch's opening mark.
-            labels: int64 [B]; gives the mean loss.
-            **kwargs: as in `DomextModel`.
-
-        Returns:
-            Logits [B, num_labels].
-
-        Raises:
-            ValueError: `entity_positions` is missing.
+        `entity_positions`, int64 [B, 2], are the indices of the first and the second stretch's opening mark; `labels`,
+        int64 [B], give the mean loss.
         """
         if entity_positions is None:
             raise ValueError("give entity_positions: the places of the two opening marks of every row.")
-        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
-        places = torch.cat([torch.zeros_like(entity_positions[:, :1]), entity_positions], dim=1)  # [CLS] is first
-        read = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1])).flatten(1)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
+        indices = torch.cat([torch.zeros_like(entity_positions[:, :1]), entity_positions], dim=1)  # [CLS] is first
+        read = states.gather(1, indices[..., None].expand(-1, -1, states.shape[-1])).flatten(1)
         logits = self.classifier(self.dropout(torch.tanh(self.dense(read))))
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
+        return SequenceClassifierOutput(loss=loss, logits=logits, **asked)
 
 
 class DomextForSpanClassification(DomextHeadModel):
     """The encoder and a score for every span of tokens and every type: entities that nest and overlap.
 
-    s(i, j, type) = q_i·k_j / √m + (a_i,type + b_j,type) / 2, where q and k are turned by their positions: one query and
-    key for all types, so that a type costs 4m parameters.
+    s(i, j, type) = q_i·k_j / √m + (a_i,type + b_j,type) / 2, where q and k have rotary positions: one query and key for
+    all types, so that a type costs 4m parameters.
 
     Source: Su et al., "Global Pointer: Novel Efficient Span-based Approach for Named Entity Recognition",
     arXiv:2208.03054 (2022), Efficient GlobalPointer.
@@ -261,7 +234,6 @@ class DomextForSpanClassification(DomextHeadModel):
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
-        self.num_labels = int(config.num_labels or 2)
         self.span_dense = nn.Linear(config.hidden_size, 2 * SPAN_SIZE)
         self.type_dense = nn.Linear(2 * SPAN_SIZE, 2 * self.num_labels)
         self.post_init()
@@ -271,23 +243,17 @@ class DomextForSpanClassification(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> TokenClassifierOutput:
-        """Score spans; those above 0 are entities.
+        """Score spans; those above 0 are entities. Other arguments are as in `DomextModel`.
 
-        Args:
-            input_ids: as in `DomextModel`.
-            attention_mask: as in `DomextModel`.
-            labels: bool [B, T, N, N], True where tokens i to j, both included, are an entity of the type. Gives the
-                mean loss over rows and types.
-            **kwargs: as in `DomextModel`.
-
-        Returns:
-            Logits [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
-            padding, the lowest number of the dtype.
+        Logits are [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
+        padding, the lowest number of the dtype. `labels`, bool of their shape, are True where tokens i to j, both
+        included, are an entity of the type, and give the mean loss over rows and types.
         """
-        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         projected = self.span_dense(self.dropout(states))
         query, key = rotate(projected[..., :SPAN_SIZE]), rotate(projected[..., SPAN_SIZE:])
         spans = torch.matmul(query, key.transpose(1, 2)) / SPAN_SIZE**0.5
@@ -295,23 +261,18 @@ class DomextForSpanClassification(DomextHeadModel):
         logits = spans[:, None] + first[..., None] + last[:, :, None]
         logits = logits.masked_fill(~_find_spans(projected, attention_mask)[:, None], torch.finfo(logits.dtype).min)
         loss = None if labels is None else compute_zlpr(logits, labels).mean()
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
+        return TokenClassifierOutput(loss=loss, logits=logits, **asked)
 
 
 def rotate(states: Tensor) -> Tensor:
-    """Turn states by their positions, so that a product of two knows how far apart they are.
+    """Rotate states [B, N, m] by their positions, so that a product of two knows how far apart they are; m is even.
 
-    Args:
-        states: [B, N, m], m even.
-
-    Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), section 3.4.2.
+    Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), section 3.4.2, with pairs of neighbours.
     """
     size = states.shape[-1]
-    places = torch.arange(states.shape[1], device=states.device, dtype=torch.float32)
+    positions = torch.arange(states.shape[1], device=states.device, dtype=torch.float32)
     rates = 10000.0 ** (-torch.arange(0, size, 2, device=states.device, dtype=torch.float32) / size)
-    angles = places[:, None] * rates
+    angles = positions[:, None] * rates
     cos, sin = angles.cos().to(states.dtype), angles.sin().to(states.dtype)
     even, odd = states[..., ::2], states[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
@@ -366,39 +327,27 @@ class DomextForQuestionAnswering(DomextHeadModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """Score the answer's first and last token.
+        """Score the answer's first and last token; other arguments are as in `DomextModel`.
 
-        Args:
-            input_ids: as in `DomextModel`.
-            attention_mask: as in `DomextModel`.
-            start_positions: int64 [B], place of the first token; one outside the row is left out of the loss.
-            end_positions: int64 [B], place of the last token, likewise. Both give the mean loss.
-            **kwargs: as in `DomextModel`.
-
-        Returns:
-            start_logits and end_logits [B, N].
+        `start_positions` and `end_positions`, int64 [B], are the indices of the first and the last token, and give the
+        mean loss; those outside the row are left out of it. `start_logits` and `end_logits` are [B, N].
         """
-        encoded, states = self._encode(input_ids, attention_mask, **kwargs)
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
         start, end = self.qa_outputs(states).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             outside = start.shape[1]
             losses = [
-                nn.functional.cross_entropy(logits, places.view(-1).clamp(0, outside), ignore_index=outside)
-                for logits, places in ((start, start_positions), (end, end_positions))
+                nn.functional.cross_entropy(logits, labels.view(-1).clamp(0, outside), ignore_index=outside)
+                for logits, labels in ((start, start_positions), (end, end_positions))
             ]
             loss = (losses[0] + losses[1]) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start.contiguous(),
-            end_logits=end.contiguous(),
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
-        )
+        return QuestionAnsweringModelOutput(loss, start.contiguous(), end.contiguous(), **asked)
 
 
 class DomextForMultipleChoice(PooledHeadModel):
@@ -424,23 +373,10 @@ class DomextForMultipleChoice(PooledHeadModel):
         adapter_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        """Score choices; the encoder sees each as a row of its own.
+        """Score choices [B, C]; the encoder sees each as a row of its own.
 
-        Args:
-            input_ids: int64 [B, C, N].
-            attention_mask: [B, C, N], or None when nothing is padded.
-            token_type_ids: int64 [B, C, N].
-            position_ids: int64 [B, C, N].
-            inputs_embeds: float [B, C, N, d], in the place of `input_ids`.
-            labels: int64 [B], place of the right choice; gives the mean loss.
-            adapter_names: B names, as in `DomextModel`.
-            **kwargs: as in `DomextModel`.
-
-        Returns:
-            Logits [B, C].
-
-        Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds` are given.
+        `input_ids`, `attention_mask`, `token_type_ids` and `position_ids` are [B, C, N], `inputs_embeds` [B, C, N, d];
+        `adapter_names` are B names. `labels`, int64 [B], is the right choice, and gives the mean loss.
         """
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None:
@@ -448,10 +384,10 @@ class DomextForMultipleChoice(PooledHeadModel):
         num_choices = given.shape[1]
         names = None if adapter_names is None else [name for name in adapter_names for _ in range(num_choices)]
         mask = _join_choices(attention_mask)
-        encoded, states = self._encode(
+        asked, states = self._encode(
             _join_choices(input_ids),
             mask,
-            token_type_ids=_join_choices(token_type_ids),
+            _join_choices(token_type_ids),
             position_ids=_join_choices(position_ids),
             inputs_embeds=_join_choices(inputs_embeds),
             adapter_names=names,
@@ -459,9 +395,7 @@ class DomextForMultipleChoice(PooledHeadModel):
         )
         logits = self.classifier(self.dropout(self._pool(states, mask))).view(-1, num_choices)
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
-        )
+        return MultipleChoiceModelOutput(loss=loss, logits=logits, **asked)
 
 
 def _join_choices(values: Tensor | None) -> Tensor | None:

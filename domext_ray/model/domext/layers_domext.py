@@ -3,18 +3,19 @@
 This file is exported as it is: it imports torch and transformers only. The base is frozen while extensions train, so
 the two never share a matmul: joining their weights would compute the base's weight gradients only to throw them away.
 Shapes: B rows, N tokens, d hidden size, h heads of size d_k = d / h, i extra heads, a extra FFN units, h' and
-f' width and FFN units of an extension module, m width of a bottleneck.
+f' width and FFN units of an extension module, m width of a bottleneck, T tokens without padding, P tokens whose output
+is asked for (`output_indices`, int64 [P], in the flattened [B·N]; None: all).
 
 AF Adapter section 3.2: extra heads are attended on their own, and `concat(base, extra) [W_O ⊥ W'_O]` is the sum of
-two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. Domain heads and units return their term of that sum.
+two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. A domain's heads and units return their summand, a delta.
 
 Houlsby et al. section 2.1: `LN(A(sublayer(x)) + x)`, `A(u) = u + W_up φ(W_down u + b_down) + b_up`. Bottlenecks of
-several domains read the same u, which has the domains' heads and units in it, and their terms are summed. Section 3.6,
+several domains read the same u, which has the domains' heads and units in it, and their deltas are summed. Section 3.6,
 parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
 
 Where a layout has its norms before the sublayers, `x + A(sublayer(LN(x)))`: a sublayer's extensions read LN(x), too,
-and bottlenecks shift that LN. Extra heads turn and see as the layer's own heads do, and extra FFN units are gated where
-the base's are.
+and bottlenecks shift that LN. Extra heads have the positions and the window of the layer's own heads, and extra FFN
+units are gated where the base's are.
 
 exBERT section 3: `H_out = T_ofs(H)·σ(w(H)) + T_ext(H)·(1 - σ(w(H)))`, T_ofs the layer above, T_ext a smaller
 transformer layer of the same kind, w a d -> 1 layer.
@@ -48,18 +49,8 @@ def attend_eagerly(
 ) -> tuple[Tensor, Tensor]:
     """Attend without a fused kernel; the only implementation that returns attention weights.
 
-    Args:
-        module: says whether this is training.
-        query: [B, heads, N, d_k].
-        key: [B, heads, N, d_k].
-        value: [B, heads, N, d_k].
-        attention_mask: additive, broadcast to [B, heads, N, N], or None.
-        scaling: factor of the scores.
-        dropout: probability for the weights.
-        **kwargs: what other implementations take.
-
-    Returns:
-        Context [B, N, heads, d_k] and weights [B, heads, N, N].
+    Queries, keys and values are [B, heads, N, d_k], the mask is additive; returns the context [B, N, heads, d_k] and
+    the weights [B, heads, N, N].
     """
     scores = torch.matmul(query * scaling, key.transpose(2, 3))  # there are more scores than queries
     if attention_mask is not None:
@@ -72,12 +63,7 @@ class Linear(nn.Linear):
     """Linear layer whose weight may be stored in another dtype than it computes in (a frozen base kept in bf16)."""
 
     def forward(self, inputs: Tensor, weight_shifts: Sequence[Tensor] = ()) -> Tensor:
-        """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's.
-
-        Args:
-            inputs: what is projected.
-            weight_shifts: what is added to the weight, of its shape.
-        """
+        """[..., in_features] -> [..., out_features], in the inputs' dtype or in autocast's."""
         weight = self.weight
         for shift in weight_shifts:
             weight = weight + shift
@@ -87,36 +73,31 @@ class Linear(nn.Linear):
 
 
 @dataclass(frozen=True)
-class Term:
-    """What one domain adds to some rows of a batch.
-
-    Args:
-        rows: int64 [R], the rows; None: all B.
-        value: [R, N, d], or [d] where it adds to a parameter.
-    """
+class Delta:
+    """What one domain adds to the rows [R] of a batch (None: all B): [R, N, d], or [d] where it adds to a parameter."""
 
     rows: Tensor | None
     value: Tensor
 
 
-def add_terms(total: Tensor, terms: Sequence[Term]) -> Tensor:
-    """Add terms to [B, ..., d], in their order; exact zeros leave it bit for bit."""
-    for is_whole, group in itertools.groupby(terms, key=lambda term: term.rows is None):
+def add_deltas(total: Tensor, deltas: Sequence[Delta]) -> Tensor:
+    """Add deltas to [B, ..., d], in their order; exact zeros leave it bit for bit."""
+    for is_whole, group in itertools.groupby(deltas, key=lambda delta: delta.rows is None):
         if not is_whole:
             total = _add_rows(total, list(group))
             continue
-        for term in group:
-            total = total + term.value
+        for delta in group:
+            total = total + delta.value
     return total
 
 
-def _add_rows(total: Tensor, terms: Sequence[Term]) -> Tensor:
-    """Add terms of some rows each, at once: the sum is copied once, however many domains a batch has."""
-    rows = [cast(Tensor, term.rows) for term in terms]
+def _add_rows(total: Tensor, deltas: Sequence[Delta]) -> Tensor:
+    """Add deltas of some rows each, at once: the sum is copied once, however many domains a batch has."""
+    rows = [cast(Tensor, delta.rows) for delta in deltas]
     values = [
-        term.value.to(total.dtype).expand(len(own), *total.shape[1:]) for term, own in zip(terms, rows, strict=True)
+        delta.value.to(total.dtype).expand(len(own), *total.shape[1:]) for delta, own in zip(deltas, rows, strict=True)
     ]
-    if len(terms) == 1:
+    if len(deltas) == 1:
         return total.index_add(0, rows[0], values[0])
     return total.index_add(0, torch.cat(rows), torch.cat(values))
 
@@ -128,36 +109,36 @@ def take_rows(batch: Tensor | None, rows: Tensor | None) -> Tensor | None:
     return batch.index_select(0, rows)
 
 
-def take_tokens(states: Tensor, wanted: Tensor | None) -> Tensor:
-    """Return the states [P, ...] of some tokens of [B, N, ...], int64 [P] places in the flattened [B·N]; None: all."""
-    return states if wanted is None else states.flatten(0, 1).index_select(0, wanted)
+def take_tokens(states: Tensor, output_indices: Tensor | None) -> Tensor:
+    """Return the states [P, ...] of some tokens of [B, N, ...]; None: all."""
+    return states if output_indices is None else states.flatten(0, 1).index_select(0, output_indices)
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Rows without their padding, [1, T, ...] end to end, and the [B, N] that attention needs.
+class Padding:
+    """Where rows without their padding, [1, T, ...] end to end, stand in the [B, N] that attention needs.
 
     Args:
-        places: int64 [T], ascending, where the tokens stand in the flattened [B·N].
+        token_indices: int64 [T], ascending, in the flattened [B·N].
         num_rows: B.
         length: N.
     """
 
-    places: Tensor
+    token_indices: Tensor
     num_rows: int
     length: int
 
-    def spread(self, states: Tensor) -> Tensor:
+    def pad_input(self, states: Tensor) -> Tensor:
         """[1, T, width] -> [B, N, width], 0 elsewhere."""
         flat = states.new_zeros(self.num_rows * self.length, states.shape[-1])
-        return flat.index_copy(0, self.places, states[0]).view(self.num_rows, self.length, -1)
+        return flat.index_copy(0, self.token_indices, states[0]).view(self.num_rows, self.length, -1)
 
-    def gather(self, states: Tensor) -> Tensor:
+    def unpad_input(self, states: Tensor) -> Tensor:
         """[B, N, width] -> [1, T, width]."""
-        return states.flatten(0, 1).index_select(0, self.places)[None]
+        return states.flatten(0, 1).index_select(0, self.token_indices)[None]
 
 
-def narrow(states: Tensor) -> Tensor:
+def to_autocast_dtype(states: Tensor) -> Tensor:
     """Cast what several products read to autocast's dtype, once: each would cast it anew, and its gradient back."""
     device = states.device.type
     is_exact = states.dtype is torch.float64  # which autocast leaves
@@ -169,28 +150,19 @@ def narrow(states: Tensor) -> Tensor:
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
-    def forward(self, inputs: Tensor, weight_shifts: Sequence[Term] = (), bias_shifts: Sequence[Term] = ()) -> Tensor:
-        """Normalise.
-
-        Args:
-            inputs: [B, ..., d].
-            weight_shifts: terms [d] of the domains, added to this module's weight.
-            bias_shifts: the same for its bias.
-
-        Returns:
-            [B, ..., d], in the dtype of this module's parameters.
-        """
+    def forward(self, inputs: Tensor, weight_shifts: Sequence[Delta] = (), bias_shifts: Sequence[Delta] = ()) -> Tensor:
+        """[B, ..., d] -> the same, in the dtype of this module's parameters; the shifts [d] are those of domains."""
         inputs = inputs.to(self.weight.dtype)
         if not weight_shifts:
             return super().forward(inputs)
         own_bias = torch.zeros_like(self.weight) if self.bias is None else self.bias
         if all(each.rows is None for each in weight_shifts):
-            weight, bias = add_terms(self.weight, weight_shifts), add_terms(own_bias, bias_shifts)
+            weight, bias = add_deltas(self.weight, weight_shifts), add_deltas(own_bias, bias_shifts)
             return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
         shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
-        weight = add_terms(self.weight.expand(shape), weight_shifts)
-        return normalized * weight + add_terms(own_bias.expand(shape), bias_shifts)
+        weight = add_deltas(self.weight.expand(shape), weight_shifts)
+        return normalized * weight + add_deltas(own_bias.expand(shape), bias_shifts)
 
 
 def make_norm(config: DomextConfig) -> LayerNorm:
@@ -198,17 +170,12 @@ def make_norm(config: DomextConfig) -> LayerNorm:
     return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles by which heads of one size turn queries and keys, fp32 [1 or B, 1, N, size // 2]."""
+CosSin = tuple[Tensor, Tensor]
+"""Cosines and sines of rotary positions for heads of one size, fp32 [1 or B, 1, N, size // 2]."""
 
 
-def compute_rotation(position_ids: Tensor, size: int, theta: float) -> Rotation:
-    """Return the rotation of heads.
-
-    Args:
-        position_ids: int64 [1 or B, N].
-        size: of a head; the last dimension of an odd size stays as it is.
-        theta: base of the wavelengths.
+def compute_cos_sin(position_ids: Tensor, size: int, theta: float) -> CosSin:
+    """Return those of positions int64 [1 or B, N]; the last dimension of an odd size is not rotated.
 
     Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), with pairs half a head apart, as transformers has them.
     """
@@ -217,30 +184,15 @@ def compute_rotation(position_ids: Tensor, size: int, theta: float) -> Rotation:
     return angles.cos(), angles.sin()
 
 
-def turn(states: Tensor, rotation: Rotation) -> Tensor:
-    """Turn queries or keys [B, heads, N, size] by their positions, in fp32."""
-    cos, sin = rotation
+def apply_rotary_pos_emb(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries or keys [B, heads, N, size] by their positions, in fp32."""
     half = cos.shape[-1]
     first, second, rest = states.float().split([half, half, states.shape[-1] - 2 * half], dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(states.dtype)
 
 
-def take_rotation(rotation: Rotation | None, rows: Tensor | None) -> Rotation | None:
-    """Return the rotation of some rows; see `take_rows`."""
-    if rotation is None:
-        return None
-    return cast(Tensor, take_rows(rotation[0], rows)), cast(Tensor, take_rows(rotation[1], rows))
-
-
 class HeadGroup(nn.Module):
-    """Some attention heads: projections to queries, keys and values, and attention, up to the output projection.
-
-    Args:
-        config: the model's configuration.
-        num_heads: heads of this group.
-        head_size: their size; 0: that of the base's heads.
-        bias: the projections have biases.
-    """
+    """Some attention heads, up to the output projection: the base's (`attention.self`), a domain's, or a module's."""
 
     def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0, *, bias: bool = True) -> None:
         super().__init__()
@@ -255,32 +207,23 @@ class HeadGroup(nn.Module):
         """What a fused attention implementation asks when it gets no mask."""
         return self.config.causal
 
-    def attend(
+    def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        rotation: Rotation | None = None,
-        grid: Grid | None = None,
+        cos_sin: CosSin | None = None,
+        padding: Padding | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with this group's heads.
+        """Return the context [B, N, heads · d_k], and attention weights where the implementation has them.
 
-        Args:
-            hidden_states: [B, N, d], or [1, T, d] with `grid`.
-            attention_mask: as the attention implementation wants it, or None when nothing is padded.
-            rotation: of heads of this size, where positions are rotary.
-            grid: where the tokens stand; None: in their rows.
-            **kwargs: for the attention implementation.
-
-        Returns:
-            Context [B, N, heads · d_k], or [1, T, heads · d_k], and attention weights where the implementation has
-            them.
+        With `padding` hidden states and context are [1, T, ...]. `cos_sin` is of heads of this size.
         """
         states = (project(hidden_states) for project in (self.query, self.key, self.value))
-        spread = (each if grid is None else grid.spread(each) for each in states)
-        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in spread)
-        if rotation is not None:
-            query, key = turn(query, rotation), turn(key, rotation)
+        padded = (each if padding is None else padding.pad_input(each) for each in states)
+        query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in padded)
+        if cos_sin is not None:
+            query, key = apply_rotary_pos_emb(query, *cos_sin), apply_rotary_pos_emb(key, *cos_sin)
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         context, weights = interface(
             self,
@@ -293,20 +236,7 @@ class HeadGroup(nn.Module):
             **kwargs,
         )
         context = context.flatten(2)
-        return context if grid is None else grid.gather(context), weights
-
-
-class SelfAttention(HeadGroup):
-    """The base's heads (`attention.self`)."""
-
-    def __init__(self, config: DomextConfig) -> None:
-        super().__init__(config, config.num_attention_heads, bias=config.attention_bias)
-
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `HeadGroup.attend`."""
-        return self.attend(hidden_states, attention_mask, **kwargs)
+        return context if padding is None else padding.unpad_input(context), weights
 
 
 class ExtensionOutput(Linear):
@@ -314,17 +244,17 @@ class ExtensionOutput(Linear):
 
 
 class DomainHeads(HeadGroup):
-    """Extra heads of one domain, with rows W'_O and a bias b'_O of their own; returns [B, N, d], or [P, d]."""
+    """Extra heads of one domain, with rows W'_O and a bias b'_O of their own; their delta is [B, N, d], or [P, d]."""
 
     def __init__(self, config: DomextConfig, num_heads: int) -> None:
         super().__init__(config, num_heads)
         self.output = ExtensionOutput(num_heads * self.head_size, config.hidden_size)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, wanted: Tensor | None = None, **kwargs: Any
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None, output_indices: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """Return this domain's term of the attention output, of the `wanted` tokens."""
-        return self.output(take_tokens(self.attend(hidden_states, attention_mask, **kwargs)[0], wanted))
+        """Return this domain's delta of the attention output."""
+        return self.output(take_tokens(super().forward(hidden_states, attention_mask, **kwargs)[0], output_indices))
 
 
 class DomainUnits(nn.Module):
@@ -341,7 +271,7 @@ class DomainUnits(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return this domain's term of the FFN output."""
+        """Return this domain's delta of the FFN output."""
         units = self.activation(self.input(hidden_states))
         return self.output(units if self.gate is None else units * self.gate(hidden_states))
 
@@ -373,10 +303,7 @@ class BottleneckOutput(ExtensionOutput):
 class Bottleneck(nn.Module):
     """Houlsby's adapter without its skip connection: `W_up φ(W_down u + b_down) + b_up`; [B, N, d] -> [B, N, d].
 
-    Args:
-        config: the model's configuration.
-        domain: its domain.
-        has_norm: its sublayer has a LayerNorm, which the domain may shift.
+    It may shift its sublayer's LayerNorm, if there is one (`has_norm`).
     """
 
     def __init__(self, config: DomextConfig, domain: Domain, *, has_norm: bool = True) -> None:
@@ -390,7 +317,7 @@ class Bottleneck(nn.Module):
         self.norm = NormShift(config) if domain.layer_norms and has_norm else None
 
     def forward(self, sublayer_input: Tensor, sublayer_output: Tensor) -> Tensor:
-        """Return this domain's term of the sublayer's output, from whichever of the two it reads."""
+        """Return this domain's delta of the sublayer's output, from whichever of the two it reads."""
         inputs = sublayer_input if self.is_parallel else sublayer_output
         if self.input_norm is not None:
             inputs = self.input_norm(inputs)
@@ -400,12 +327,9 @@ class Bottleneck(nn.Module):
 def select_domains(
     config: DomextConfig, extensions: nn.ModuleDict, domain_rows: dict[str, Tensor] | None
 ) -> list[tuple[Any, Tensor | None]]:
-    """Return the extensions that take part, in the configuration's order, each with its rows (None: all of them).
+    """Return the extensions of one place that take part, in the configuration's order, each with its rows (None: all).
 
-    Args:
-        config: names the active domains.
-        extensions: those of one place in a layer, by domain.
-        domain_rows: rows of the batch that named a domain, by domain; they join those that are active by name.
+    `domain_rows` are the rows of the batch that named a domain; they join the domains that are active by name.
     """
     active = config.active_domains
     if domain_rows is None:
@@ -420,15 +344,10 @@ def select_domains(
 
 
 class SublayerOutput(nn.Module):
-    """Output projection of a sublayer and its LayerNorm: `LayerNorm(A(dropout(projection + terms)) + residual)`.
+    """Output projection of a sublayer and its LayerNorm: `LayerNorm(A(dropout(projection + deltas)) + residual)`.
 
-    Where norms stand before the sublayers, `normalize` makes what the sublayer reads, and the sum is the output.
-
-    Args:
-        config: the model's configuration.
-        num_inputs: width of what is projected.
-        bias: the projection has a bias.
-        norm: the sublayer's LayerNorm; None: it has none.
+    Where norms stand before the sublayers, `normalize` makes what the sublayer reads, and the sum is the output; the
+    first layer's attention then has none.
     """
 
     def __init__(self, config: DomextConfig, num_inputs: int, *, bias: bool, norm: LayerNorm | None) -> None:
@@ -443,24 +362,19 @@ class SublayerOutput(nn.Module):
         self,
         hidden_states: Tensor,
         residual: Tensor,
-        terms: Sequence[Term],
+        deltas: Sequence[Delta],
         domain_rows: dict[str, Tensor] | None = None,
         read: Tensor | None = None,
     ) -> Tensor:
-        """Join the base's term, the domains' terms and bottlenecks, and the residual.
+        """Add to the projection of [B, N, num_inputs] the deltas of heads or units, of bottlenecks, and the residual.
 
-        Args:
-            hidden_states: [B, N, num_inputs].
-            residual: [B, N, d].
-            terms: of the domains' heads or units.
-            domain_rows: see `select_domains`.
-            read: [B, N, d], what the sublayer has read; None: the residual.
+        `read` is what the sublayer has read; None: the residual.
         """
-        output = self.dropout(add_terms(self.dense(hidden_states), terms))
+        output = self.dropout(add_deltas(self.dense(hidden_states), deltas))
         read = residual if read is None else read
         bottlenecks = select_domains(self.config, self.domains, domain_rows)
-        inner = [Term(rows, each(take_rows(read, rows), take_rows(output, rows))) for each, rows in bottlenecks]
-        total = add_terms(output, inner) + residual
+        inner = [Delta(rows, each(take_rows(read, rows), take_rows(output, rows))) for each, rows in bottlenecks]
+        total = add_deltas(output, inner) + residual
         return total if self.config.has_pre_norm else self._normalize(total, bottlenecks)
 
     def normalize(self, hidden_states: Tensor, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
@@ -476,23 +390,18 @@ class SublayerOutput(nn.Module):
         shifts = [(rows, *each.norm()) for each, rows in bottlenecks if each.norm is not None]
         return self.LayerNorm(
             hidden_states,
-            [Term(rows, weight) for rows, weight, _ in shifts],
-            [Term(rows, bias) for rows, _, bias in shifts],
+            [Delta(rows, weight) for rows, weight, _ in shifts],
+            [Delta(rows, bias) for rows, _, bias in shifts],
         )
 
 
 class Attention(nn.Module):
-    """Attention sublayer: the base's heads and those of the domains.
-
-    Args:
-        config: the model's configuration.
-        index: the layer's place, from 0.
-    """
+    """Attention sublayer of the layer `index`: the base's heads and those of the domains."""
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.self = SelfAttention(config)
+        self.self = HeadGroup(config, config.num_attention_heads, bias=config.attention_bias)
         norm = None if config.has_pre_norm and index == 0 else make_norm(config)
         self.output = SublayerOutput(config, config.hidden_size, bias=config.attention_bias, norm=norm)
         self.domains = nn.ModuleDict()
@@ -502,21 +411,21 @@ class Attention(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         domain_rows: dict[str, Tensor] | None = None,
-        rotation: Rotation | None = None,
-        wanted: Tensor | None = None,
+        cos_sin: CosSin | None = None,
+        output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d], or [P, d], and the base heads' attention weights, if any."""
         normalized = self.output.normalize(hidden_states, domain_rows)
-        read = narrow(normalized)
-        context, weights = self.self(read, attention_mask, rotation=rotation, **kwargs)
-        terms = []
+        read = to_autocast_dtype(normalized)
+        context, weights = self.self(read, attention_mask, cos_sin=cos_sin, **kwargs)
+        deltas = []
         for each, rows in select_domains(self.config, self.domains, domain_rows):
-            turned = take_rotation(rotation, rows)
-            term = each(take_rows(read, rows), take_rows(attention_mask, rows), wanted, rotation=turned, **kwargs)
-            terms.append(Term(rows, term))
-        context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, normalized))
-        return self.output(context, residual, terms, domain_rows, read), weights
+            own = None if cos_sin is None else tuple(take_rows(part, rows) for part in cos_sin)
+            inputs = take_rows(read, rows), take_rows(attention_mask, rows)
+            deltas.append(Delta(rows, each(*inputs, output_indices, cos_sin=own, **kwargs)))
+        context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, normalized))
+        return self.output(context, residual, deltas, domain_rows, read), weights
 
 
 class Intermediate(nn.Module):
@@ -571,28 +480,16 @@ class ExtensionModule(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         base_output: Tensor,
-        rotation: Rotation | None = None,
-        wanted: Tensor | None = None,
+        cos_sin: CosSin | None = None,
+        output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Mix the base's branch and this one.
-
-        Args:
-            hidden_states: [B, N, d], the layer's input.
-            attention_mask: as in `HeadGroup.attend`.
-            base_output: [B, N, d], or [P, d], what the base's layer made of `hidden_states`.
-            rotation: of the module's heads, where positions are rotary.
-            wanted: see `take_tokens`.
-            **kwargs: for the attention implementation.
-
-        Returns:
-            [B, N, d], or [P, d].
-        """
-        read = narrow(self.attention_output.normalize(hidden_states))
-        context, _ = self.heads.attend(read, attention_mask, rotation, **kwargs)
-        context, residual, read = (take_tokens(each, wanted) for each in (context, hidden_states, read))
+        """Mix what the base's layer made of `hidden_states` and this branch, [B, N, d] or [P, d] each."""
+        read = to_autocast_dtype(self.attention_output.normalize(hidden_states))
+        context, _ = self.heads(read, attention_mask, cos_sin, **kwargs)
+        context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, read))
         attended = self.attention_output(context, residual, [])
-        inputs = narrow(self.output.normalize(attended))
+        inputs = to_autocast_dtype(self.output.normalize(attended))
         units = self.activation(self.intermediate(inputs))
         if self.intermediate_gate is not None:
             units = units * self.intermediate_gate(inputs)
@@ -603,9 +500,7 @@ class ExtensionModule(nn.Module):
 class Layer(GradientCheckpointingLayer):
     """One encoder layer: attention, then FFN, each with the domains' parts; then the extension module, if any.
 
-    Args:
-        config: the model's configuration.
-        index: the layer's place, from 0: a domain may have some layers only.
+    `index` counts from 0: a domain may have some layers only.
     """
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
@@ -651,44 +546,45 @@ class Layer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         domain_rows: dict[str, Tensor] | None = None,
-        rotation: Rotation | None = None,
-        module_rotation: Rotation | None = None,
-        wanted: Tensor | None = None,
+        cos_sin: CosSin | None = None,
+        module_cos_sin: CosSin | None = None,
+        output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, N, d] and the base heads' attention weights, if any.
 
-        With `wanted` only these tokens' states come out, [P, d], and all that follows attention is computed for them
-        alone; see `take_tokens`.
+        With `output_indices` all that follows attention is computed for these tokens alone, [P, d].
         """
         if self.is_local:  # flash attention takes no mask, and does not count a window's last place
             kwargs["sliding_window"] = self.config.local_window + 1
-        attended, weights = self.attention(hidden_states, attention_mask, domain_rows, rotation, wanted, **kwargs)
+        attended, weights = self.attention(
+            hidden_states, attention_mask, domain_rows, cos_sin, output_indices, **kwargs
+        )
         normalized = self.output.normalize(attended, domain_rows)
-        read = narrow(normalized)
-        terms = [
-            Term(rows, each(take_rows(read, rows)))
+        read = to_autocast_dtype(normalized)
+        deltas = [
+            Delta(rows, each(take_rows(read, rows)))
             for each, rows in select_domains(self.config, self.domains, domain_rows)
         ]
-        output = self.output(self.intermediate(read), attended, terms, domain_rows, normalized)
+        output = self.output(self.intermediate(read), attended, deltas, domain_rows, normalized)
         if self.extension is not None:
-            output = self.extension(hidden_states, attention_mask, output, module_rotation, wanted, **kwargs)
+            output = self.extension(hidden_states, attention_mask, output, module_cos_sin, output_indices, **kwargs)
         return output, weights
 
 
 @dataclass(frozen=True)
-class View:
-    """What the heads of one kind of layers see of a batch, made once per forward pass.
+class AttentionInputs:
+    """What the heads of one kind of layers, global or local, need beside hidden states; made once per forward pass.
 
     Args:
         mask: as the attention implementation wants it; None: nothing is hidden.
-        rotation: of the base's heads and the domains'; None: positions are in the embeddings.
-        module_rotation: of the extension modules' heads, which have another size.
+        cos_sin: of the base's heads and the domains'; None: positions are in the embeddings.
+        module_cos_sin: of the extension modules' heads, which have another size.
     """
 
     mask: Any
-    rotation: Rotation | None = None
-    module_rotation: Rotation | None = None
+    cos_sin: CosSin | None = None
+    module_cos_sin: CosSin | None = None
 
 
 class Encoder(nn.Module):
@@ -702,45 +598,39 @@ class Encoder(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        global_view: View,
-        local_view: View,
+        global_inputs: AttentionInputs,
+        local_inputs: AttentionInputs,
         *,
         num_layers: int | None = None,
-        keep_states: bool = False,
-        keep_weights: bool = False,
-        wanted: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Run the layers.
-
-        Args:
-            hidden_states: [B, N, d].
-            global_view: of layers with global attention.
-            local_view: of those with local attention.
-            num_layers: run the first ones only; None: all.
-            keep_states: also return all hidden states, L + 1.
-            keep_weights: also return all attention weights, L.
-            wanted: the tokens whose last hidden states are asked for: the last layer leaves the others out. See
-                `take_tokens`.
-            **kwargs: for the layers.
+        """Run the layers, or the first `num_layers`; layers with local attention have inputs of their own.
 
         Returns:
-            The last hidden states [B, N, d], or [P, d], and what was kept.
+            The last hidden states [B, N, d], or [P, d], for the last layer leaves the other tokens out; with
+            `output_hidden_states` all L + 1, and with `output_attentions` the base heads' L weights.
         """
         states, weights = [hidden_states], []
         layers = self.layer[:num_layers]
         for number, layer in enumerate(layers, 1):
-            view = local_view if cast(Layer, layer).is_local else global_view
-            rotations = {"rotation": view.rotation, "module_rotation": view.module_rotation}
-            own = wanted if number == len(layers) else None
-            hidden_states, attended = layer(hidden_states, view.mask, wanted=own, **rotations, **kwargs)
-            if keep_states:
+            inputs = local_inputs if cast(Layer, layer).is_local else global_inputs
+            positions = {"cos_sin": inputs.cos_sin, "module_cos_sin": inputs.module_cos_sin}
+            own = output_indices if number == len(layers) else None
+            hidden_states, attended = layer(hidden_states, inputs.mask, output_indices=own, **positions, **kwargs)
+            if output_hidden_states:
                 states.append(hidden_states)
-            if keep_weights:
+            if output_attentions:
                 weights.append(attended)
         if self.LayerNorm is not None:
             hidden_states = states[-1] = self.LayerNorm(hidden_states)
-        return hidden_states, tuple(states) if keep_states else None, tuple(weights) if keep_weights else None
+        return (
+            hidden_states,
+            tuple(states) if output_hidden_states else None,
+            tuple(weights) if output_attentions else None,
+        )
 
 
 class Pooler(nn.Module):
@@ -752,12 +642,7 @@ class Pooler(nn.Module):
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Pool the token that has seen the whole row.
-
-        Args:
-            hidden_states: [B, N, d].
-            attention_mask: [B, N], 0 for padding, or None; read where the last token is pooled.
-        """
+        """Pool the token that has seen the whole row; the mask [B, N] is read where that is the last."""
         if not self.config.causal:
             return torch.tanh(self.dense(hidden_states[:, 0]))
         if attention_mask is None:

@@ -29,19 +29,19 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig, check_active, complete_domain
 from .layers_domext import (
+    AttentionInputs,
     BottleneckInput,
     BottleneckOutput,
     Encoder,
     ExtensionOutput,
     Gate,
-    Grid,
     Layer,
     NormShift,
+    Padding,
     Pooler,
-    View,
-    compute_rotation,
-    narrow,
+    compute_cos_sin,
     take_tokens,
+    to_autocast_dtype,
 )
 from .routers_domext import ROUTER_PAIRS, Router, Routers, choose_domains
 from .words_domext import Embeddings, HeadShift, PredictionHead, PreTrainingHeads, WordShift
@@ -50,7 +50,7 @@ NO_DOMAIN = "__base__"
 """The name in `adapter_names` of a row that uses no domain of its own."""
 AUTO = "auto"
 """`adapter_names` of a batch whose rows the domains' routers send."""
-MOST_WANTED = 0.5
+MAX_OUTPUT_FRAC = 0.5
 """Share of a batch's tokens up to which the last layer leaves the others out; above it, picking them saves little."""
 _NO_ROUTER = "a run with general text (--replay.corpus) fits one."
 
@@ -72,12 +72,7 @@ class DomextPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the word embeddings, as in transformers; a model with new words keeps its size.
-
-        Args:
-            new_num_tokens: words; None: as they are.
-            pad_to_multiple_of: as in transformers.
-            mean_resizing: as in transformers.
+        """Resize the word embeddings, as in transformers.
 
         Raises:
             ValueError: the model has new words, whose ids come after the base's, and another size is asked for.
@@ -179,11 +174,7 @@ class DomextModel(DomextPreTrainedModel):
             self._start(layer.add_domain(name))
 
     def drop_domain(self, name: str) -> None:
-        """Take a domain out of the model.
-
-        Raises:
-            ValueError: there is none of that name.
-        """
+        """Take a domain out of the model; ValueError: there is none of that name."""
         check_active([name], self.config.domains)
         self.config.domains = {other: domain for other, domain in self.config.domains.items() if other != name}
         if self.config.active_domains is not None:
@@ -207,11 +198,11 @@ class DomextModel(DomextPreTrainedModel):
         self.config.active_domains = None if names is None else list(names)
 
     def set_router(self, name: str, table: Tensor, threshold: float) -> None:
-        """Give a domain a router, or another one.
+        """Give a domain a router, or another one; see `Router`.
 
         Args:
             name: the domain.
-            table: int32 [W + ROUTER_PAIRS], see `Router`; W words of the base.
+            table: int32 [W + ROUTER_PAIRS], of W words of the base.
             threshold: log-odds from which a row is the domain's.
 
         Raises:
@@ -278,11 +269,7 @@ class DomextModel(DomextPreTrainedModel):
         return [each or NO_DOMAIN for each in chosen]
 
     def name_rows(self, adapter_names: Sequence[str] | None, input_ids: Tensor | None) -> Sequence[str] | None:
-        """Put the names that the routers find in the place of "auto"; other names stay as they are.
-
-        Raises:
-            ValueError: there is no router, or a batch without `input_ids`, which routers read.
-        """
+        """Put the names that the routers find in the place of "auto"; other names stay as they are."""
         if adapter_names != AUTO:
             return adapter_names
         if input_ids is None:
@@ -307,8 +294,8 @@ class DomextModel(DomextPreTrainedModel):
         position_ids: Tensor | None = None,
         num_layers: int | None = None,
         document_ids: Tensor | None = None,
-        wanted: Tensor | None = None,
-        places: Tensor | None = None,
+        output_indices: Tensor | None = None,
+        token_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
         """Run layers over embedded rows.
@@ -319,8 +306,8 @@ class DomextModel(DomextPreTrainedModel):
             position_ids: int64 [B, N]; None: counted from 0. Read where positions are rotary.
             num_layers: run the first ones only; None: all.
             document_ids: int64 [B, N], as in `forward`; None: a row is one document.
-            wanted: int64 [P], as in `forward`; None: all tokens.
-            places: int64 [T], as in `forward`; None: all places.
+            output_indices: int64 [P], as in `forward`; None: all tokens.
+            token_indices: int64 [T], as in `forward`; None: all tokens.
             **kwargs: for `Encoder.forward`.
 
         Returns:
@@ -328,32 +315,31 @@ class DomextModel(DomextPreTrainedModel):
         """
         config = self.config
         masks = self._build_masks(embedded, attention_mask, document_ids)
-        views = [View(mask) for mask in masks]
+        inputs = [AttentionInputs(mask) for mask in masks]
         if not config.has_position_table:
             if position_ids is None:
                 position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]
             sizes = config.head_size, config.module_hidden_size // config.num_attention_heads
             thetas = config.rope_theta, config.local_rope_theta
-            views = [
-                View(mask, *(compute_rotation(position_ids, size, theta) if size else None for size in sizes))
+            inputs = [
+                AttentionInputs(mask, *(compute_cos_sin(position_ids, size, theta) if size else None for size in sizes))
                 for mask, theta in zip(masks, thetas, strict=True)
             ]
-        if places is None:
-            return self.encoder(embedded, *views, num_layers=num_layers, wanted=wanted, **kwargs)
-        grid = Grid(places, *embedded.shape[:2])
-        if wanted is not None:
-            wanted = torch.searchsorted(places, wanted)
-        last, states, weights = self.encoder(
-            grid.gather(embedded), *views, num_layers=num_layers, wanted=wanted, grid=grid, **kwargs
-        )
-        return grid.spread(last) if wanted is None else last, states, weights
+        kwargs |= {"num_layers": num_layers, "output_indices": output_indices}
+        if token_indices is None:
+            return self.encoder(embedded, *inputs, **kwargs)
+        padding = Padding(token_indices, *embedded.shape[:2])
+        if output_indices is not None:
+            kwargs["output_indices"] = torch.searchsorted(token_indices, output_indices)
+        last, states, weights = self.encoder(padding.unpad_input(embedded), *inputs, padding=padding, **kwargs)
+        return padding.pad_input(last) if output_indices is None else last, states, weights
 
     def _build_masks(
         self, embedded: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Any, Any]:
         """Return the masks of global and local layers, as the attention implementation wants them; None: sees all."""
         config, window = self.config, self.config.sliding_window
-        embedded = narrow(embedded)  # an additive mask is of the scores' dtype: one of another would widen them all
+        embedded = to_autocast_dtype(embedded)  # the mask is added to the scores: of another dtype it would widen them
         values: dict[str, Any] = {"config": config, "inputs_embeds": embedded, "attention_mask": attention_mask}
         own = None if document_ids is None else packed_sequence_mask_function(document_ids)
         everywhere, nearby = None, None
@@ -378,9 +364,9 @@ class DomextModel(DomextPreTrainedModel):
         """Positions of tokens in their documents, [B, N]."""
         if "flash" in (self.config._attn_implementation or ""):
             raise ValueError('document_ids need attn_implementation "sdpa", "eager" or "flex_attention".')
-        places = torch.arange(document_ids.shape[1], device=document_ids.device)
+        indices = torch.arange(document_ids.shape[1], device=document_ids.device)
         begins = torch.nn.functional.pad(document_ids.diff(dim=1) != 0, (1, 0), value=True)
-        positions = places - torch.where(begins, places, 0).cummax(1).values
+        positions = indices - torch.where(begins, indices, 0).cummax(1).values
         return positions + (self.config.pad_token_id + 1 if self.config.position_rule == "roberta" else 0)
 
     @can_return_tuple
@@ -396,8 +382,8 @@ class DomextModel(DomextPreTrainedModel):
         pool: bool = True,
         adapter_names: Sequence[str] | None = None,
         document_ids: Tensor | None = None,
-        wanted: Tensor | None = None,
-        places: Tensor | None = None,
+        output_indices: Tensor | None = None,
+        token_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Encode rows.
@@ -416,33 +402,38 @@ class DomextModel(DomextPreTrainedModel):
                 choose (`route`). None: all rows use the active domains.
             document_ids: int64 [B, N], which of its row's documents each token is of, neighbours together. A document
                 does not see another, and its positions are its own. None: a row is one document.
-            wanted: int64 [P], places in the flattened [B·N]: the last layer computes the states of these tokens only.
+            output_indices: int64 [P], in the flattened [B·N]: the last layer computes the states of these tokens only.
                 It goes without `pool`, `output_hidden_states` and `adapter_names`. None: all tokens.
-            places: int64 [T], ascending, places in the flattened [B·N] of all tokens that `attention_mask` shows: the
-                layers leave out other places, whose states are then 0. It goes without `output_hidden_states` and
-                `adapter_names`. None: padding is computed, too.
+            token_indices: int64 [T], ascending, in the flattened [B·N]: at least all tokens that `attention_mask`
+                shows. The layers leave the others out, whose states are then 0. It goes without `output_hidden_states`
+                and `adapter_names`. None: padding is computed, too.
             **kwargs: for the attention implementation.
 
         Returns:
-            Last hidden states [B, N, d], or [P, d] with `wanted`; pooled first token [B, d] if the model has a pooler;
-            what was asked for.
+            Last hidden states [B, N, d], or [P, d] with `output_indices`; pooled first token [B, d] if the model has a
+            pooler; what was asked for.
 
         Raises:
             ValueError: a row is longer than the position table, or the arguments contradict each other.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds.")
-        keep_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        keep_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        if keep_weights and self.config._attn_implementation != "eager":
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_attentions and self.config._attn_implementation != "eager":
             raise ValueError('output_attentions needs attn_implementation="eager": fused attention keeps no weights.')
         given = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
         if document_ids is not None and position_ids is None:
             position_ids = self._count_positions(document_ids)
         adapter_names = self.name_rows(adapter_names, input_ids)
-        chosen = wanted is not None or places is not None
-        if chosen and (keep_states or adapter_names is not None or (pool and wanted is not None)):
-            raise ValueError("wanted and places go without output_hidden_states, adapter_names and (wanted) pool.")
+        chosen = output_indices is not None or token_indices is not None
+        if chosen and (output_hidden_states or adapter_names is not None or (pool and output_indices is not None)):
+            raise ValueError(
+                "output_indices and token_indices go without output_hidden_states and adapter_names, and "
+                "output_indices without pool."
+            )
         domain_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
         last, states, weights = self.run_layers(
@@ -450,10 +441,10 @@ class DomextModel(DomextPreTrainedModel):
             attention_mask,
             position_ids,
             document_ids=document_ids,
-            keep_states=bool(keep_states),
-            keep_weights=bool(keep_weights),
-            wanted=wanted,
-            places=places,
+            output_hidden_states=bool(output_hidden_states),
+            output_attentions=bool(output_attentions),
+            output_indices=output_indices,
+            token_indices=token_indices,
             domain_rows=domain_rows,
             **kwargs,
         )
@@ -509,10 +500,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
     def _score_words(
         self, states: Tensor, masked_positions: Tensor | None, adapter_names: Sequence[str] | None
     ) -> Tensor:
-        """Score the vocabulary at all positions of [B, N, d], or at some; see `forward`.
-
-        States [P, d] are those of the masked positions already.
-        """
+        """Score the vocabulary at all positions of [B, N, d], or at some; states [P, d] are of the masked ones."""
         domain_rows = self.bert.find_rows(adapter_names, states.shape[0])
         if masked_positions is not None and states.dim() == 3:
             rows = masked_positions // states.shape[1]
@@ -526,7 +514,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         if given is None or masked_positions is None or (self.config.output_hidden_states if keeps is None else keeps):
             return None
         num_tokens = given.shape[0] * given.shape[1]
-        return masked_positions if len(masked_positions) <= MOST_WANTED * num_tokens else None
+        return masked_positions if len(masked_positions) <= MAX_OUTPUT_FRAC * num_tokens else None
 
     @can_return_tuple
     def forward(
@@ -541,27 +529,16 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         adapter_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Score the vocabulary at every position, or at some.
+        """Score the vocabulary at every position, or at some; other arguments are as in `DomextModel`.
 
-        Args:
-            input_ids: as in `DomextModel`.
-            attention_mask: as in `DomextModel`.
-            token_type_ids: as in `DomextModel`.
-            position_ids: as in `DomextModel`.
-            inputs_embeds: as in `DomextModel`.
-            labels: int64 [B, N], or [P] with `masked_positions`; -100 is ignored. Gives the mean loss.
-            masked_positions: int64 [P], places in the flattened [B·N]; logits are [P, V + E] for these only.
-            adapter_names: B names or "auto", as in `DomextModel`.
-            **kwargs: as in `DomextModel`.
-
-        Returns:
-            Logits [B, N, V + E] or [P, V + E], the loss with `labels`, and what was asked of the encoder.
+        `masked_positions`, int64 [P] in the flattened [B·N], are those of which logits [P, V + E] are asked for;
+        without them they are [B, N, V + E]. `labels`, int64 [P] or [B, N], give the mean loss; -100 is ignored.
         """
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
-        wanted = None
+        output_indices = None
         if adapter_names is None:
             given = input_ids if inputs_embeds is None else inputs_embeds
-            wanted = self._leave_out(given, masked_positions, kwargs.get("output_hidden_states"))
+            output_indices = self._leave_out(given, masked_positions, kwargs.get("output_hidden_states"))
         encoded = self.bert(
             input_ids,
             attention_mask=attention_mask,
@@ -570,7 +547,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
             inputs_embeds=inputs_embeds,
             pool=False,
             adapter_names=adapter_names,
-            wanted=wanted,
+            output_indices=output_indices,
             **kwargs,
         )
         logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
@@ -596,24 +573,20 @@ class DomextForPreTraining(DomextForMaskedLM):
     def forward(
         self,
         input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         masked_positions: Tensor | None = None,
         adapter_names: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> BertForPreTrainingOutput:
-        """Score the vocabulary and the order of two texts.
+        """Score the vocabulary and the order of two texts; arguments are as in `DomextForMaskedLM`.
 
-        Args:
-            input_ids: as in `DomextModel`.
-            labels: as in `DomextForMaskedLM`.
-            next_sentence_label: int64 [B]; 0: the second text follows the first, 1: it is from elsewhere.
-            masked_positions: as in `DomextForMaskedLM`.
-            adapter_names: B names, as in `DomextModel`.
-            **kwargs: as in `DomextModel`.
+        `next_sentence_label`, int64 [B], is 0 where the second text follows the first and 1 where it is from elsewhere.
         """
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
-        encoded = self.bert(input_ids, adapter_names=adapter_names, **kwargs)
+        encoded = self.bert(input_ids, attention_mask, token_type_ids, adapter_names=adapter_names, **kwargs)
         logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
         assert self.cls.seq_relationship is not None
         order = self.cls.seq_relationship(encoded.pooler_output)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .configuration_domext import Domain, DomextConfig
 
 ROUTER_PAIRS = 65_521
-"""Places of a router's table that pairs of words share, a prime number."""
+"""Entries of a router's table that pairs of words share, a prime number."""
 ROUTER_UNIT = 1e-4
 """What 1 in a router's table is in log-odds."""
 ROUTER_SKIPS = -(2**31)
@@ -25,10 +25,8 @@ ROUTER_SKIPS = -(2**31)
 class Router(nn.Module):
     """Says how much a row looks like a domain's text, from its words and pairs of neighbouring words alone.
 
-    The table has integers, so a sum does not depend on the order, the device, the dtype of the model or other rows.
-
-    Args:
-        domain: its domain; the table has `router_words` words and then `ROUTER_PAIRS` places of pairs.
+    The table has integers, so a sum does not depend on the order, the device, the dtype of the model or other rows. It
+    has entries of `router_words` words, then those of pairs.
     """
 
     weight: Tensor
@@ -38,13 +36,9 @@ class Router(nn.Module):
         self.register_buffer("weight", torch.zeros(domain.router_words + ROUTER_PAIRS, dtype=torch.int32))
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Score rows.
+        """Return the log-odds per word of rows int64 [B, N], float64 [B] on the CPU; those of no words: minus infinity.
 
-        Args:
-            input_ids: int64 [B, N]; special words, and words that the table does not have, do not count.
-
-        Returns:
-            float64 [B] on the CPU: log-odds per word for the domain; minus infinity for a row without words.
+        Special words, and words that the table does not have, do not count.
         """
         num_words = len(self.weight) - ROUTER_PAIRS
         words = self.weight[input_ids.clamp_max(num_words - 1)].long()
@@ -75,11 +69,11 @@ class Routers(nn.Module):
 
 
 def choose_domains(routers: Mapping[str, Any], thresholds: Mapping[str, float], input_ids: Tensor) -> list[str | None]:
-    """Choose a domain for each row: of those whose threshold it reaches, the one that it exceeds most.
+    """Choose a domain for each row of `input_ids` [B, N]: of those whose threshold it reaches, the one it exceeds most.
 
     Args:
         routers: a `Router` by domain, at least one.
-        thresholds: log-odds by domain, from which a row is its text.
+        thresholds: log-odds by domain.
         input_ids: int64 [B, N].
 
     Returns:
@@ -87,10 +81,10 @@ def choose_domains(routers: Mapping[str, Any], thresholds: Mapping[str, float], 
     """
     names = sorted(routers)
     margins = torch.stack([routers[each](input_ids) - thresholds[each] for each in names])
-    best, places = margins.max(0)
-    return [names[place] if margin >= 0 else None for margin, place in zip(best.tolist(), places.tolist(), strict=True)]
+    best, indices = margins.max(0)
+    return [names[i] if margin >= 0 else None for margin, i in zip(best.tolist(), indices.tolist(), strict=True)]
 
 
 def hash_pairs(first: Any, second: Any) -> Any:
-    """Return the places of pairs of words, 0 to below `ROUTER_PAIRS`, from int64 tensors or arrays of one shape."""
+    """Return the entries of pairs of words, 0 to below `ROUTER_PAIRS`, from int64 tensors or arrays of one shape."""
     return (first * 48_271 + second) % ROUTER_PAIRS

@@ -19,16 +19,11 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from .configuration_domext import Domain, DomextConfig
-from .layers_domext import ExtensionOutput, Linear, NormShift, Term, add_terms, make_norm, select_domains, take_rows
+from .layers_domext import Delta, ExtensionOutput, Linear, NormShift, add_deltas, make_norm, select_domains, take_rows
 
 
 class WordShift(nn.Module):
-    """What a domain adds to K rows of the base's word table, and to the scores of these words.
-
-    Args:
-        config: the model's configuration.
-        domain: its domain; K is `word_rows`.
-    """
+    """What a domain adds to K rows of the base's word table (`rows`; None: all), and to the scores of these words."""
 
     rows: Tensor | None
 
@@ -39,14 +34,11 @@ class WordShift(nn.Module):
         self.register_buffer("rows", None if is_whole else torch.arange(domain.word_rows))
 
     def forward(self, input_ids: Tensor | None = None, states: Tensor | None = None) -> Tensor:
-        """Return the shifts of some words, the shifts of some states' scores, or the whole table's.
+        """Return the shifts of words, those of states' scores, or a copy of the whole table's (see `NormShift`).
 
         Args:
-            input_ids: int64 [...], words, of which those without a shift get zeros.
-            states: [..., d], what the output projection reads.
-
-        Returns:
-            [..., d] for words; [..., K] for states; a copy of [K, d] for neither (see `NormShift`).
+            input_ids: int64 [...], words, of which those without a shift get zeros; gives [..., d].
+            states: [..., d], what the output projection reads; gives [..., K].
         """
         if states is not None:
             return nn.functional.linear(states, self.weight)
@@ -54,11 +46,11 @@ class WordShift(nn.Module):
             return self.weight.clone()
         last = len(self.weight) - 1
         if self.rows is None:
-            places, is_shifted = input_ids.clamp_max(last), input_ids <= last
+            indices, is_shifted = input_ids.clamp_max(last), input_ids <= last
         else:
-            places = torch.searchsorted(self.rows, input_ids).clamp_max(last)
-            is_shifted = self.rows[places] == input_ids
-        return nn.functional.embedding(places, self.weight) * is_shifted[..., None]
+            indices = torch.searchsorted(self.rows, input_ids).clamp_max(last)
+            is_shifted = self.rows[indices] == input_ids
+        return nn.functional.embedding(indices, self.weight) * is_shifted[..., None]
 
 
 class Embeddings(nn.Module):
@@ -71,9 +63,8 @@ class Embeddings(nn.Module):
         self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
         self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
         width, num_types = config.hidden_size, config.type_vocab_size
-        self.position_embeddings = (
-            nn.Embedding(config.max_position_embeddings, width) if config.has_position_table else None
-        )
+        num_positions = config.max_position_embeddings
+        self.position_embeddings = nn.Embedding(num_positions, width) if config.has_position_table else None
         self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
         self.LayerNorm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -97,15 +88,7 @@ class Embeddings(nn.Module):
         inputs_embeds: Tensor | None,
         domain_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return [B, N, d].
-
-        Args:
-            input_ids: int64 [B, N]; None with `inputs_embeds`.
-            token_type_ids: int64 [B, N] or None.
-            position_ids: int64 [B, N] or None.
-            inputs_embeds: [B, N, d], word embeddings as they are: no domain shifts them.
-            domain_rows: as in `select_domains`.
-        """
+        """Return [B, N, d]; `inputs_embeds` are word embeddings as they are, which no domain shifts."""
         words = self.embed_words(input_ids, domain_rows) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             longest = self.config.max_row_length
@@ -126,15 +109,15 @@ class Embeddings(nn.Module):
     def embed_words(self, input_ids: Tensor | None, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Look words up in the base's table, with the domains' shifts, and in the new words'; [B, N] -> [B, N, d]."""
         assert input_ids is not None
-        terms = [
-            Term(rows, shift(take_rows(input_ids, rows)))
+        deltas = [
+            Delta(rows, shift(take_rows(input_ids, rows)))
             for shift, rows in select_domains(self.config, self.domains, domain_rows)
         ]
         if self.extension is None:
-            return add_terms(self.word_embeddings(input_ids), terms)
+            return add_deltas(self.word_embeddings(input_ids), deltas)
         new_ids = input_ids - self.config.base_vocab_size
         is_new = new_ids >= 0
-        known = add_terms(self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id)), terms)
+        known = add_deltas(self.word_embeddings(input_ids.masked_fill(is_new, self.config.pad_token_id)), deltas)
         new = self.extension(new_ids.clamp_min(0))
         return torch.where(is_new[..., None], new, known.to(new.dtype))
 
@@ -152,10 +135,6 @@ class HeadShift(nn.Module):
     """What a domain adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's.
 
     It returns copies, as `NormShift` does.
-
-    Args:
-        config: the model's configuration.
-        domain: its domain.
     """
 
     def __init__(self, config: DomextConfig, domain: Domain) -> None:
@@ -180,12 +159,12 @@ class PredictionTransform(nn.Module):
 
     def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
         """[B, ..., d] -> [B, ..., d]; `shifts` are those of domains that shift the transform, with their rows."""
-        terms = [Term(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
+        deltas = [Delta(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
         norms = [(rows, *cast(nn.Module, each.norm)()) for each, rows in shifts]
         return self.LayerNorm(
-            self.activation(add_terms(self.dense(hidden_states), terms)),
-            [Term(rows, weight) for rows, weight, _ in norms],
-            [Term(rows, bias) for rows, _, bias in norms],
+            self.activation(add_deltas(self.dense(hidden_states), deltas)),
+            [Delta(rows, weight) for rows, weight, _ in norms],
+            [Delta(rows, bias) for rows, _, bias in norms],
         )
 
 
@@ -218,13 +197,7 @@ class PredictionHead(nn.Module):
         word_shifts: nn.ModuleDict | None = None,
         domain_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Score the base's words, then the new ones.
-
-        Args:
-            hidden_states: [B, ..., d].
-            word_shifts: those of the word table, by domain; None: no domain has one.
-            domain_rows: as in `select_domains`.
-        """
+        """Score the base's words, then the new ones; `word_shifts` are those of the word table, by domain."""
         words = [] if word_shifts is None else select_domains(self.config, word_shifts, domain_rows)
         heads = select_domains(self.config, self.domains, domain_rows)
         transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
@@ -234,28 +207,23 @@ class PredictionHead(nn.Module):
         for (shift, rows), (head, _) in zip(words, heads, strict=True):
             bias = head().to(logits.dtype)
             scores = bias if shift in whole else shift(states=take_rows(transformed, rows)) + bias
-            logits = _add_scores(logits, Term(rows, scores), shift.rows)
+            logits = _add_scores(logits, Delta(rows, scores), shift.rows)
         if self.extension is None:
             return logits
         return torch.cat([logits, self.extension(transformed)], dim=-1)
 
 
-def _add_scores(logits: Tensor, scores: Term, words: Tensor | None) -> Tensor:
+def _add_scores(logits: Tensor, scores: Delta, words: Tensor | None) -> Tensor:
     """Add one domain's scores [..., K] of some words (None: the first K) to logits [B, ..., V]."""
     value = scores.value.to(logits.dtype)
     if words is not None:
         spread = value.new_zeros(*value.shape[:-1], logits.shape[-1])
         value = spread.index_copy(-1, words, value)
-    return add_terms(logits, [Term(scores.rows, value)])
+    return add_deltas(logits, [Delta(scores.rows, value)])
 
 
 class PreTrainingHeads(nn.Module):
-    """Holder that gives BERT's heads their Hugging Face names: `cls.predictions`, and `cls.seq_relationship` (NSP).
-
-    Args:
-        config: the model's configuration.
-        next_sentence: with the next-sentence head.
-    """
+    """Holder that gives BERT's heads their Hugging Face names: `cls.predictions`, and `cls.seq_relationship` (NSP)."""
 
     def __init__(self, config: DomextConfig, *, next_sentence: bool) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from domext_ray.extensions.anatomy import Format
+from domext_ray.extensions.base import Format
 from domext_ray.model.domext.configuration_domext import DomextConfig
 
 SHARED_FIELDS = (

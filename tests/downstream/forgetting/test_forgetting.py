@@ -33,7 +33,7 @@ from domext_ray.downstream.forgetting.report import format_forgetting, to_result
 from domext_ray.errors import BaseModelError, ConfigError, CorpusError, RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import load_base
-from domext_ray.model.graft import build_model
+from domext_ray.model.build import build_model
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
 NEW_WORD = "gluconate"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -132,6 +133,12 @@ def test_every_head_is_listed_for_exports() -> None:
     assert heads == set(HEAD_AUTO_CLASSES) == {each.__name__ for each in SHAPES}
     for head in heads:
         assert map_head(head)[HEAD_AUTO_CLASSES[head]] == f"heads_domext.{head}"
+
+
+def test_a_trainer_keeps_what_a_tokenizer_makes() -> None:
+    """It leaves out columns that a forward pass does not name."""
+    for model in (*SHAPES, DomextForMaskedLM, DomextForPreTraining):
+        assert {"input_ids", "attention_mask", "token_type_ids"} <= inspect.signature(model.forward).parameters.keys()
 
 
 @pytest.mark.parametrize("head", SHAPES)

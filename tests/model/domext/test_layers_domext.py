@@ -74,7 +74,7 @@ def test_a_layer_follows_the_equations(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize("active", [[], ["law"], ["art"], ["art", "law"]])
-def test_terms_of_the_active_domains_are_summed(config: DomextConfig, active: list[str]) -> None:
+def test_deltas_of_the_active_domains_are_summed(config: DomextConfig, active: list[str]) -> None:
     sizes = {"art": {"heads": 1, "ffn_units": 2}, "law": {"heads": 2, "ffn_units": 3}}
     config.domains = {name: complete_domain(name, each, 1) for name, each in sizes.items()}
     attention = Layer(config).attention

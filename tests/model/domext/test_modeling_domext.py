@@ -307,25 +307,27 @@ def test_tokens_that_nobody_asks_for_are_left_out(
     mask = (torch.arange(12) < lengths[:, None]).long()
     rows = torch.randint(1, VOCAB, mask.shape, generator=torch.Generator().manual_seed(3)) * mask
     positions, labels = torch.tensor([1, 7, 13, 15, 24, 32]), torch.arange(6)
-    places = torch.tensor([*range(12), *range(12, 18), *range(24, 33)])  # one of them is padding
+    token_indices = torch.tensor([*range(12), *range(12, 18), *range(24, 33)])  # one of them is padding
     num_scored = []
     dense = model.bert.encoder.layer[-1].output.dense
     dense.register_forward_hook(lambda module, inputs, output: num_scored.append(output.shape[-2]))
 
-    def compute(most_wanted: float, places: Tensor | None) -> list[Tensor]:
-        monkeypatch.setattr(modeling_domext, "MOST_WANTED", most_wanted)
-        output = model(rows, attention_mask=mask, masked_positions=positions, labels=labels, places=places)
+    def compute(max_output_frac: float, token_indices: Tensor | None) -> list[Tensor]:
+        monkeypatch.setattr(modeling_domext, "MAX_OUTPUT_FRAC", max_output_frac)
+        output = model(
+            rows, attention_mask=mask, masked_positions=positions, labels=labels, token_indices=token_indices
+        )
         model.zero_grad()
         output.loss.backward()
         return [output.logits.detach(), *(each.grad.clone() for each in model.parameters() if each.grad is not None)]
 
     expected = compute(0.0, None)
-    for most_wanted, own in ((0.0, places), (0.5, None), (0.5, places)):
-        found = compute(most_wanted, own)
-        assert len(found) == len(expected) and num_scored.pop() == (6 if most_wanted else 27)
+    for max_output_frac, own in ((0.0, token_indices), (0.5, None), (0.5, token_indices)):
+        found = compute(max_output_frac, own)
+        assert len(found) == len(expected) and num_scored.pop() == (6 if max_output_frac else 27)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6)
-    states = model.bert(rows, attention_mask=mask, places=places, pool=False).last_hidden_state
+    states = model.bert(rows, attention_mask=mask, token_indices=token_indices, pool=False).last_hidden_state
     whole = model.bert(rows, attention_mask=mask, pool=False).last_hidden_state
     torch.testing.assert_close(states[mask.bool()], whole[mask.bool()], rtol=1e-4, atol=2e-6)
     assert not states[1, 6:].any()
@@ -333,13 +335,13 @@ def test_tokens_that_nobody_asks_for_are_left_out(
 
 def test_tokens_are_left_out_of_plain_rows_only(ids: Tensor) -> None:
     model = make_model()
-    wanted = torch.tensor([1])
+    output_indices = torch.tensor([1])
     for others in ({"output_hidden_states": True}, {"adapter_names": ["__base__"] * len(ids)}):
-        for chosen in ({"wanted": wanted}, {"places": wanted}):
-            with pytest.raises(ValueError, match="wanted and places go without"):
+        for chosen in ({"output_indices": output_indices}, {"token_indices": output_indices}):
+            with pytest.raises(ValueError, match="output_indices and token_indices go without"):
                 model.bert(ids, pool=False, **others, **chosen)
-    with pytest.raises(ValueError, match="wanted and places go without"):
-        model.bert(ids, wanted=wanted)
+    with pytest.raises(ValueError, match="output_indices and token_indices go without"):
+        model.bert(ids, output_indices=output_indices)
     positions = {"masked_positions": torch.tensor([1])}
     every = model(ids, output_hidden_states=True, **positions)
     assert every.hidden_states[-1].shape[:2] == ids.shape

@@ -21,10 +21,10 @@ from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.adapter_folders import export_adapterhub, export_peft
 from domext_ray.export.model_folder import save_plain, save_with_code
 from domext_ray.model.base import Base, describe_base, load_base
+from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model, detach
 from domext_ray.model.layouts.table import LAYOUTS, find_layout
 from domext_ray.training.rebuild import RebuiltRun
 

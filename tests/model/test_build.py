@@ -38,13 +38,13 @@ from transformers import (
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError
-from domext_ray.model import base_folder, graft
+from domext_ray.model import base_folder, build
 from domext_ray.model.base import HEADS, Base, hash_tensors, load_base
+from domext_ray.model.build import build_model, describe_shape, detach, store_base
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext import layers_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.graft import build_model, describe_shape, detach, store_base
 
 AF = MethodConfig(heads=1, ffn_units=6)
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -341,7 +341,7 @@ def test_counts_are_those_of_the_tensors(
         model = DomextForMaskedLM(config)
     heads = HEADS if has_head else HEADS[1:]
     method = replace(method, domain="law")  # art, which is none of the method's, stays frozen
-    names = graft.trainable_names(model, method, heads)
+    names = build.trainable_names(model, method, heads)
     params = dict(model.named_parameters())
     counts = count_parameters(config, method, heads)
     assert counts.total == sum(each.numel() for each in params.values())
@@ -395,7 +395,7 @@ def test_a_base_stored_in_bf16_trains_fp32_extensions(bert: Base, autocast: bool
 def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every score, and the softmax over them, would be of the wider one."""
     model, weights, attend = augment(bert), list[torch.Tensor](), layers_domext.attend_eagerly
-    graft.choose_attention(model, torch.device("cpu"), bf16=True)
+    build.choose_attention(model, torch.device("cpu"), bf16=True)
     ids, mask = make_inputs(bert.config.vocab_size, 0)
     assert not mask.all()
 
@@ -416,7 +416,7 @@ def test_a_mask_is_of_the_dtype_of_the_scores(bert: Base, autocast: bool, monkey
 )
 def test_attention_is_fused_where_that_is_faster(bert: Base, device: str, bf16: bool, implementation: str) -> None:
     model = augment(bert)
-    graft.choose_attention(model, torch.device(device), bf16=bf16)
+    build.choose_attention(model, torch.device(device), bf16=bf16)
     assert model.config._attn_implementation == implementation
     assert model.bert.encoder.layer[0].attention.self.config._attn_implementation == implementation
 
