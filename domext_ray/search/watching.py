@@ -175,8 +175,9 @@ class TrialTracking(tune.Callback):
             self.begun[get_trial_name(trial)].write(scores)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """End a trial."""
-        self.begun[get_trial_name(trial)].end()
+        """End a trial, which may never have started."""
+        if (begun := self.begun.get(get_trial_name(trial))) is not None:
+            begun.end()
 
     on_trial_error = on_trial_complete
 

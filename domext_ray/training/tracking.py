@@ -85,20 +85,23 @@ class Tracker(ABC):
 
 
 class TensorBoard(Tracker):
-    """Event files in tensorboard/; those of a bucket are put there with each checkpoint."""
+    """Event files in tensorboard/, and the last step that they have; in a bucket from each checkpoint on."""
 
     def __init__(self, run: Tracked) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.events = run.folder / "tensorboard"
-        self.last_step = run.step if run.step and self.events.list_names() else -1
+        self.mark = self.events / "step"
+        if run.step and self.mark.is_file():
+            self.last_step = min(int(self.mark.read_text()), run.step)
+        self.newest = self.last_step
         plain = {
             name: each if isinstance(each, bool | int | float) else str(each) for name, each in run.options.items()
         }
         self.options = plain if self.last_step < 0 else {}
         is_local = self.events.is_local
         folder = self.events.local() if is_local else Path(tempfile.mkdtemp(prefix="tensorboard-"))
-        self.writer = SummaryWriter(str(folder), purge_step=run.step + 1 if run.step else 0)
+        self.writer = SummaryWriter(str(folder), purge_step=self.last_step + 1)
 
     def write(self, records: Sequence[Record]) -> None:
         """Write a record as one event: with one per figure, `add_scalar` waits for the thread that writes them."""
@@ -114,12 +117,14 @@ class TensorBoard(Tracker):
                 self.options = {}
             values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
             file.add_summary(Summary(value=values), record["step"])
+            self.newest = record["step"]
 
     def publish(self) -> None:
         self.writer.flush()
         if not self.events.is_local:
             for path in Path(self.writer.log_dir).iterdir():
                 (self.events / path.name).put(path)
+        write_text(self.mark, str(self.newest))
 
     def close(self) -> None:
         self.publish()

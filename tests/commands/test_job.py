@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -350,3 +351,11 @@ def test_sections_are_those_of_the_classes() -> None:
     assert list(list_sections(FinetuneConfig))[:2] == ["run", "method"]
     assert "finetune.grid" in list_sections(SweepConfig) and "finetune.grid.lr" in list_options(SweepConfig)
     assert list_options(FinetuneConfig)["method.name"].default == "full"
+
+
+@pytest.mark.parametrize("job", ["pretrain af", "pretrain bert", "sweep", "compare"])
+def test_a_tracker_whose_package_is_missing_is_one_sentence(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # how Python notes that there is none
+    flags = [*NEEDED.get(job, ()), "--run.trackers", "tensorboard,mlflow"]
+    with pytest.raises(ConfigError, match=r'^--run.trackers has mlflow, .*: pip install "domext_ray\[mlflow\]"\.$'):
+        configure(JOBS[job], read_flags(JOBS[job].config_class, flags))
