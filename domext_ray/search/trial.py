@@ -133,7 +133,7 @@ class Trial:
         base = load_run_base(pretrain)
         sized, self.shape, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
         # What a trial scores the sweep's driver hands to all of them: see `watching.TrialTracking`.
-        trackers = ("tensorboard",) if "tensorboard" in sized.run.trackers else ()
+        trackers = tuple(each for each in sized.run.trackers if each == "tensorboard")
         pretrain = replace(
             sized,
             run=replace(sized.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
