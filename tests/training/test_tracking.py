@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -90,10 +89,10 @@ class Hanging(Tracker):
     released = threading.Event()
 
     def __init__(self, run: Tracked) -> None:
-        pass
+        self.released.wait()
 
     def write(self, records: Sequence[Record]) -> None:
-        self.released.wait()
+        raise AssertionError("it was left")
 
     def close(self) -> None:
         raise AssertionError("it was left")
@@ -167,15 +166,15 @@ def test_an_mlflow_server_that_is_away_is_told_once(tmp_path: Path, monkeypatch:
 
 
 def test_trackio_goes_on_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # it reads where to write once, when it is imported
     pytest.importorskip("trackio", reason="an extra")
-    if "trackio" not in sys.modules:  # it reads where to write once
-        monkeypatch.setitem(os.environ, "TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setattr(tracking, "CLOSE_SECONDS", 120.0)
     run = tmp_path / "trackio-runs" / "af"
     assert write_steps(run, [], 0, 0, 1) == write_steps(run, ["trackio"], 1, *range(2, 8)) == []
     assert write_steps(run, ["trackio"], 5, 6, 7, 8) == []
     from trackio.sqlite_storage import SQLiteStorage
 
+    assert (tmp_path / "trackio" / "trackio-runs.db").exists()
     (found,) = SQLiteStorage.get_run_records("trackio-runs")
     logs = SQLiteStorage.get_logs("trackio-runs", str(found["name"]), run_id=str(found["id"]))
     assert str(found["name"]).startswith("af-")
