@@ -1,7 +1,7 @@
 """plan -> prepare -> train -> report -> export: what a training job calls.
 
 Enters: a `PretrainConfig`. Leaves: the run directory RUN.DIR/RUN.NAME with config.yaml, run.json, tokenizer/,
-metrics.jsonl, tensorboard/, checkpoints/, export/, summary.json, curves.png and report.html, which is there
+metrics.jsonl, what trackers keep, checkpoints/, export/, summary.json, curves.png and report.html, which is there
 while the run trains, too; and a line in RUN.DIR/index.html. The same command goes on from the newest checkpoint, and
 says so when there is nothing left to do.
 """

@@ -6,6 +6,7 @@ On a terminal the line is rewritten in place; elsewhere, in a log, a plain line 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +42,8 @@ class StatusLine:
         """Show a line, if it is time for one."""
         if self.is_due:
             self._shown = time.monotonic()
-            self._print(text, "" if self.is_terminal else "\n")
+            columns = shutil.get_terminal_size().columns  # a longer line would not be rewritten, but repeated
+            self._print(text[: columns - 1] if self.is_terminal else text, "" if self.is_terminal else "\n")
 
     def keep(self, text: str) -> None:
         """Show a line that stays, whatever the time."""

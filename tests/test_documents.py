@@ -47,7 +47,7 @@ LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
 OUR_FOLDERS = ("cluster/", "jobs/", "tests/", "domext_ray/", ".ci/", ".github/")
 IMAGE = "/opt/domext_ray/"
 """Where the image has the repository."""
-FREE = set("cd docker git kubectl mlflow mypy pre-commit pytest ruff scancel tail tensorboard".split())
+FREE = set("cd docker git kubectl mlflow mypy pre-commit pytest ruff scancel tail tensorboard trackio".split())
 """Commands of others whose options are not looked at; the files of ours that they name are."""
 OTHERS_OPTIONS = {
     "--help",

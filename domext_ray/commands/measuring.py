@@ -8,6 +8,7 @@ from domext_ray.config.finetune import AblateConfig, FinetuneConfig
 from domext_ray.config.jobs import ForgettingConfig
 from domext_ray.config.retrieval import RetrievalConfig
 from domext_ray.config.sweep import SweepConfig
+from domext_ray.training.tracking import check_trackers
 
 
 def _finetune(config: FinetuneConfig) -> None:
@@ -57,9 +58,10 @@ def _sweep(config: SweepConfig) -> None:
 
 
 def _check_sets(config: SweepConfig) -> None:
-    """Refuse a task, a place or a text that does not exist."""
+    """Refuse a tracker, a task, a place or a text that does not exist."""
     from domext_ray.labelled.set_description import find_set
 
+    check_trackers(config.run)
     check_text("corpus", config.corpus)
     for task, data in zip(config.tasks, config.places, strict=True):
         find_set(task, data)

@@ -10,6 +10,7 @@ from domext_ray.config.jobs import BankConfig, CompareConfig, ExportConfig, Stud
 from domext_ray.config.presets import find_preset
 from domext_ray.options.declare import require
 from domext_ray.storage import Place
+from domext_ray.training.tracking import check_trackers
 
 
 def _compare(config: StudyConfig) -> None:
@@ -17,6 +18,11 @@ def _compare(config: StudyConfig) -> None:
     from domext_ray.study.study import run_study
 
     run_study(config, read_presets(find_preset(COMPARE.preset)))
+
+
+def _check_study(config: StudyConfig) -> None:
+    check_trackers(config.run)
+    check_text("corpus", config.corpus)
 
 
 COMPARE = Job(
@@ -45,7 +51,7 @@ general text of --replay.corpus, and no other method does.""",
         *("scale.use_gpu", "run.name", "run.dir", "dry_run"),
     ),
     unused=("train.max_", "train.long_", "optim.lr", "optim.schedule", "optim.decay_steps"),
-    check=lambda config: check_text("corpus", config.corpus),
+    check=_check_study,
 )
 
 

@@ -9,12 +9,18 @@ from pathlib import Path
 from domext_ray.commands.early import check_early
 from domext_ray.commands.job import FOLDER, LENGTH, PLACE, TRAINING, WITHOUT_BASE, Job
 from domext_ray.config.pretrain import PretrainConfig
+from domext_ray.training.tracking import check_trackers
 
 
 def _pretrain(config: PretrainConfig) -> None:
     from domext_ray.pipeline import run_pretraining
 
     run_pretraining(config, started=_find_process_start())
+
+
+def _check_run(config: PretrainConfig) -> None:
+    check_trackers(config.run)
+    check_early(config)
 
 
 def _find_process_start() -> float | None:
@@ -49,7 +55,7 @@ def _make_method(
         plain_preset,
         main=(*TRAINING, *main, *LENGTH, *PLACE),
         unused=unused,
-        check=check_early,
+        check=_check_run,
     )
 
 

@@ -13,6 +13,7 @@ from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureCon
 from domext_ray.config.vectors import VectorOptions
 from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.declare import (
+    DIFFERENT,
     Count,
     CountOrZero,
     FilePlace,
@@ -31,6 +32,7 @@ from domext_ray.options.declare import (
     require,
 )
 
+TrackerName = Literal["tensorboard", "mlflow", "trackio"]
 MOST_HELD_OUT = 0.5
 """The share of documents that is held out is below this."""
 
@@ -43,7 +45,8 @@ class RunConfig:
     # folder of all runs, or s3://BUCKET/PREFIX; the run itself is DIR/NAME
     dir: Annotated[str, filled("a folder"), place(buckets=True)] = free("runs")
     keep_checkpoints: PositiveInt = free(2)  # newest checkpoints kept
-    tensorboard: bool = free(True)  # also write TensorBoard events
+    # where figures also go: tensorboard; mlflow and trackio, each an extra of this package
+    trackers: Annotated[tuple[TrackerName, ...], DIFFERENT] = free(("tensorboard",))
 
 
 @option_group

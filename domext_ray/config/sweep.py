@@ -83,7 +83,6 @@ class SweepConfig(PretrainConfig):
     search: SearchConfig = whole(SearchConfig, by="file")
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     score_base: bool = free(True)  # also fine-tune and score the base without pre-training
-    mlflow: bool = free(False)  # also log to MLflow, RUN/mlflow.db; needs pip install mlflow
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,11 +31,11 @@ from domext_ray.search.space import Point, Space, configure
 from domext_ray.search.sweep_report import BASE, read_base_scores, write_sweep_report
 from domext_ray.search.trainable import TRIALS, SweepTrial
 from domext_ray.search.trial import DEATHS, FAILURE, Prepared, SweepWork, name_preparation, score_base
-from domext_ray.search.watching import get_trial_name, make_callbacks, make_scheduler, read_walls
+from domext_ray.search.watching import TUNE, get_trial_name, make_callbacks, make_scheduler, read_walls
 from domext_ray.storage import write_json
 from domext_ray.training.pretrain import check_shared_storage
 
-TUNE, PREPARED = "tune", "prepared"
+PREPARED = "prepared"
 
 
 def run_sweep(config: SweepConfig, trainable: type[tune.Trainable] = SweepTrial) -> Path:

@@ -132,9 +132,11 @@ class Trial:
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_run_base(pretrain)
         sized, self.shape, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
+        # What a trial scores the sweep's driver hands to all of them: see `watching.TrialTracking`.
+        trackers = tuple(each for each in sized.run.trackers if each == "tensorboard")
         pretrain = replace(
             sized,
-            run=replace(sized.run, name=folder.name, dir=str(folder.parent)),
+            run=replace(sized.run, name=folder.name, dir=str(folder.parent), trackers=trackers),
             scale=replace(sized.scale, cpus_per_worker=work.cpus),
         )
         self._lay_out(point)
@@ -185,7 +187,7 @@ class Trial:
             config,
             train=replace(config.train, max_steps=PILOT_STEPS),
             optim=replace(config.optim, decay_steps=PILOT_STEPS),
-            run=replace(config.run, tensorboard=False),
+            run=replace(config.run, trackers=()),
         )
         worker = self._make_worker(timed, pilot)
         seconds = worker.time_steps(PILOT_STEPS)

@@ -1,4 +1,4 @@
-"""What looks on while Ray Tune runs trials: the terminal, TensorBoard, MLflow, and the scheduler that stops bad ones.
+"""What looks on while Ray Tune runs trials: the terminal, trackers, and the scheduler that stops bad ones.
 
 Enters: what trials report. Leaves: lines on the terminal, walls.json with the seconds that each trial has held its
 process, and why one died.
@@ -6,50 +6,41 @@ process, and why one died.
 
 from __future__ import annotations
 
-import importlib.util
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ray import tune
-from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 
 from domext_ray.config.sweep import OBJECTIVES, SearchConfig
-from domext_ray.errors import ConfigError
 from domext_ray.files import read_json
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.search.space import describe_point
 from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import DEATHS, SweepWork, read_rungs, record_failure
-from domext_ray.storage import write_json, write_text
+from domext_ray.storage import Place, write_json, write_text
+from domext_ray.training.tracking import CLOSE_SECONDS, Tracked, Tracking
 
-WALLS = "walls.json"
+TUNE, WALLS = "tune", "walls.json"
 
 
 def make_callbacks(work: SweepWork, number: int, num_ended: int) -> list[tune.Callback]:
-    """Return what is told how trials go: the terminal, TensorBoard, and MLflow on request.
+    """Return what is told how trials go: the terminal, and trackers.
 
     Args:
         work: what all trials share.
         number: trials of the sweep.
         num_ended: those of them that have ended before.
-
-    Raises:
-        ConfigError: MLflow is asked for and is not installed.
     """
-    callbacks: list[tune.Callback] = [SweepProgress(work.folder, number, num_ended, work.config.search.objectives)]
-    if work.config.run.tensorboard:
-        callbacks.append(TBXLoggerCallback())
-    if work.config.mlflow:
-        if importlib.util.find_spec("mlflow") is None:
-            raise ConfigError('--mlflow is True; it must be false without MLflow: pip install "domext_ray[mlflow]".')
-        from ray.air.integrations.mlflow import MLflowLoggerCallback
-
-        uri = f"sqlite:///{work.folder / 'mlflow.db'}"
-        callbacks.append(MLflowLoggerCallback(tracking_uri=uri, experiment_name=work.folder.name))
-    return callbacks
+    search = work.config.search
+    return [
+        SweepProgress(work.folder, number, num_ended, search.objectives),
+        TrialTracking(work.folder, work.config.run.trackers, search.reduction),
+    ]
 
 
 def get_trial_name(trial: Any) -> str:
@@ -151,6 +142,62 @@ class SweepProgress(tune.Callback):
             f"[{ended} of {self.number}] {describe_point(point)}: {reason or figures} "
             f"(resource {result.get('resource', 0)}, {seconds:.0f} s; about {format_seconds(left)} left)"
         )
+
+
+class TrialTracking(tune.Callback):
+    """Hands what trials score to trackers; each trial is a run of theirs, and a rung's resource is its step.
+
+    Args:
+        folder: the sweep's directory.
+        trackers: their names.
+        reduction: see `SearchConfig`.
+    """
+
+    def __init__(self, folder: Path, trackers: Sequence[str], reduction: int) -> None:
+        self.folder, self.trackers, self.reduction = folder, list(trackers), reduction
+        self.begun: dict[str, Tracking] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "begun": {}}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Begin a trial, or go on with it."""
+        name = get_trial_name(trial)
+        if name not in self.begun:
+            scored = self._list_scores(name)
+            own, step = Place(self.folder / TUNE / name), max((each["step"] for each in scored), default=0)
+            tracked = Tracked(own, Place(self.folder), trial.config["point"], step)
+            self.begun[name] = Tracking(self.trackers, tracked, scored, self._leave)
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+        """Hand on what a rung has scored; nothing for a trial that has failed."""
+        for scores in self._list_scores(get_trial_name(trial))[-1:]:
+            self.begun[get_trial_name(trial)].write(scores)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """End a trial, which may never have started."""
+        if (begun := self.begun.get(get_trial_name(trial))) is not None:
+            begun.end()
+
+    on_trial_error = on_trial_complete
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Wait for what trackers have not taken yet, but not for long."""
+        until = time.monotonic() + CLOSE_SECONDS
+        for each in self.begun.values():
+            each.close(until)
+
+    def _list_scores(self, name: str) -> list[dict[str, Any]]:
+        rungs = enumerate(read_rungs(self.folder / TRIALS / name))
+        return [
+            {"step": self.reduction**i, **{each: rung[each] for each in OBJECTIVES if each in rung}}
+            for i, rung in rungs
+        ]
+
+    def _leave(self, tracker: str, sentence: str) -> None:
+        if tracker in self.trackers:  # it is told once, and trials to come do without
+            self.trackers.remove(tracker)
+            print(sentence, file=sys.stderr, flush=True)
 
 
 def read_walls(folder: Path) -> dict[str, float]:

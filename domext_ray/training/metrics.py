@@ -1,8 +1,8 @@
-"""The run's written record: metrics.jsonl, TensorBoard events, and the line that a terminal shows.
+"""The run's written record, metrics.jsonl, which trackers are told too, and the line that a terminal shows.
 
 One JSON object a step; a resumed run cuts the file back to its checkpoint, so that no step stands there twice. A
 worker of an older attempt (a driver was killed, its worker lives on for a moment) is refused before it writes. In a
-bucket metrics.jsonl grows every few seconds, and the events are put there with each checkpoint.
+bucket metrics.jsonl grows every few seconds.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from domext_ray.config.pretrain import TrainConfig
-from domext_ray.errors import StorageError, name_file
+from domext_ray.errors import StorageError
 from domext_ray.progress import StallTimer, StatusLine, format_seconds
 from domext_ray.runs.attempts import Attempt
-from domext_ray.runs.events import EventReader
+from domext_ray.runs.events import EventReader, notify_driver
 from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.storage import Log, Place, Where
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from domext_ray.training.tracking import Tracked, Tracking
 
 REFRESH_SECONDS = 0.5
+SHOWN = {
+    "train/lr": "lr {:.1e}",
+    "train/grad_norm": "norm {:.2g}",
+    "throughput/mfu": "MFU {:.0%}",
+    "throughput/matmul_share": "matmuls {:.0%}",
+    "data/wait_seconds": "waits {share:.0%}",
+}
+"""What else the line of a step says of what its record has, the most important first: a narrow terminal has no more."""
 CHECK_REST = 20.0
 """Times the seconds that it took to ask whether the run is still this attempt's: so long it is not asked again."""
 
@@ -68,27 +71,26 @@ def _finite(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Rank 0's writer of metrics.jsonl and TensorBoard events.
+    """Rank 0's writer of metrics.jsonl, which hands its records to trackers, too.
 
     Args:
         run_dir: the run's directory, as the attempt that writes has it.
         step: step of the checkpoint that the run goes on from; later lines are cut off. At step 0 the file is new.
-        tensorboard: also write TensorBoard events.
+        trackers: their names.
+        options: what they are told of the run.
     """
 
-    def __init__(self, run_dir: Where, step: int, *, tensorboard: bool) -> None:
+    def __init__(
+        self, run_dir: Where, step: int, trackers: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    ) -> None:
         self.run = Place(run_dir)
         self._due = 0.0
         self._check()
         path = self.run / "metrics.jsonl"
         kept = [each for each in read_metrics(path) if each["step"] <= step] if step else []
         self.log = Log(path, start="".join(json.dumps(each) + "\n" for each in kept))
-        self.writer, self.events = None, self.run / "tensorboard"
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # 1 s of imports, on rank 0 only
-
-            folder = self.events.local() if self.run.is_local else Path(tempfile.mkdtemp(prefix="tensorboard-"))
-            self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        tracked = Tracked(self.run, self.run.parent, options or {}, step)
+        self.tracking = Tracking(trackers, tracked, kept, lambda _, sentence: notify_driver(run_dir, sentence))
 
     def _check(self) -> None:
         if time.monotonic() >= self._due:
@@ -100,9 +102,7 @@ class MetricsLog:
         """Append the record of one step; `is_stopping` then says whether the attempt is asked to save and end."""
         self._check()
         self.log.add(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
-        if self.writer is not None:
-            with name_file(self.writer.log_dir):
-                _add_scalars(self.writer, record)
+        self.tracking.write(record)
 
     def confirm_end(self) -> None:
         """Tell the driver, which has asked for it, that all is saved and nothing more is going to be published."""
@@ -112,35 +112,16 @@ class MetricsLog:
     def publish(self) -> None:
         """Let all readers see what was written so far."""
         self.log.flush()
-        if self.writer is not None:
-            with name_file(self.writer.log_dir):
-                self.writer.flush()
-            if not self.run.is_local:
-                for path in Path(self.writer.log_dir).iterdir():
-                    (self.events / path.name).put(path)
+        self.tracking.publish()
 
     def close(self) -> None:
-        """Publish all, and close both files."""
-        self.publish()
+        """Close the file, and end the trackers."""
         self.log.close()
-        if self.writer is not None:
-            with name_file(self.writer.log_dir):
-                self.writer.close()
-            if not self.run.is_local:
-                shutil.rmtree(self.writer.log_dir, ignore_errors=True)
-
-
-def _add_scalars(writer: SummaryWriter, record: dict[str, Any]) -> None:
-    """Write a record's figures as one event: with one each, `add_scalar` waits for the thread that writes them."""
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
-    figures = [each for each in record.items() if each[0] != "step" and each[1] is not None]
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in figures]
-    cast(Any, writer).file_writer.add_summary(Summary(value=values), record["step"])
+        self.tracking.close()
 
 
 class RunProgress:
-    """A thread of the driver that shows the newest line of metrics.jsonl: step, loss, rate, time left.
+    """A thread of the driver that shows the newest lines of metrics.jsonl: step, loss, speed, time left, and more.
 
     On a terminal one line is rewritten; elsewhere a plain line appears every ten seconds. Evaluations always get a
     line of their own, and so does what workers tell the driver (events.py). When nothing has moved for a while, a line
@@ -209,17 +190,19 @@ class RunProgress:
             self.line.show(self._describe_steps([each for each in newest if TRAIN + names.loss in each], names))
 
     def _describe_steps(self, records: list[dict[str, Any]], names: LossNames) -> str:
-        step = records[-1]["step"]
-        losses = [value for each in records if (value := each[TRAIN + names.loss]) is not None]
-        seconds = sum(each["time/step_seconds"] for each in records) / len(records)
-        rate = sum(each["throughput/tokens_per_second"] for each in records) / len(records)
-        loss = sum(losses) / len(losses) if losses else math.nan
+        newest = records[-1]
+        loss, seconds, rate, *others = (
+            _mean(records, name)
+            for name in (TRAIN + names.loss, "time/step_seconds", "throughput/tokens_per_second", *SHOWN)
+        )
         is_last_known = not (self.limits.max_tokens or self.limits.max_seconds)
         last = f"/{self.limits.max_steps:,}" if is_last_known else ""
-        return (
-            f"step {step:,}{last}  {names.title} {loss:.3f}  {rate:,.0f} tokens/s  "
-            f"{format_seconds(self._estimate_seconds(records[-1], seconds, rate))} left"
-        )
+        left = format_seconds(self._estimate_seconds(newest, seconds, rate))
+        parts = [f"step {newest['step']:,}{last}", f"{names.title} {loss:.3f}", f"{rate:,.0f} tokens/s", f"{left} left"]
+        for (name, shown), value in zip(SHOWN.items(), others, strict=True):
+            if name in newest:
+                parts.append(shown.format(newest[name] if name == "train/lr" else value, share=value / seconds))
+        return "  ".join(parts)
 
     def _estimate_seconds(self, record: dict[str, Any], seconds_per_step: float, tokens_per_second: float) -> float:
         """Seconds until the first limit."""
@@ -229,6 +212,12 @@ class RunProgress:
         if self.limits.max_seconds:
             left.append(self.limits.max_seconds - record["time/seconds"])
         return max(0.0, min(left))
+
+
+def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Of the records that have it, and have it finite."""
+    values = [value for each in records if (value := each.get(name)) is not None]
+    return sum(values) / len(values) if values else math.nan
 
 
 def _describe_evaluation(record: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Pre-training under Ray Train: the driver's function, and what starts its workers.
 
 Enters: a `Run`, prepared. Leaves, in the run directory: metrics.jsonl,
-TensorBoard events and checkpoints. A worker that dies is started again by Ray Train; a job that dies is started again
+what trackers keep, and checkpoints. A worker that dies is started again by Ray Train; a job that dies is started again
 by its user; both go on from the newest checkpoint that verifies.
 """
 

@@ -1,6 +1,6 @@
 """One rank of a pre-training run: model, engine, data position and, on rank 0, the metrics.
 
-Enters: a `Run` and a rank. Leaves, in the run directory: metrics.jsonl, TensorBoard events and checkpoints. It
+Enters: a `Run` and a rank. Leaves, in the run directory: metrics.jsonl, what trackers keep, and checkpoints. It
 goes on from the newest checkpoint that verifies, and stops at any step that its caller names.
 """
 
@@ -63,6 +63,7 @@ from domext_ray.training.start import (
     load_start,
     pick_fixed,
 )
+from domext_ray.training.tracking import list_tracked_options
 from domext_ray.training.vectors import attach_decoder
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
@@ -123,7 +124,8 @@ class PretrainWorker:
         self.is_stopping = False
         self.log: MetricsLog | None = None
         if rank == 0:
-            self.log = MetricsLog(self.run_dir, self.step, tensorboard=self.config.run.tensorboard)
+            options = list_tracked_options(self.config)
+            self.log = MetricsLog(self.run_dir, self.step, self.config.run.trackers, options)
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """The checkpoint that all ranks go on from; None at the start."""

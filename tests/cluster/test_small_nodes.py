@@ -31,7 +31,7 @@ def command(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "base": tiny_base_folder,
         "corpus": corpus,
         "run.dir": folder / "runs",
-        "run.tensorboard": "false",
+        "run.trackers": "[]",
         "train.max_steps": 6,
         "train.global_batch_size": 8,
         "train.seq_length": 32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -155,6 +156,8 @@ def test_a_value_of_another_kind_is_refused_by_name(name: str) -> None:
     for option in list_options(JOBS[name].config_class).values():
         if option.is_list and option.kind is not Literal:
             values = () if option.kind is str else ("abc", "nan", "1,", "1,true", "[1, [2]]")
+        elif option.name == "run.trackers":  # none is a list, too
+            values = ("nope", "mlflow,", "mlflow,mlflow")
         else:
             values = WRONG.get(option.kind, ("nope", ""))
         for value in values:
@@ -350,3 +353,11 @@ def test_sections_are_those_of_the_classes() -> None:
     assert list(list_sections(FinetuneConfig))[:2] == ["run", "method"]
     assert "finetune.grid" in list_sections(SweepConfig) and "finetune.grid.lr" in list_options(SweepConfig)
     assert list_options(FinetuneConfig)["method.name"].default == "full"
+
+
+@pytest.mark.parametrize("job", ["pretrain af", "pretrain bert", "sweep", "compare"])
+def test_a_tracker_whose_package_is_missing_is_one_sentence(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # how Python notes that there is none
+    flags = [*NEEDED.get(job, ()), "--run.trackers", "tensorboard,mlflow"]
+    with pytest.raises(ConfigError, match=r'^--run.trackers has mlflow, .*: pip install "domext_ray\[mlflow\]"\.$'):
+        configure(JOBS[job], read_flags(JOBS[job].config_class, flags))

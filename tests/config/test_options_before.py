@@ -12,7 +12,7 @@ from domext_ray.options.kinds import list_options
 
 BEFORE = json.loads((Path(__file__).parent / "options_before.json").read_text(encoding="utf-8"))
 """Verbs -> sections -> options, as they were before lists, --preset and --config."""
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"run.tensorboard": "run.trackers", "mlflow": "run.trackers"}
 GONE: dict[str, str] = {}
 """Options -> why they went."""
 

@@ -40,7 +40,7 @@ from domext_ray.search.space import read_space
 from domext_ray.search.sweep import TUNE, run_sweep
 from domext_ray.search.trainable import TRIALS
 from domext_ray.search.trial import RUNGS, SweepWork
-from domext_ray.search.watching import make_scheduler
+from domext_ray.search.watching import TrialTracking, make_scheduler
 from domext_ray.training.metrics import read_metrics
 
 SPACE = {
@@ -63,7 +63,7 @@ def config(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         space={**SPACE, "train.global_batch_size": {"choice": [8, 12, 16, TOO_LARGE]}},
         budget=BudgetConfig(steps=18),
         search=SearchConfig(trials=6, rungs=3, reduction=3, scheduler="asha"),
-        run=RunConfig(name="tiny", dir=str(folder / "runs"), tensorboard=False, keep_checkpoints=1),
+        run=RunConfig(name="tiny", dir=str(folder / "runs"), trackers=(), keep_checkpoints=1),
         train=TrainConfig(
             global_batch_size=8,
             seq_length=32,
@@ -205,8 +205,8 @@ class StubTrial(tune.Trainable):
         """Nothing was kept."""
 
 
-def make_stub(config: SweepConfig, name: str, *, tensorboard: bool = False, **search: Any) -> SweepConfig:
-    run = replace(config.run, name=name, tensorboard=tensorboard)
+def make_stub(config: SweepConfig, name: str, *, trackers: tuple[str, ...] = (), **search: Any) -> SweepConfig:
+    run = replace(config.run, name=name, trackers=trackers)
     return replace(config, run=run, search=SearchConfig(**search), score_base=False)
 
 
@@ -279,6 +279,25 @@ def test_asha_remembers_what_was_scored_before_the_driver_died(config: SweepConf
         assert scheduler.on_trial_result(None, later, {"resource": resource, "f1": f1}) == decision
 
 
+def test_trackers_have_each_score_once(config: SweepConfig, tmp_path: Path) -> None:
+    """Ray Tune tells again what was scored before the driver died."""
+    trial, path = SimpleNamespace(config={"name": "one", "point": {"method.heads": 1}}), tmp_path / TRIALS / "one"
+    path.mkdir(parents=True)
+    for f1 in (0.5, 0.6):
+        watching = TrialTracking(tmp_path, ["tensorboard"], reduction=3)
+        watching.on_trial_start(0, [], trial)
+        watching.on_trial_result(0, [], trial, {})
+        with (path / RUNGS).open("a") as file:
+            file.write(json.dumps({"step": 1, "f1": f1, "general_accuracy": None}) + "\n")
+        watching.on_trial_result(0, [], trial, {})
+        watching.on_trial_complete(0, [], trial)
+        watching.on_experiment_end([])
+        time.sleep(1.1)  # event files are read by the seconds in their names
+    events = EventAccumulator(str(tmp_path / TUNE / "one" / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["f1"]
+    assert [(each.step, each.value) for each in events.Scalars("f1")] == [(1, 0.5), (3, pytest.approx(0.6))]
+
+
 def read_points(folder: Path) -> dict[str, dict[str, Any]]:
     return {each.parent.name: read_json(each) for each in folder.glob("trials/*/point.json")}
 
@@ -289,7 +308,7 @@ def read_points(folder: Path) -> dict[str, dict[str, Any]]:
 def test_a_sweep_grows_shrinks_and_moves(
     config: SweepConfig, searcher: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What has been scored is kept; what was begun goes on; --search.parallel and --mlflow are those of now."""
+    """What has been scored is kept; what was begun goes on; --search.parallel is that of now."""
     folder = run_sweep(make_stub(config, f"grown-{searcher}", searcher=searcher, trials=3, seed=1), StubTrial)
     before = read_points(folder)
     times = {path: path.stat().st_mtime_ns for path in folder.glob(f"trials/*/{RUNGS}")}
@@ -315,14 +334,14 @@ def test_a_sweep_grows_shrinks_and_moves(
 @pytest.mark.usefixtures("local_ray")
 def test_several_objectives_make_a_front(config: SweepConfig) -> None:
     options = {"searcher": "optuna", "objectives": "f1,trainable", "trials": 12}
-    folder = run_sweep(make_stub(config, "front", tensorboard=True, **options), StubTrial)
+    folder = run_sweep(make_stub(config, "front", trackers=("tensorboard",), **options), StubTrial)
     summary = read_json(folder / "summary.json")
     by_id = {each["id"]: each for each in summary["trials"]}
     sizes = sorted(by_id[each]["rungs"][-1]["trainable"] for each in summary["front"])
     assert sizes and sizes[0] == min(each["rungs"][-1]["trainable"] for each in summary["trials"])
     for name, each in by_id.items():
-        events = EventAccumulator(str(folder / TUNE / name)).Reload()
-        (scalar,) = events.Scalars("ray/tune/f1")
+        events = EventAccumulator(str(folder / TUNE / name / "tensorboard")).Reload()
+        (scalar,) = events.Scalars("f1")
         assert scalar.value == pytest.approx(each["rungs"][-1]["f1"])
 
 
@@ -330,12 +349,10 @@ def test_several_objectives_make_a_front(config: SweepConfig) -> None:
 @pytest.mark.usefixtures("local_ray")
 def test_mlflow_has_what_trials_scored(config: SweepConfig) -> None:
     mlflow = pytest.importorskip("mlflow", reason="an extra")
-    folder = run_sweep(replace(make_stub(config, "logged", trials=3), mlflow=True), StubTrial)
+    folder = run_sweep(make_stub(config, "logged", trackers=("mlflow",), trials=3), StubTrial)
     client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'logged'")
-    logged = {
-        run.data.tags["trial_name"]: run.data.metrics["f1"] for run in client.search_runs([experiment.experiment_id])
-    }
+    logged = {run.info.run_name: run.data.metrics["f1"] for run in client.search_runs([experiment.experiment_id])}
     summary = read_json(folder / "summary.json")
     assert logged == {each["id"]: pytest.approx(each["rungs"][-1]["f1"]) for each in summary["trials"]}
 

@@ -111,7 +111,7 @@ def prepare(base_folder: Path, new_words: list[str], folder: Path) -> Prepared:
         corpus=str(folder / "corpus.txt"),
         vocab=VocabConfig(words=str(folder / "words.txt")),
         method=MethodConfig(name="words", heads=0, ffn_units=8, word_init="distill"),
-        run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
+        run=RunConfig(name="run", dir=str(folder / "runs"), trackers=()),
         train=TrainConfig(
             max_steps=6,
             global_batch_size=4,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from domext_ray.config.pretrain import TrainConfig
 from domext_ray.errors import RunError
@@ -20,32 +19,26 @@ def read_steps(run: Path) -> list[int]:
 
 
 def test_resuming_cuts_the_file_back_to_the_checkpoint(tmp_path: Path) -> None:
-    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0)
     for step in range(8):
         log.write({"step": step, "train/mlm_loss": float(step)})
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "train/ml')  # the process died here
-    log = MetricsLog(supersede(tmp_path), 5, tensorboard=True)
-    log.write({"step": 6, "train/mlm_loss": 6.5, "train/lr": 1e-3, "eval/general_mlm_accuracy": None})
+    log = MetricsLog(supersede(tmp_path), 5)
+    log.write({"step": 6, "train/mlm_loss": 6.5})
     log.close()
     assert read_steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
-    assert read_events(tmp_path) == {"train/mlm_loss": [(6, 6.5)], "train/lr": [(6, pytest.approx(1e-3))]}
-
-
-def read_events(run: Path) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
-    return {name: [(each.step, each.value) for each in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def test_a_run_that_starts_anew_starts_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    MetricsLog(supersede(tmp_path), 0, tensorboard=False).close()
+    MetricsLog(supersede(tmp_path), 0).close()
     assert read_steps(tmp_path) == []
 
 
 def test_an_older_attempt_may_not_write(tmp_path: Path) -> None:
-    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0)
     supersede(tmp_path)
     with pytest.raises(RunError, match="taken over"):
         log.write({"step": 1})
@@ -53,7 +46,7 @@ def test_an_older_attempt_may_not_write(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
-    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0)
     log.write({"step": 1, "train/mlm_loss": math.nan, "train/grad_norm": math.inf})
     log.close()
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
@@ -66,7 +59,7 @@ def test_figures_that_are_not_finite_stay_valid_json(tmp_path: Path) -> None:
 def test_progress_shows_the_last_step_where_it_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: dict[str, Any], shown_step: str
 ) -> None:
-    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0)
     speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}
     with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=9, **limits)):
         log.write({"step": 1, "train/mlm_loss": 2.0, **speed})
@@ -74,8 +67,24 @@ def test_progress_shows_the_last_step_where_it_is_known(
     assert f"step {shown_step}  loss 2.000  10 tokens/s" in capsys.readouterr().err
 
 
+def test_progress_shows_what_a_step_s_record_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Means of the newest steps, but the newest rate; and in no more columns than a log's reader has."""
+    log = MetricsLog(supersede(tmp_path), 0)
+    speed = {"time/step_seconds": 2.0, "time/seconds": 9.0, "throughput/tokens_per_second": 1234567.0}
+    more = {"throughput/mfu": 0.41, "data/wait_seconds": 0.5, "train/tokens": 1, "train/grad_norm": 12345.0}
+    with RunProgress(tmp_path / "metrics.jsonl", TrainConfig(max_steps=1_000_000)):
+        for step, wait in ((99_999, 0.1), (100_000, 0.3)):
+            own = {"train/lr": step * 1e-9, "data/wait_seconds": wait}
+            log.write({"step": step, "train/mlm_loss": 2.0, **speed, **more, **own})
+    log.close()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("step 100,000/1,000,000  loss 2.000  1,234,567 tokens/s  500:00:00 left")
+    assert line.endswith("  lr 1.0e-04  norm 1.2e+04  MFU 41%  waits 10%")
+    assert len(line) < 120
+
+
 def test_progress_shows_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = MetricsLog(supersede(tmp_path), 0, tensorboard=False)
+    log = MetricsLog(supersede(tmp_path), 0)
     figures = dict.fromkeys(("domain_mlm_loss", "domain_mlm_accuracy", "domain_bits_per_character"), math.nan)
     evaluation = {f"eval/{name}": value for name, value in {**figures, "general_mlm_accuracy": None}.items()}
     speed = {"time/step_seconds": 0.1, "time/seconds": 0.1, "throughput/tokens_per_second": 10.0, "train/tokens": 1}

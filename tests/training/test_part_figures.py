@@ -51,7 +51,7 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         mixture=MixtureConfig(parts={"further": further}),
         method=MethodConfig(heads=0, ffn_units=8),
         objective=ObjectiveConfig(keep="replay", mask_prob=0.3),
-        run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
+        run=RunConfig(name="run", dir=str(folder / "runs"), trackers=()),
         train=TrainConfig(
             max_steps=STEPS,
             global_batch_size=4,

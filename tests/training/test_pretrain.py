@@ -49,7 +49,7 @@ def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(tmp_path
     run = supersede(tmp_path)
     assert isinstance(run.fence, Attempt)
     ask, is_done = _plan_save(run.fence)
-    log = MetricsLog(run, 0, tensorboard=False)
+    log = MetricsLog(run, 0)
     assert not ask(), "nothing to save"
     log.write({"step": 5})
     assert ask()
@@ -75,7 +75,7 @@ def test_a_user_s_mistake_on_one_worker_ends_all(
     config = PretrainConfig(
         base=str(tiny_base_folder),
         corpus=str(write_corpus(tmp_path / "corpus.txt", 400)),
-        run=RunConfig(name="two", dir=str(tmp_path / "runs"), tensorboard=False),
+        run=RunConfig(name="two", dir=str(tmp_path / "runs"), trackers=()),
         train=TrainConfig(
             max_steps=40,
             global_batch_size=8,

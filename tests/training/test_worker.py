@@ -53,7 +53,7 @@ def task(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory, local
         base=str(tiny_base_folder),
         corpus=str(write_corpus(folder / "corpus.txt", 400)),
         method=MethodConfig(heads=0, ffn_units=8),
-        run=RunConfig(name="run", dir=str(folder / "runs"), tensorboard=False),
+        run=RunConfig(name="run", dir=str(folder / "runs"), trackers=()),
         train=TrainConfig(
             max_steps=16,
             global_batch_size=4,
