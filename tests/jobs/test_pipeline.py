@@ -160,6 +160,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.jobs
 def test_a_report_that_fails_keeps_no_model_back(
     copied: Path, tiny_base_folder: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
