@@ -424,6 +424,7 @@ def _work(rank: int, world_size: int, measure: Measure, folder: Path, stages: St
 
 def launch(world_size: int, measure: Measure, folder: Path, stages: Stages) -> list[Any]:
     """Run `measure` on every rank of a new process group; return the ranks' results."""
+    (folder / "store").unlink(missing_ok=True)  # of an earlier group in this folder: its ranks would be looked for
     torch.multiprocessing.spawn(_work, (world_size, measure, folder, stages), nprocs=world_size)
     return [torch.load(folder / f"results-{rank}.pt", weights_only=False) for rank in range(world_size)]
 
