@@ -143,21 +143,20 @@ def find_similar(documents: Sequence[str], others: Iterable[str]) -> set[int]:
         documents: they are held in memory with their shingles.
         others: they are read once.
     """
-    sizes = []
+    shingles = [_make_shingles(each) for each in documents]
+    sizes = np.array([len(each) for each in shingles], dtype=np.int64)
     places: defaultdict[int, list[int]] = defaultdict(list)
-    for place, document in enumerate(documents):
-        shingles = _make_shingles(document)
-        sizes.append(len(shingles))
-        for each in shingles:
+    for place, own in enumerate(shingles):
+        for each in own:
             places[each].append(place)
-    found: set[int] = set()
+    index = {each: np.array(own) for each, own in places.items()}  # a template's shingles are in nearly all documents
+    is_similar = np.zeros(len(sizes), dtype=bool)
     for other in others:
-        shingles = _make_shingles(other)
-        shared = Counter(place for each in shingles & places.keys() for place in places[each])
-        found.update(
-            place for place, number in shared.items() if number >= RESEMBLANCE * (len(shingles) + sizes[place] - number)
-        )
-    return found
+        own = _make_shingles(other)
+        if hits := [index[each] for each in own & index.keys()]:
+            shared = np.bincount(np.concatenate(hits), minlength=len(sizes))
+            is_similar |= shared >= RESEMBLANCE * (len(own) + sizes - shared)
+    return set(np.flatnonzero(is_similar).tolist())
 
 
 def _make_shingles(document: str) -> set[int]:
