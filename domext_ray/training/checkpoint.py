@@ -19,7 +19,6 @@ ranks take that one or none.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 import socket
@@ -110,36 +109,26 @@ class Checkpoint:
 
     @property
     def state(self) -> TrainState:
-        """Trainable tensors and their moments."""
-        return TrainState(_StoredStates(self), self.manifest["num_updates"])
+        """Trainable tensors and their moments; their files stay open as long as somebody has it."""
+        return TrainState(_StoredStates(self._open_files()), self.manifest["num_updates"])
 
     @property
     def fixed(self) -> dict[str, Tensor]:
-        """Frozen tensors that differ from the base, by name."""
-        values = [name for name in self._files if name.partition("/")[0] not in MOMENTS]
-        return {name: self.read(name) for name in values if name not in self.state.tensors}
+        """Frozen tensors that differ from the base, by name; copies, for their file goes in time."""
+        files = self._open_files()
+        trained = _StoredStates(files)
+        values = [name for name in files if name.partition("/")[0] not in MOMENTS and name not in trained]
+        return {name: files[name].get_tensor(name).clone() for name in values}
 
-    def read(self, name: str) -> Tensor:
-        """Read one tensor; the moments of a parameter are called `exp_avg/NAME` and `exp_avg_sq/NAME`.
+    def _open_files(self) -> dict[str, Any]:
+        """The open file that each tensor is in; the moments of a parameter are `exp_avg/NAME` and `exp_avg_sq/NAME`.
 
         Raises:
-            RunError: its file has gone since.
+            RunError: one has gone since.
         """
-        with self._reading():
-            return self._files[name].get_tensor(name)
-
-    @functools.cached_property
-    def _files(self) -> dict[str, Any]:
-        """The open file that each tensor is in."""
-        with self._reading():
-            names = [name for name in self.manifest["files"] if name.endswith(".safetensors")]
-            files = [safe_open((self.path / name).local(), "pt") for name in names]
-            return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
         try:
-            yield
+            files = [safe_open((self.path / name).local(), "pt") for name in self.manifest["files"]]
+            return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"checkpoint {self.path} cannot be read ({error!r}): delete it to go on from the one before it."
@@ -147,16 +136,16 @@ class Checkpoint:
 
 
 class _StoredStates(Mapping[str, TensorState]):
-    """The trainable tensors of a checkpoint by name: a large share is never in memory whole."""
+    """The trainable tensors of a checkpoint by name, read one by one: a large share is never in memory whole."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, files: dict[str, Any]) -> None:
         first = f"{MOMENTS[0]}/"
-        self._checkpoint = checkpoint
-        self._names = {each.removeprefix(first): None for each in checkpoint._files if each.startswith(first)}
+        self._files = files
+        self._names = {each.removeprefix(first): None for each in files if each.startswith(first)}
 
     def __getitem__(self, name: str) -> TensorState:
-        read = self._checkpoint.read
-        return TensorState(read(name), *(read(f"{moment}/{name}") for moment in MOMENTS))
+        names = (name, *(f"{moment}/{name}" for moment in MOMENTS))
+        return TensorState(*(self._files[each].get_tensor(each) for each in names))
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -1,7 +1,7 @@
 """A model and masked batches -> optimiser steps, on DeepSpeed ZeRO 0 to 3.
 
 Enters: a model of which some parameters train, an objective, and this rank's micro batches. Leaves: the figures of each
-step, and the training state (trainable tensors and their AdamW moments), whole and on the CPU of rank 0, whatever the
+step, and the training state (trainable tensors and their AdamW moments), each whole and on one rank's CPU, whatever the
 ZeRO stage and the number of workers. AF Adapter section 4 (AdamW, weight decay, linear warm-up and decay), BERT
 appendix A.2.
 
