@@ -28,6 +28,7 @@ from domext_ray.inference import predict as predicting
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames
 from domext_ray.inputs import get_or_prepare_inputs
+from domext_ray.labelled.examples import Example
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
@@ -216,8 +217,13 @@ def list_measures(results: dict[str, Any]) -> dict[str, Any]:
 def read_set(task: str, data: str, **options: bool) -> dict[str, Any]:
     """Return a labelled set's examples, labels and hash; raises what the program says of a mistake."""
     found = load_labelled(FinetuneConfig(task=task, data=data, labelled=LabelledConfig(**options)))
-    examples = {split: [asdict(each) for each in getattr(found.data, split)] for split in ("train", "dev", "test")}
+    examples = {split: [_describe(each) for each in getattr(found.data, split)] for split in ("train", "dev", "test")}
     return {"family": found.family, "metric": found.metric, "labels": found.data.labels, **examples}
+
+
+def _describe(example: Example) -> dict[str, Any]:
+    """An example as it was before examples had groups, where its set has none."""
+    return {name: value for name, value in asdict(example).items() if name != "group" or value}
 
 
 def read_input(spec: str, field: str) -> list[list[Any]]:
