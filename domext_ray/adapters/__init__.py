@@ -1,1 +1,1 @@
-"""Banks of adapters: many domains on one base, kept, served and chosen."""
+"""Banks of adapters over one base: kept, served and chosen."""

@@ -1,14 +1,14 @@
 """An adapter bank: many tasks over one frozen base in one place, to which a task is added without touching the others.
 
-Enters: a base, then one trained domain after another, each with its task's head. Leaves: a folder, or a bucket's,
+Enters: a base, then one trained adapter after another, each with its task's head. Leaves: a folder, or a bucket's,
 
     BANK/bank.json                               the base's id, sha256 and shape; written once
     BANK/.base_folder                            where the base is on this machine, if it is a folder
-    BANK/adapters/NAME/adapter-SHA.safetensors   tensors of the domain and of its head, named after their sha256
+    BANK/adapters/NAME/adapter-SHA.safetensors   tensors of the adapter and of its head, named after their sha256
                        adapter.json              sizes and layers, architecture, labels, task, origin, sha256
 
 and, from that folder, the model of one adapter, or adapters for a model in memory (serving.py: for a batch of many
-tasks). Tensors carry no name of the domain, so a folder may be renamed. An adapter is there when its adapter.json is,
+tasks). Tensors carry no name of the adapter, so a folder may be renamed. An adapter is there when its adapter.json is,
 which comes last and replaces none: of two that add one name at once, neither touches the other's tensors. Each file is
 compared with its sha256 whenever it is read.
 
@@ -41,7 +41,7 @@ from domext_ray.adapters.entry import (
     list_own,
     make_model,
     name_own,
-    put_domain,
+    put_adapter,
 )
 from domext_ray.downstream.finetune.exported import is_finetuned_model, load_exported
 from domext_ray.downstream.start.model import name_run
@@ -56,7 +56,7 @@ from domext_ray.storage import NEW, Place, Where, hash_values, write_text
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.start import read_run_config
 
-FORMAT = 3
+FORMAT = 4
 BANK, ADAPTERS, BASE_FOLDER, DESCRIPTION = "bank.json", "adapters", ".base_folder", "adapter.json"
 _ADD_AGAIN = "remove the adapter and add it again"
 
@@ -137,7 +137,7 @@ class AdapterBank:
         return BankEntry.from_json(_read_hashed(self.find_folder(name) / DESCRIPTION, _ADD_AGAIN))
 
     def read_adapter(self, name: str) -> tuple[BankEntry, dict[str, Tensor]]:
-        """Return an adapter's description, and its tensors by the names of a model whose domain is called like it."""
+        """Return an adapter's description, and its tensors by the names that they have in a model."""
         entry = self.describe(name)
         path = self._adapters / name / _name_tensors(entry.sha256)
         try:
@@ -154,23 +154,23 @@ class AdapterBank:
         return entry, name_own(load(content), name)
 
     def load(self, name: str) -> PreTrainedModel:
-        """Return the model of one adapter, as it was when it was added: base, domain and head, in `eval` mode."""
+        """Return the model of one adapter, as it was when it was added: base, adapter and head, in `eval` mode."""
         entry, tensors = self.read_adapter(name)
         config = entry.configure(self.base, name)
         return cast(PreTrainedModel, make_model(entry.architecture, config, self.base.tensors | tensors))
 
     def attach(self, model: nn.Module, name: str) -> None:
-        """Put an adapter's domain into a model in memory, on its device and in its dtype; heads stay as they are.
+        """Put an adapter into a model in memory, on its device and in its dtype; heads stay as they are.
 
-        `set_active_domains` and `drop_domain` of the encoder switch it and take it out again.
+        `set_active_adapters` and `detach_adapter` of the encoder switch it and take it out again.
 
         Args:
             model: an encoder, or a model that has one in `bert`, with the bank's base in it.
-            name: the adapter; the domain is called like it.
+            name: the adapter, also in the model.
         """
         entry, tensors = self.read_adapter(name)
         check_base(model, self.base, only_encoder=True)
-        put_domain(model, name, entry, tensors)
+        put_adapter(model, name, entry, tensors)
 
     def verify(self) -> list[str]:
         """Compare the base and every file with their hashes; return a sentence about each that is damaged."""
@@ -186,34 +186,34 @@ class AdapterBank:
         self,
         name: str,
         model: nn.Module,
-        domain: str,
+        adapter: str,
         origin: dict[str, Any] | None = None,
         task: TaskDescription | None = None,
     ) -> BankEntry:
-        """Add a trained domain and its task's head; no file of the bank but the new ones is written.
+        """Add a trained adapter and its task's head; no file of the bank but the new ones is written.
 
         Args:
             name: what the bank calls it: letters, digits and underscores.
             model: `DomextForMaskedLM`, `DomextForTokenClassification` or `DomextForSequenceClassification`, with the
                 base's tensors as they were.
-            domain: the model's domain; the only one that is active.
+            adapter: the model's adapter; the only one that is active.
             origin: JSON that says where it comes from.
             task: what the head was fine-tuned for, a family of `entry.TASKS`; None: nobody needs to know.
         """
         self._check_free(name)
         architecture = find_architecture(model)
-        check_model(model, domain, self.base)
+        check_model(model, adapter, self.base)
         config = cast(DomextConfig, model.config)
         has_labels = architecture != MASKED_LM
         labels = tuple(label for _, label in sorted((config.id2label or {}).items())) if has_labels else ()
         if task is not None:
             check_task(task, architecture, labels)
-        tensors = list_own(model, domain, self.base)
+        tensors = list_own(model, adapter, self.base)
         content = save(tensors, metadata={"format": "pt"})
         entry = BankEntry(
             base_sha256=self.base_sha256,
             architecture=architecture,
-            domain=config.domains[domain],
+            adapter=config.adapters[adapter],
             labels=labels,
             problem_type=config.problem_type if has_labels else None,
             origin=origin or {},
@@ -233,7 +233,7 @@ class AdapterBank:
         return entry
 
     def add_run(self, name: str, run_dir: Where) -> BankEntry:
-        """Add the domain that a run made; of a fine-tuning run with its head and its task.
+        """Add the adapter that a run made; of a fine-tuning run with its head and its task.
 
         Args:
             name: what the bank calls it.
@@ -252,7 +252,7 @@ class AdapterBank:
         run = rebuild_run(place)
         origin = {"run": place.name, "method": config.method.name, "step": run.step}
         origin |= {"pooling": config.objective.pooling} if config.objective.makes_vectors else {}
-        return self.add(name, cast(nn.Module, run.model), config.method.domain, origin)
+        return self.add(name, cast(nn.Module, run.model), config.method.adapter, origin)
 
     def _add_finetuned(self, name: str, folder: Path) -> BankEntry:
         exported = load_exported(folder, torch.device("cpu"))
@@ -260,7 +260,7 @@ class AdapterBank:
             raise RunError(f"{folder} takes {len(exported.fitted)} models for its task, and an adapter is one model.")
         (fitted,) = exported.fitted.values()
         config = cast(DomextConfig, fitted.model.config)
-        active = list(config.domains) if config.active_domains is None else config.active_domains
+        active = list(config.adapters) if config.active_adapters is None else config.active_adapters
         origin = {"run": name_run(exported.folder), "set": exported.description.set_name}
         return self.add(name, fitted.model, active[-1] if active else "", origin, exported.description)
 
@@ -287,7 +287,7 @@ class AdapterBank:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a domain can be called so: as torch calls a submodule, and none of the names of `adapter_names`."""
+    """Whether an adapter can be called so: as torch calls a submodule, and none of the names of `adapter_names`."""
     return name.isidentifier() and not name.startswith("__") and not hasattr(nn.ModuleDict(), name)
 
 

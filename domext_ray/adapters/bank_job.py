@@ -14,7 +14,7 @@ from domext_ray.config.jobs import BankConfig
 from domext_ray.downstream.finetune.exported import is_finetuned_model
 from domext_ray.downstream.start.model import TRAININGS, is_export, is_run
 from domext_ray.errors import ConfigError, DomextError, RunError
-from domext_ray.extensions.table import DOMAIN_PARTS
+from domext_ray.extensions.table import ADAPTER_PARTS
 from domext_ray.report.tables import format_text
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Place
@@ -30,9 +30,9 @@ def format_bank(bank: AdapterBank) -> str:
         except RunError:
             rows.append((name, "damaged: --verify true says where", "", "", "", ""))
             continue
-        values = {part.label: getattr(entry.domain, part.size) for part in DOMAIN_PARTS}
+        values = {part.label: getattr(entry.adapter, part.size) for part in ADAPTER_PARTS}
         sizes = ", ".join(f"{label} {size:,}" for label, size in values.items() if size)
-        layers = f"{entry.domain.first_layer}-{entry.domain.last_layer}"
+        layers = f"{entry.adapter.first_layer}-{entry.adapter.last_layer}"
         rows.append((name, entry.architecture, sizes, layers, f"{entry.num_parameters:,}", f"{entry.num_bytes:,}"))
     title = f"base {bank.base_id} (sha256 {bank.base_sha256[:12]}), adapters: {len(rows) - 1}"
     return f"{title}\n{format_text(rows, num_texts=3)}" if len(rows) > 1 else title
@@ -90,4 +90,4 @@ def find_base(model: str) -> str:
     if (folder / TRAININGS).is_dir():
         return find_base(read_config(folder, FinetuneConfig).model)
     config = read_run_config(folder)
-    return config.base if config.method.has_domain else str(folder)
+    return config.base if config.method.has_adapter else str(folder)

@@ -15,9 +15,9 @@ from domext_ray.config.vectors import Pooling
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.tokens import list_tags
 from domext_ray.errors import RunError
-from domext_ray.extensions.table import DOMAIN_PARTS, find_others, name_options
+from domext_ray.extensions.table import ADAPTER_PARTS, find_others, name_options
 from domext_ray.model.base import Base, describe_base
-from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 
@@ -37,13 +37,13 @@ _NOT_SHAPE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initialize
 class BankEntry:
     """What adapter.json says; with its `task`, `make_described_task` encodes texts and decodes logits."""
 
-    base_sha256: str  # of the base that the domain was trained on
+    base_sha256: str  # of the base that the adapter was trained on
     architecture: str  # a key of `ARCHITECTURES`
-    domain: Domain
+    adapter: AdapterConfig
     labels: tuple[str, ...]  # the classes' names, in the head's order; none: a masked LM
     problem_type: str | None  # as in transformers; None: it follows from the labels
     origin: dict[str, Any]  # of a run its name, method and step, and its pooling if it makes vectors
-    num_parameters: int  # of domain and head
+    num_parameters: int  # of adapter and head
     num_bytes: int  # of the file of tensors, as its sha256
     sha256: str
     task: TaskDescription | None  # what the head was fine-tuned for; None: nobody said
@@ -61,13 +61,13 @@ class BankEntry:
     def from_json(cls, values: dict[str, Any]) -> BankEntry:
         """Read what `to_json` gave."""
         task = values["task"] and TaskDescription.from_json(values["task"])
-        own = {"domain": Domain(**values["domain"]), "labels": tuple(values["labels"]), "task": task}
+        own = {"adapter": AdapterConfig(**values["adapter"]), "labels": tuple(values["labels"]), "task": task}
         return cls(**{**values, **own})
 
     def configure(self, base: Base, name: str) -> DomextConfig:
-        """Return the configuration of the adapter's model, whose domain is called `name`."""
+        """Return the configuration of a model with the adapter, called `name`."""
         config = copy.deepcopy(base.config)
-        config.domains = {name: self.domain}
+        config.adapters = {name: self.adapter}
         if self.labels:
             config.id2label = dict(enumerate(self.labels))
             config.label2id = {label: number for number, label in enumerate(self.labels)}
@@ -90,20 +90,20 @@ def find_architecture(model: nn.Module) -> str:
     raise RunError(f"a bank does not hold a {type(model).__name__}; give a {known}.")
 
 
-def list_own(model: nn.Module, domain: str, base: Base) -> dict[str, Tensor]:
-    """Return the tensors of a domain and of its task's head, under the model's names without the domain's."""
-    part = f".domains.{domain}."
+def list_own(model: nn.Module, adapter: str, base: Base) -> dict[str, Tensor]:
+    """Return the tensors of an adapter and of its task's head, under the model's names without the adapter's."""
+    part = f".adapters.{adapter}."
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        key.replace(part, ".domains.", 1): each.detach().cpu().contiguous()
+        key.replace(part, ".adapters.", 1): each.detach().cpu().contiguous()
         for key, each in tensors.items()
-        if part in key or (key not in base.tensors and ".domains." not in key)
+        if part in key or (key not in base.tensors and ".adapters." not in key)
     }
 
 
-def name_own(tensors: Mapping[str, Tensor], domain: str) -> dict[str, Tensor]:
-    """Return what `list_own` gave under the names that it has in a model with a domain of that name."""
-    return {key.replace(".domains.", f".domains.{domain}.", 1): each for key, each in tensors.items()}
+def name_own(tensors: Mapping[str, Tensor], adapter: str) -> dict[str, Tensor]:
+    """Return what `list_own` gave under the names that it has in a model with an adapter of that name."""
+    return {key.replace(".adapters.", f".adapters.{adapter}.", 1): each for key, each in tensors.items()}
 
 
 def make_model(
@@ -119,19 +119,21 @@ def make_model(
     return model.eval()
 
 
-def put_domain(model: nn.Module, name: str, entry: BankEntry, tensors: Mapping[str, Tensor]) -> None:
-    """Add an adapter's domain to a model, or an encoder, and give it its tensors, or leave it as it was; heads stay."""
-    target: Any = model if hasattr(model, "add_domain") else model.bert  # a head for words has a part of the domain
-    if name in target.config.domains:
-        raise RunError(f"the model has a domain {name!r} already; drop it first.")
+def put_adapter(model: nn.Module, name: str, entry: BankEntry, tensors: Mapping[str, Tensor]) -> None:
+    """Add an adapter to a model, or an encoder, with its tensors, or leave the model as it was; heads stay."""
+    target: Any = (
+        model if hasattr(model, "attach_adapter") else model.bert
+    )  # a head for words has a part of the adapter
+    if name in target.config.adapters:
+        raise RunError(f"the model has an adapter {name!r} already; detach it first.")
     prefix = "" if hasattr(target, "bert") else "bert."
-    own = {key.removeprefix(prefix): each for key, each in tensors.items() if f".domains.{name}." in key}
+    own = {key.removeprefix(prefix): each for key, each in tensors.items() if f".adapters.{name}." in key}
     try:
-        target.add_domain(name, **asdict(entry.domain))
+        target.attach_adapter(name, **asdict(entry.adapter))
         target.load_state_dict(own, strict=False)
     except BaseException:
-        if name in target.config.domains:
-            target.drop_domain(name)
+        if name in target.config.adapters:
+            target.detach_adapter(name)
         raise
 
 
@@ -144,25 +146,25 @@ def check_task(task: TaskDescription, architecture: str, labels: tuple[str, ...]
         raise RunError(f"the task has other labels ({', '.join(own)}) than the model's head ({', '.join(labels)}).")
 
 
-def check_model(model: nn.Module, domain: str, base: Base) -> None:
-    """Refuse a model that is not the base, one domain and a head."""
+def check_model(model: nn.Module, adapter: str, base: Base) -> None:
+    """Refuse a model that is not the base, one adapter and a head."""
     config = cast(DomextConfig, model.config)
-    if domain not in config.domains:
-        named = f" {domain!r} (it has {', '.join(config.domains)})" if config.domains else ""
+    if adapter not in config.adapters:
+        named = f" {adapter!r} (it has {', '.join(config.adapters)})" if config.adapters else ""
         raise RunError(
-            f"the model has no domain{named}, and a bank holds domains beside a frozen base; train one with one of "
-            f"{name_options(DOMAIN_PARTS)} (--method.trains extensions)."
+            f"the model has no adapter{named}, and a bank holds adapters beside a frozen base; train one with one of "
+            f"{name_options(ADAPTER_PARTS)} (--method.trains extensions)."
         )
-    others = list(find_others("bank", config, [name for name, _ in model.named_parameters()], domain))
+    others = list(find_others("bank", config, [name for name, _ in model.named_parameters()], adapter))
     if others or config.head_bilstm:
         raise RunError(
-            f"the model has {[*others, 'a BiLSTM below its head'][0]}, and a bank holds domains and heads only."
+            f"the model has {[*others, 'a BiLSTM below its head'][0]}, and a bank holds adapters and heads only."
         )
-    active = list(config.domains) if config.active_domains is None else config.active_domains
-    if active != [domain]:
+    active = list(config.adapters) if config.active_adapters is None else config.active_adapters
+    if active != [adapter]:
         raise RunError(
-            f"the model's active domains are {', '.join(active) or 'none'}, and a bank holds {domain!r} alone; train "
-            f"it so (--method.active_domains {domain}), or call set_active_domains([{domain!r}]) if it was."
+            f"the model's active adapters are {', '.join(active) or 'none'}, and a bank holds {adapter!r} alone; train "
+            f"it so (--method.active_adapters {adapter}), or call set_active_adapters([{adapter!r}]) if it was."
         )
     check_base(model, base)
 

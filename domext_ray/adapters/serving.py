@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.adapters.bank import AdapterBank
-from domext_ray.adapters.entry import MASKED_LM, make_model, put_domain
+from domext_ray.adapters.entry import MASKED_LM, make_model, put_adapter
 from domext_ray.errors import RunError
-from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
+from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class MixedStates:
     last_hidden_state: Tensor  # [B, N, d]
     pooler_output: Tensor | None  # the base's, [B, d]; None: it has no pooler
     heads: tuple[Any, ...]  # each row's model, over the shared encoder; None: the base, where it has no masked-LM head
-    word_shifts: dict[str, nn.Module]  # those of the word table, by domain, as they were in this pass
+    word_shifts: dict[str, nn.Module]  # those of the word table, by adapter, as they were in this pass
 
     @torch.no_grad()
     def score(
@@ -47,7 +47,7 @@ class MixedStates:
         for row in range(len(self.heads)) if rows is None else rows:
             rows_by_head.setdefault(self.heads[row], []).append(row)
         if None in rows_by_head:
-            raise RunError(f"adapter_names has {NO_DOMAIN!r}, and the base has no masked-LM head of its own.")
+            raise RunError(f"adapter_names has {BASE_NAME!r}, and the base has no masked-LM head of its own.")
         logits: dict[int, Tensor] = {}
         for head, own in rows_by_head.items():
             logits.update(zip(own, self._score(head, own, positions), strict=True))
@@ -57,7 +57,7 @@ class MixedStates:
         states = self.last_hidden_state
         index = torch.tensor(rows, device=states.device)
         if hasattr(head, "cls"):
-            shifts = self.word_shifts if head.cls.predictions.domains else None
+            shifts = self.word_shifts if head.cls.predictions.adapters else None
             if not positions:
                 return head.cls(states[index], shifts)
             chosen = [states[row][positions[row]] if row in positions else states[row] for row in rows]
@@ -69,7 +69,7 @@ class MixedStates:
 
 
 class AdapterServer(nn.Module):
-    """One encoder with the domains of many adapters, and their heads; `serve_adapters` makes one.
+    """One encoder with many adapters, and their heads; `serve_adapters` makes one.
 
     `.to(device)` moves it; adapters that come later follow. It is in `eval` mode and computes no gradients. Adapters
     may come and go while other threads call it: each batch sees all of an adapter or nothing of it. What cannot be done
@@ -94,7 +94,7 @@ class AdapterServer(nn.Module):
         """Serve one more adapter of the bank."""
         entry, tensors = self.bank.read_adapter(name)
         head = self.base_head
-        if entry.architecture != MASKED_LM or entry.domain.word_rows or head is None:
+        if entry.architecture != MASKED_LM or entry.adapter.word_rows or head is None:
             # Moved before they are the head's: the encoder below it is in use.
             device, dtype = self.encoder.device, self.encoder.dtype
             own = self.bank.base.tensors | tensors
@@ -102,7 +102,7 @@ class AdapterServer(nn.Module):
             head = make_model(entry.architecture, entry.configure(self.bank.base, name), own, self.encoder)
             head.requires_grad_(False)
         with self._lock:
-            put_domain(self.encoder, name, entry, tensors)
+            put_adapter(self.encoder, name, entry, tensors)
             self.encoder.requires_grad_(False)
             self.heads[name] = head
 
@@ -111,7 +111,7 @@ class AdapterServer(nn.Module):
         with self._lock:
             self._check_served([name])
             del self.heads[name]
-            self.encoder.drop_domain(name)
+            self.encoder.detach_adapter(name)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> list[Tensor]:
         """Score a batch as `encode` takes it; for each row [N, V] of a masked LM, [N, classes] or [classes]."""
@@ -145,9 +145,9 @@ class AdapterServer(nn.Module):
                 raise RunError(f"adapter_names is {AUTO!r}, and {error}") from error
             if len(names) != len(input_ids):
                 raise RunError(f"adapter_names has {len(names)} names; the batch has {len(input_ids)} rows.")
-            self._check_served([name for name in names if name != NO_DOMAIN])
-            heads = tuple(self.base_head if name == NO_DOMAIN else self.heads[name] for name in names)
-            word_shifts = dict(self.encoder.embeddings.domains)
+            self._check_served([name for name in names if name != BASE_NAME])
+            heads = tuple(self.base_head if name == BASE_NAME else self.heads[name] for name in names)
+            word_shifts = dict(self.encoder.embeddings.adapters)
             encoded = self.encoder(
                 input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, adapter_names=names
             )

@@ -32,7 +32,7 @@ FINETUNE = Job(
     domext finetune --task ner --data DIR --model runs/af --run.name af-ner
     domext finetune --task chemprot --data DIR --model bert-base-uncased --grid.lr 5e-5,3e-5,2e-5 \\
         --grid.batch_size 16,32 --grid.epochs 2,3,4 --grid.restarts 3
-    domext finetune --task ner --data DIR --model runs/af --method.trains domain --method.bottleneck_size 64
+    domext finetune --task ner --data DIR --model runs/af --method.trains adapter --method.bottleneck_size 64
 
 DIR has train, dev (or devel) and test files; --task is a family (ner, nested_ner, relation, relation_extraction,
 classification, multilabel, regression, qa, multiple_choice, normalization), a set that is described (bc5cdr, chemprot,
@@ -138,7 +138,7 @@ from --grid.lr. The same command goes on where it stopped. Figures, tables and p
     _ablate,
     "ablate",
     main=(
-        *("study", "finetuned", "domain", "task", "data", "model", "sigmas", "sizes", "top_layers", "grid.lr"),
+        *("study", "finetuned", "adapter", "task", "data", "model", "sigmas", "sizes", "top_layers", "grid.lr"),
         *("grid.restarts", "scale.use_gpu", "run.name", "run.dir", "output", "dry_run"),
     ),
     unused=(*NOT_FINE_TUNING, "features."),

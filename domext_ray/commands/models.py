@@ -136,7 +136,7 @@ def _export_run(config: ExportConfig) -> Path | Place:
     if config.format == "peft":
         export_peft(run, folder)
     else:
-        export_adapterhub(run, config.domain or run.config.method.domain, folder)
+        export_adapterhub(run, config.adapter or run.config.method.adapter, folder)
     return folder
 
 
@@ -188,7 +188,7 @@ BANK = Job(
     domext bank --bank bank --verify true                      # compares every file with its hash
     domext bank --bank bank --remove clinic
 
-A run's domain (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds, of a run that
+A run's adapter (--method.heads, ffn_units or bottleneck_size beside a frozen base) is what a bank holds, of a run that
 was fine-tuned beside a frozen base with its head and its task. Adding one writes new files only. In Python,
 domext_ray.AdapterBank also loads adapters, attaches them to a model in memory, and serves batches whose rows use
 different ones.""",

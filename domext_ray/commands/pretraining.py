@@ -90,8 +90,8 @@ BOTTLENECK = _make_method(
 
     domext pretrain bottleneck --base bert-base-uncased --corpus 'texts/*.txt' --run.name clinic
     domext pretrain bottleneck … --method.bottleneck_size 8 --method.layers 6-11 --method.init paper
-    domext pretrain bottleneck … --init_from runs/clinic --method.domain cardiology --run.name clinic-2
-                                            # a second domain; the first one is frozen now""",
+    domext pretrain bottleneck … --init_from runs/clinic --method.adapter cardiology --run.name clinic-2
+                                            # a second adapter; the first one is frozen now""",
     ("method.bottleneck_size", "method.layers"),
 )
 

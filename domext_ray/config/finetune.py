@@ -171,7 +171,7 @@ class TrainingScaleConfig:
 
 
 Model = Annotated[str, filled("a run's directory, an export, a base or a hub id"), place("a hub id, or a folder")]
-FULL = MethodConfig(name="full", trains="all", domain="task", heads=0, ffn_units=0)
+FULL = MethodConfig(name="full", trains="all", adapter="task", heads=0, ffn_units=0)
 """Every parameter trains."""
 
 
@@ -240,7 +240,7 @@ class FinetuneConfig:
 
 
 BOTTLENECK = MethodConfig(
-    name="bottleneck", trains="extensions", domain="task", heads=0, ffn_units=0, bottleneck_size=64
+    name="bottleneck", trains="extensions", adapter="task", heads=0, ffn_units=0, bottleneck_size=64
 )
 """Houlsby's adapters: two bottlenecks a layer and their LayerNorms train, beside a frozen base."""
 
@@ -253,16 +253,16 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class AblateConfig(FinetuneConfig):
     """Studies of bottlenecks in fine-tuning (Houlsby et al. section 3.6), beside the options of fine-tuning.
 
-    spans: parts of a domain are removed from a fine-tuned model, over every span of layers, without retraining; its set
-    and model are the run's (--data and --model say where they are now, should they have moved). sigma: fine-tuning from
-    bottlenecks of several initial magnitudes. size: bottlenecks of several sizes, top layers, LayerNorms alone, and
-    everything.
+    spans: parts of an adapter are removed from a fine-tuned model, over every span of layers, without retraining; its
+    set and model are the run's (--data and --model say where they are now, should they have moved). sigma: fine-tuning
+    from bottlenecks of several initial magnitudes. size: bottlenecks of several sizes, top layers, LayerNorms alone,
+    and everything.
     """
 
     method: MethodConfig = field(default_factory=lambda: BOTTLENECK)
     study: Literal["spans", "sigma", "size"] = "spans"  # remove parts by layers; vary their start; vary their size
     finetuned: RunFolder = ""  # spans: directory of a fine-tuning run that has ended, such as runs/af-ner
-    domain: str = ""  # spans: domain whose parts are removed; empty: the run's own, or the only one
+    adapter: str = ""  # spans: the adapter whose parts are removed; empty: the run's own, or the only one
     remove_norms: bool = False  # spans: the shifts of the span's LayerNorms are removed too
     # sigma: standard deviations of the bottlenecks' start
     sigmas: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], SOME, DIFFERENT] = SIGMAS
@@ -284,9 +284,9 @@ class AblateConfig(FinetuneConfig):
     def _check_method(self) -> None:
         method = self.method
         require(method.bottleneck_size > 0, "method.bottleneck_size", method.bottleneck_size, "above 0 in this study")
-        trains = method.trains in ("extensions", "domain")
-        require(trains, "method.trains", method.trains, "extensions or domain in this study")
-        require(not method.active_domains, "method.active_domains", method.active_domains, "empty in this study")
+        trains = method.trains in ("extensions", "adapter")
+        require(trains, "method.trains", method.trains, "extensions or adapter in this study")
+        require(not method.active_adapters, "method.active_adapters", method.active_adapters, "empty in this study")
 
     def make_finetune_config(self) -> FinetuneConfig:
         """Return the options of fine-tuning alone."""

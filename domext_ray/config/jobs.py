@@ -63,7 +63,7 @@ class ExportConfig:
     # folder of the export, or s3://BUCKET/FOLDER; empty: RUN/export, RUN/adapterhub or RUN/peft, by the format
     output: Annotated[str, place(buckets=True)] = ""
     format: Literal["huggingface", "adapterhub", "peft"] = "huggingface"  # whole model; bottlenecks alone; LoRA alone
-    domain: str = ""  # domain whose bottlenecks are exported (adapterhub); empty: the one that the run trained
+    adapter: str = ""  # whose bottlenecks are exported (adapterhub); empty: the adapter that the run trained
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"  # how the tensors are stored (huggingface)
     # repository of the Hugging Face hub, ORG/NAME: says what would be uploaded; empty: nothing
     push: Annotated[str, AfterValidator(_check_repository)] = ""
@@ -73,7 +73,7 @@ class ExportConfig:
     def __post_init__(self) -> None:
         is_whole = self.format == "huggingface"
         require(is_whole or self.dtype == "float32", "dtype", self.dtype, f"float32 with --format {self.format}")
-        require(self.format == "adapterhub" or not self.domain, "domain", self.domain, "left out but for adapterhub")
+        require(self.format == "adapterhub" or not self.adapter, "adapter", self.adapter, "left out but for adapterhub")
         require(bool(self.push) or not self.push_now, "push_now", self.push_now, "false without --push ORG/NAME")
 
     @property
@@ -132,7 +132,7 @@ class ForgettingConfig:
     max_length: Length = 128  # tokens of a row; longer texts are cut, at the same character for all models
     shared_words: bool = True  # models with different vocabularies are compared on the words that all have as one token
     batch_size: Count = 32  # rows of a forward pass; the figures do not depend on it
-    route: bool = False  # a model with a router sends each text to the domain, or the base, that it belongs to
+    route: bool = False  # a model with a router sends each text to the adapter, or the base, that it belongs to
     seed: NonNegativeInt = 0  # of the texts and masks
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
 
@@ -231,7 +231,7 @@ class BankConfig:
 
     # the bank's folder, or s3://BUCKET/BANK; the first --add makes it
     bank: Annotated[str, filled("a folder, such as bank"), place(buckets=True)] = ""
-    # directory of a run, such as runs/clinic, whose domain is added, of a fine-tuned one with its head
+    # directory of a run, such as runs/clinic, whose adapter is added, of a fine-tuned one with its head
     add: Annotated[str, place("a run's directory", buckets=True)] = ""
     name: str = ""  # what the bank calls the adapter that is added: letters, digits and underscores
     remove: str = ""  # name of an adapter to delete

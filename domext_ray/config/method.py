@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, ExtensionOptions, name_options
+from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, ExtensionOptions, name_options
 from domext_ray.options.declare import option_group, read_layer_range, require
 
-_ADDS = ("extensions", "domain", "all")
+_ADDS = ("extensions", "adapter", "all")
 _SCALED = tuple(each for each in EXTENSIONS if each.scaled)
 
 
@@ -19,10 +19,10 @@ class MethodConfig(ExtensionOptions):
         for extension in EXTENSIONS:
             extension.check(self)
         require(
-            not self.active_domains or not self.has_domain or self.domain in self.active_domains,
-            "active_domains",
-            self.active_domains,
-            f"a list that has {self.domain!r}, which trains",
+            not self.active_adapters or not self.has_adapter or self.adapter in self.active_adapters,
+            "active_adapters",
+            self.active_adapters,
+            f"a list that has {self.adapter!r}, which trains",
         )
         self._check_what_trains()
 
@@ -41,41 +41,41 @@ class MethodConfig(ExtensionOptions):
             self.trains in _ADDS or not adds,
             "trains",
             self.trains,
-            "extensions, domain or all where there are extensions (heads, FFN units, bottlenecks, modules, LoRA, …)",
+            "extensions, adapter or all where there are extensions (heads, FFN units, bottlenecks, modules, LoRA, …)",
         )
         require(
-            self.trains != "domain" or self.has_domain,
+            self.trains != "adapter" or self.has_adapter,
             "trains",
             self.trains,
-            f"extensions when there is no domain; or give one ({name_options(DOMAIN_PARTS)})",
+            f"extensions when there is no adapter; or give one ({name_options(ADAPTER_PARTS)})",
         )
         require(
             not self.trainable_budget or self.is_sized,
             "trainable_budget",
             self.trainable_budget,
             f"0 for a method that has no size to solve (give one of {name_options(_SCALED)} a start, and "
-            "--method.trains extensions or domain)",
+            "--method.trains extensions or adapter)",
         )
 
     @property
-    def has_domain(self) -> bool:
-        """Whether the model gets parts of a domain: extra heads, FFN units, bottlenecks or shifts of words."""
-        return any(part.is_in(self) for part in DOMAIN_PARTS)
+    def has_adapter(self) -> bool:
+        """Whether the model gets an adapter: extra heads, FFN units, bottlenecks or shifts of words."""
+        return any(part.is_in(self) for part in ADAPTER_PARTS)
 
     @property
     def keeps_base(self) -> bool:
         """Whether the base's parameters stay as they are, each in its own matrix."""
         is_merged = any(each.is_in(self) for each in EXTENSIONS if each.is_merged)
-        return self.trains in ("extensions", "domain") and not self.train_heads and not is_merged
+        return self.trains in ("extensions", "adapter") and not self.train_heads and not is_merged
 
     @property
     def is_sized(self) -> bool:
         """Whether the method has a size from which the number of its trainable parameters follows."""
-        return self.trains in ("extensions", "domain") and any(each.is_in(self) for each in _SCALED)
+        return self.trains in ("extensions", "adapter") and any(each.is_in(self) for each in _SCALED)
 
     @property
     def layer_range(self) -> tuple[int, int] | None:
-        """First and last layer of the domain; None: all."""
+        """First and last layer of the adapter; None: all."""
         return read_layer_range(self.layers) if self.layers else None
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.mixture import DOMAIN, GENERAL, NO_TEXT, SELF, MixtureConfig, TextPart, list_shares
 from domext_ray.config.vectors import VectorOptions
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, MAIN_SIZES, name_options
+from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.declare import (
     DIFFERENT,
     Count,
@@ -417,7 +417,7 @@ class PretrainConfig:
                 value = getattr(self.vocab, option)
                 require(not value, f"vocab.{option}", value, "empty when --base is none")
             require(self.method.trains == "all", "method.trains", self.method.trains, "all when --base is none")
-            for part in DOMAIN_PARTS:
+            for part in ADAPTER_PARTS:
                 value = getattr(self.method, part.size)
                 require(not value, f"method.{part.size}", value, "0 without a base")
             require(not self.init_from, "init_from", self.init_from, "empty when --base is none")
@@ -438,7 +438,7 @@ class PretrainConfig:
             )
         elif self.method.trains != "all":
             require(
-                self.method.trains == "domain" or not self.vocab.extends_base,
+                self.method.trains == "adapter" or not self.vocab.extends_base,
                 "method.trains",
                 self.method.trains,
                 "extensions or all with new words (--vocab.size, --vocab.words), which would not train",

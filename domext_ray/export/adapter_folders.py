@@ -1,6 +1,6 @@
 """A trained adapter becomes a folder of its own, in the format of AdapterHub's library or of peft.
 
-Enters: a model with a base's weights and one domain of bottlenecks, or with LoRA. Leaves: a folder with safetensors,
+Enters: a model with a base's weights and one adapter of bottlenecks, or with LoRA. Leaves: a folder with safetensors,
 JSON and a README.md that says how to load it. What such a format has no place for is refused. AdapterHub's holds
 bottlenecks alone: the shifts of LayerNorms that train with them (Houlsby et al. section 2.1) go into a copy of the base
 beside it. LoRA's updates are stored as they are, not merged.
@@ -39,11 +39,11 @@ _INSTEAD = {
 }
 
 
-def export_adapterhub(run: RebuiltRun, domain: str, folder: Where) -> None:
-    """Write a domain's bottlenecks in AdapterHub's format; `run` has its model in fp32.
+def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where) -> None:
+    """Write an adapter's bottlenecks in AdapterHub's format; `run` has its model in fp32.
 
     The folder holds adapter/ and README.md, and base/ where the model's encoder or head is not the base's own: the base
-    with the domain's shifts added to its LayerNorms.
+    with the adapter's shifts added to its LayerNorms.
 
     Raises:
         RunError: the model has no such adapter, or parts that the format does not hold; or see `new_export`.
@@ -51,35 +51,37 @@ def export_adapterhub(run: RebuiltRun, domain: str, folder: Where) -> None:
     Source: Houlsby et al. section 2.1, `LN(A(sublayer(x)) + x)` with a skip connection in A.
     """
     (base, layout), config = _open_run(run, ADAPTERHUB), cast(DomextConfig, run.model.config)
-    if domain not in config.domains:
-        raise RunError(f"the model has no domain {domain!r} to export; it has {', '.join(config.domains) or 'none'}.")
-    sizes = config.domains[domain]
+    if adapter not in config.adapters:
+        raise RunError(
+            f"the model has no adapter {adapter!r} to export; it has {', '.join(config.adapters) or 'none'}."
+        )
+    sizes = config.adapters[adapter]
     if not sizes.bottleneck_size:
-        raise RunError(f"the domain {domain!r} has no bottlenecks, so AdapterHub's format has no place for it.")
-    others = [*find_others("adapterhub", config, [name for name, _ in run.model.named_parameters()], domain)]
+        raise RunError(f"the adapter {adapter!r} has no bottlenecks, so AdapterHub's format has no place for it.")
+    others = [*find_others("adapterhub", config, [name for name, _ in run.model.named_parameters()], adapter)]
     if sizes.bottleneck_layer_norm:  # that library's LayerNorm has another epsilon than the base's
-        others.append(f"a LayerNorm inside the bottlenecks of the domain {domain!r}")
-    active = config.domains if config.active_domains is None else config.active_domains
-    others += [f"the active domain {each!r} besides {domain!r}" for each in active if each != domain]
+        others.append(f"a LayerNorm inside the bottlenecks of the adapter {adapter!r}")
+    active = config.adapters if config.active_adapters is None else config.active_adapters
+    others += [f"the active adapter {each!r} besides {adapter!r}" for each in active if each != adapter]
     _refuse(others, run, ADAPTERHUB)
     plain, tensors = copy.deepcopy(run.model), {}
     places = [f"{i}.{each}" for i in range(config.num_hidden_layers) for each in ("attention.output", "output")]
     for place in places:
         sublayer = cast(Any, plain.bert.encoder.layer.get_submodule(place))
-        if domain not in (domains := sublayer.domains):
+        if adapter not in (adapters := sublayer.adapters):
             continue
         for own, theirs in (("down", "adapter_down.0"), ("up", "adapter_up")):
-            for kind, tensor in getattr(domains[domain], own).named_parameters():
-                name = f"{layout.prefix}encoder.layer.{place}.adapters.{domain}.{theirs}.{kind}"
+            for kind, tensor in getattr(adapters[adapter], own).named_parameters():
+                name = f"{layout.prefix}encoder.layer.{place}.adapters.{adapter}.{theirs}.{kind}"
                 tensors[name] = tensor.detach().float()
-        if (shift := domains[domain].norm) is not None:  # the forward pass adds them, too
+        if (shift := adapters[adapter].norm) is not None:  # the forward pass adds them, too
             for kind, values in sublayer.LayerNorm.named_parameters():
                 values.data += getattr(shift, kind)
-    for each in config.domains:
-        plain.bert.drop_domain(each)
+    for each in config.adapters:
+        plain.bert.detach_adapter(each)
     with new_export(folder, ExportRecord.of(ADAPTERHUB, run), base.folder) as temporary:
         (temporary / "adapter").mkdir()
-        described = _describe_adapter(config, layout, domain, name_base(base.id))
+        described = _describe_adapter(config, layout, adapter, name_base(base.id))
         write_json(temporary / "adapter" / "adapter_config.json", described, sort_keys=True)
         save_file(tensors, temporary / "adapter" / "adapter.safetensors")
         if has_base := bool(_find_changed(plain, base)):
@@ -87,7 +89,7 @@ def export_adapterhub(run: RebuiltRun, domain: str, folder: Where) -> None:
             save_plain(plain, temporary / "base", torch.float32)
         number = "Two adapters" if sizes.bottleneck_place == "both" else "An adapter"
         what = f"{number} of width {sizes.bottleneck_size} a layer (Houlsby et al. 2019), in the format of AdapterHub's"
-        title = f"Bottleneck adapter {domain}"
+        title = f"Bottleneck adapter {adapter}"
         _write_card(temporary, base, title, "adapters", f"adapters=={ADAPTERS_VERSION}", f"{what} library", has_base)
 
 
@@ -164,9 +166,9 @@ def _find_changed(model: DomextForMaskedLM, base: Base) -> list[str]:
     )
 
 
-def _describe_adapter(config: DomextConfig, layout: Layout, domain: str, base_name: str) -> dict[str, Any]:
+def _describe_adapter(config: DomextConfig, layout: Layout, adapter: str, base_name: str) -> dict[str, Any]:
     """Return adapter_config.json of AdapterHub's library: its DoubleSeqBnConfig, every choice spelt out."""
-    sizes = config.domains[domain]
+    sizes = config.adapters[adapter]
     layers = range(sizes.first_layer, sizes.last_layer + 1)
     return {
         "config": {
@@ -195,7 +197,7 @@ def _describe_adapter(config: DomextConfig, layout: Layout, domain: str, base_na
         "model_class": f"{layout.family}ForMaskedLM",
         "model_name": base_name,
         "model_type": layout.config_class.model_type,
-        "name": domain,
+        "name": adapter,
         "version": f"adapters.{ADAPTERS_VERSION}",
     }
 

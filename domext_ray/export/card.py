@@ -18,12 +18,12 @@ import yaml
 from jinja2 import Environment
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.extensions.base import DomainPart
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS
+from domext_ray.extensions.base import AdapterPart
+from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS
 from domext_ray.files import split_paths
 from domext_ray.model.base_folder import ASSETS, SHIPPED_BASE
 from domext_ray.model.counts import count_parameters
-from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
 from domext_ray.options.places import hide_places
 from domext_ray.report.figures import list_figures
 from domext_ray.report.tables import format_markdown
@@ -157,16 +157,16 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
         next_sentence=config.objective.next_sentence,
         reads_words=config.objective.reads_words,
     )
-    said = {each: each.describe(shape, method) for each in EXTENSIONS if not isinstance(each, DomainPart)}
+    said = {each: each.describe(shape, method) for each in EXTENSIONS if not isinstance(each, AdapterPart)}
     added = [text for each, text in said.items() if text and not each.is_merged]
-    added += [_describe_domain(name, domain) for name, domain in shape.domains.items()]
+    added += [_describe_adapter(name, adapter) for name, adapter in shape.adapters.items()]
     merged = " and ".join(text for each, text in said.items() if text and each.is_merged)
     trained = {
         "all": "every parameter",
         "top_layers": f"the top {method.top_layers} layer(s)",
         "layer_norms": "the LayerNorms",
         "biases": "the biases",
-    }.get(method.trains, f"the domain `{method.domain}`" if len(shape.domains) > 1 else "the extension")
+    }.get(method.trains, f"the adapter `{method.adapter}`" if len(shape.adapters) > 1 else "the extension")
     trained += " and the heads" if method.train_heads else ""
     is_reversible = added and method.trains != "all" and not (method.train_heads or merged or config.init_from)
     return {
@@ -188,14 +188,14 @@ def _list_facts(run: RebuiltRun, summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _describe_domain(name: str, domain: Domain) -> str:
-    """Say what a domain adds, to which layers, and after which papers."""
-    parts = [part for part in DOMAIN_PARTS if getattr(domain, part.size)]
-    added = [part.describe_part(domain) for part in parts if not part.in_layers]
-    layers = " and ".join(part.describe_part(domain) for part in parts if part.in_layers)
-    added += [f"in each of the layers {domain.first_layer} to {domain.last_layer} {layers}"] if layers else []
+def _describe_adapter(name: str, adapter: AdapterConfig) -> str:
+    """Say what an adapter adds, to which layers, and after which papers."""
+    parts = [part for part in ADAPTER_PARTS if getattr(adapter, part.size)]
+    added = [part.describe_part(adapter) for part in parts if not part.in_layers]
+    layers = " and ".join(part.describe_part(adapter) for part in parts if part.in_layers)
+    added += [f"in each of the layers {adapter.first_layer} to {adapter.last_layer} {layers}"] if layers else []
     papers = ", ".join(dict.fromkeys(part.paper for part in parts if part.paper))
-    return f"for the domain `{name}`, {' and '.join(added)}" + (f" ({papers})" if papers else "")
+    return f"as the adapter `{name}`, {' and '.join(added)}" + (f" ({papers})" if papers else "")
 
 
 def _describe_objective(config: PretrainConfig) -> str:

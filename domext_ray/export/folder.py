@@ -22,7 +22,7 @@ from domext_ray.files import Kind, read_json
 from domext_ray.storage import Place, Where, hash_file, write_json
 from domext_ray.training.rebuild import RebuiltRun
 
-FORMAT = 2
+FORMAT = 3
 MARKER = "domext_export.json"
 _FIELDS: dict[str, Kind] = {"kind": str, "run": str, "step": int, "checkpoint_sha256": str, "files": dict}
 _BESIDE = "task.json"

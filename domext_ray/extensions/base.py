@@ -27,20 +27,20 @@ Format = Literal["bank", "adapterhub", "peft"]
 class TrainedPart:
     """Which parameters train, and whose extensions they are; the options of every kind stand beside these.
 
-    trains: extensions: what the method adds, beside a frozen base; domain: of that, the parts of `domain` only; all:
+    trains: extensions: what the method adds, beside a frozen base; adapter: of that, the parts of `adapter` only; all:
     every parameter; top_layers: the last `top_layers` layers; layer_norms, biases: those of the whole encoder.
     """
 
     # what the method is called: names the run, unless --run.name does
     name: Annotated[FolderName, filled("a name")] = "af"
-    # what trains; extensions and domain: beside a frozen base
-    trains: Literal["extensions", "domain", "all", "top_layers", "layer_norms", "biases"] = "extensions"
+    # what trains; extensions and adapter: beside a frozen base
+    trains: Literal["extensions", "adapter", "all", "top_layers", "layer_norms", "biases"] = "extensions"
     top_layers: NonNegativeInt = 0  # layers that train with --method.trains top_layers
-    domain: Identifier = "domain"  # name of the domain that heads, FFN units and bottlenecks belong to
+    adapter: Identifier = "domain"  # name of the adapter that heads, FFN units and bottlenecks belong to
     layers: LayerRange = ""  # layers that have these, counted from 0, such as 6-11; empty: all
-    init: Literal["zero", "paper"] = "zero"  # the domain's start; zero: step 0 is the base; paper: the papers' own
-    # domains that take part, separated by commas; empty: all, those of --init_from too
-    active_domains: tuple[Identifier, ...] = ()
+    init: Literal["zero", "paper"] = "zero"  # the adapter's start; zero: step 0 is the base; paper: the papers' own
+    # adapters that take part, separated by commas; empty: all, those of --init_from too
+    active_adapters: tuple[Identifier, ...] = ()
     # trainable share of base and extension, from which sizes are solved; 0: sizes as given
     trainable_budget: ShareOrZero = 0.0
     train_heads: bool = False  # the base's pooler and MLM and NSP heads train too (as in exBERT's public code)
@@ -55,8 +55,8 @@ class Shape(Protocol):
     gated_ffn: bool
 
     @property
-    def domains(self) -> Mapping[str, Any]:
-        """The domains by name."""
+    def adapters(self) -> Mapping[str, Any]:
+        """The adapters by name."""
 
 
 OptionsT = TypeVar("OptionsT", bound=TrainedPart)
@@ -122,23 +122,23 @@ class Extension(ABC, Generic[OptionsT]):
         """Say on a model's card what it has of it; empty: nothing."""
 
     @abstractmethod
-    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+    def find(self, shape: Shape, parameters: Collection[str], adapter: str = "") -> str:
         """Name what a model has of it, for a sentence that refuses the model; empty: nothing.
 
         Args:
             shape: the model's configuration.
             parameters: names of all its parameters.
-            domain: whose parts are meant, where parts belong to a domain.
+            adapter: whose parts are meant, where parts belong to an adapter.
         """
 
 
-class DomainPart(Extension[OptionsT]):
-    """A part of a domain: several domains may have it, each of another size.
+class AdapterPart(Extension[OptionsT]):
+    """A part of an adapter: several adapters may have it, each of another size.
 
     Class attributes:
         label: what a table calls its size.
         found: what a refusal calls as many of it, where that is not so many extra `label` per layer.
-        in_layers: it is in layers, those that the domain has.
+        in_layers: it is in layers, those that the adapter has.
     """
 
     label: ClassVar[str]
@@ -147,29 +147,29 @@ class DomainPart(Extension[OptionsT]):
 
     @property
     def size(self) -> str:
-        """Name of the option, and of the value of a `Domain`, that says how large it is."""
+        """Name of the option, and of the value of an `AdapterConfig`, that says how large it is."""
         return self.sizes[0]
 
     def get_values(self, method: OptionsT) -> dict[str, Any]:
-        """Return its values of the `Domain` that a method adds."""
+        """Return its values of the `AdapterConfig` that a method adds."""
         return {self.size: getattr(method, self.size)}
 
     @abstractmethod
-    def describe_part(self, domain: Any) -> str:
-        """Say what it adds to a layer, or to the model, without the paper's name; called where the domain has it."""
+    def describe_part(self, adapter: Any) -> str:
+        """Say what it adds to a layer, or to the model, without the paper's name; called where the adapter has it."""
 
     def describe(self, shape: Shape, method: OptionsT) -> str:
-        """See `Extension.describe`; a card names parts by domain (`describe_part`)."""
-        domains = (each for each in shape.domains.values() if getattr(each, self.size))
-        return "; ".join(map(self.describe_part, domains))
+        """See `Extension.describe`; a card names parts by adapter (`describe_part`)."""
+        adapters = (each for each in shape.adapters.values() if getattr(each, self.size))
+        return "; ".join(map(self.describe_part, adapters))
 
     def trains(self, name: str, method: OptionsT) -> bool:
-        """Whether a parameter is of the method's own domain; an earlier run's may have the same name."""
-        is_own = self.is_in(method) and f".domains.{method.domain}." in name
-        return is_own and method.trains in ("extensions", "domain")
+        """Whether a parameter is of the method's own adapter; an earlier run's may have the same name."""
+        is_own = self.is_in(method) and f".adapters.{method.adapter}." in name
+        return is_own and method.trains in ("extensions", "adapter")
 
-    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+    def find(self, shape: Shape, parameters: Collection[str], adapter: str = "") -> str:
         """See `Extension.find`."""
-        number = getattr(shape.domains[domain], self.size) if domain in shape.domains else 0
+        number = getattr(shape.adapters[adapter], self.size) if adapter in shape.adapters else 0
         found = self.found.format(number) or f"{number} extra {self.label} per layer"
-        return f"{found} in the domain {domain!r}" if number else ""
+        return f"{found} in the adapter {adapter!r}" if number else ""

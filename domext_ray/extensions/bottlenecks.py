@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from domext_ray.extensions.base import DomainPart, TrainedPart
+from domext_ray.extensions.base import AdapterPart, TrainedPart
 from domext_ray.options.declare import CountOrZero, option_group, require
 
 _VARIANTS = ("activation", "layer_norm", "place", "parallel")
@@ -27,11 +27,11 @@ class BottleneckOptions(TrainedPart):
     bottleneck_parallel: bool = False  # a bottleneck reads its sublayer's input instead of its output
 
 
-class Bottlenecks(DomainPart[BottleneckOptions]):
+class Bottlenecks(AdapterPart[BottleneckOptions]):
     """Houlsby's adapters, 2·m·d + d + m parameters each; see `layers_domext.Bottleneck`."""
 
     sizes = scaled = ("bottleneck_size",)
-    parameters = re.compile(r"\.output\.domains\.")
+    parameters = re.compile(r"\.output\.adapters\.")
     formats = ("bank", "adapterhub")
     tunes_tasks = True
     label = "bottleneck"
@@ -54,19 +54,19 @@ class Bottlenecks(DomainPart[BottleneckOptions]):
             require(method.bottleneck_size > 0 or value == plain, option, value, rule)
 
     def get_values(self, method: BottleneckOptions) -> dict[str, Any]:
-        """See `DomainPart.get_values`."""
+        """See `AdapterPart.get_values`."""
         variants = {f"bottleneck_{name}": getattr(method, f"bottleneck_{name}") for name in _VARIANTS}
         return {"bottleneck_size": method.bottleneck_size, "layer_norms": method.bottleneck_norms, **variants}
 
-    def describe_part(self, domain: Any) -> str:
-        """See `DomainPart.describe_part`."""
-        both = domain.bottleneck_place == "both"
-        number = "two" if both else {"attention": "an attention", "output": "an FFN"}[domain.bottleneck_place]
+    def describe_part(self, adapter: Any) -> str:
+        """See `AdapterPart.describe_part`."""
+        both = adapter.bottleneck_place == "both"
+        number = "two" if both else {"attention": "an attention", "output": "an FFN"}[adapter.bottleneck_place]
         kinds = [
-            "parallel" if domain.bottleneck_parallel else "",
-            domain.bottleneck_activation if domain.bottleneck_activation != "gelu" else "",
-            "normalised" if domain.bottleneck_layer_norm else "",
+            "parallel" if adapter.bottleneck_parallel else "",
+            adapter.bottleneck_activation if adapter.bottleneck_activation != "gelu" else "",
+            "normalised" if adapter.bottleneck_layer_norm else "",
         ]
         words = " ".join([number, *filter(None, kinds), "bottlenecks" if both else "bottleneck"])
-        norms = " and shifts of the LayerNorms" if domain.layer_norms else ""
-        return f"{words} of width {domain.bottleneck_size:,}{norms}"
+        norms = " and shifts of the LayerNorms" if adapter.layer_norms else ""
+        return f"{words} of width {adapter.bottleneck_size:,}{norms}"

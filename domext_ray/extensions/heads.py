@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from domext_ray.extensions.base import DomainPart, TrainedPart
+from domext_ray.extensions.base import AdapterPart, TrainedPart
 from domext_ray.options.declare import option_group
 
 AF_ADAPTER = """@misc{yan2022afadapter,
@@ -26,16 +26,16 @@ class HeadOptions(TrainedPart):
     heads: Annotated[int, Field(ge=0, le=1000)] = 1  # extra attention heads per layer (AF Adapter's i)
 
 
-class Heads(DomainPart[HeadOptions]):
-    """Extra attention heads of the base's size; see `layers_domext.DomainHeads`."""
+class Heads(AdapterPart[HeadOptions]):
+    """Extra attention heads of the base's size; see `layers_domext.AdapterHeads`."""
 
     sizes = ("heads",)
-    parameters = re.compile(r"\.attention\.domains\.")
+    parameters = re.compile(r"\.attention\.adapters\.")
     formats = ("bank",)
     label = "heads"
     paper = "AF Adapter"
     citation = AF_ADAPTER
 
-    def describe_part(self, domain: Any) -> str:
-        """See `DomainPart.describe_part`."""
-        return f"{domain.heads} extra attention head(s)"
+    def describe_part(self, adapter: Any) -> str:
+        """See `AdapterPart.describe_part`."""
+        return f"{adapter.heads} extra attention head(s)"

@@ -82,7 +82,7 @@ class Lora(Extension[LoraOptions]):
             f"LoRA's updates of rank {method.lora_rank} ({','.join(method.lora_targets)})" if method.lora_rank else ""
         )
 
-    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+    def find(self, shape: Shape, parameters: Collection[str], adapter: str = "") -> str:
         """See `Extension.find`."""
         return "LoRA" if any(self.parameters.search(name) for name in parameters) else ""
 

@@ -71,7 +71,7 @@ class Modules(Extension[ModuleOptions]):
             f"{shape.module_ffn_size:,} FFN units (exBERT)"
         )
 
-    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+    def find(self, shape: Shape, parameters: Collection[str], adapter: str = "") -> str:
         """See `Extension.find`."""
         width = shape.module_hidden_size
         return f"extension modules of width {width}" if width else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from domext_ray.extensions.base import DomainPart, Extension, Format, Shape
+from domext_ray.extensions.base import AdapterPart, Extension, Format, Shape
 from domext_ray.extensions.bottlenecks import BottleneckOptions, Bottlenecks
 from domext_ray.extensions.heads import HeadOptions, Heads
 from domext_ray.extensions.lora import Lora, LoraOptions
@@ -26,7 +26,7 @@ EXTENSIONS: tuple[Extension[Any], ...] = (
 )
 """In the order in which a card lists them."""
 
-DOMAIN_PARTS: tuple[DomainPart[Any], ...] = tuple(each for each in EXTENSIONS if isinstance(each, DomainPart))
+ADAPTER_PARTS: tuple[AdapterPart[Any], ...] = tuple(each for each in EXTENSIONS if isinstance(each, AdapterPart))
 SIZES = tuple(size for each in EXTENSIONS for size in each.sizes)
 """Options of all sizes: a method with all of them 0 adds nothing."""
 MAIN_SIZES = tuple(each.sizes[0] for each in EXTENSIONS if each.sizes)
@@ -41,14 +41,14 @@ class ExtensionOptions(
 
 
 def is_extension(name: str) -> bool:
-    """Whether a tensor belongs to an extension, by its name in the model; a domain's router does, too."""
-    return ".domains." in name or any(each.parameters.search(name) for each in EXTENSIONS)
+    """Whether a tensor belongs to an extension, by its name in the model; an adapter's router does, too."""
+    return ".adapters." in name or any(each.parameters.search(name) for each in EXTENSIONS)
 
 
-def find_others(format: Format, shape: Shape, parameters: Collection[str], domain: str = "") -> Iterator[str]:
+def find_others(format: Format, shape: Shape, parameters: Collection[str], adapter: str = "") -> Iterator[str]:
     """Name what a model has that a format does not hold; see `Extension.find`."""
     for extension in EXTENSIONS:
-        if format not in extension.formats and (found := extension.find(shape, parameters, domain)):
+        if format not in extension.formats and (found := extension.find(shape, parameters, adapter)):
             yield found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from domext_ray.extensions.base import DomainPart, TrainedPart
+from domext_ray.extensions.base import AdapterPart, TrainedPart
 from domext_ray.extensions.heads import AF_ADAPTER
 from domext_ray.options.declare import CountOrZero, option_group
 
@@ -17,16 +17,16 @@ class UnitOptions(TrainedPart):
     ffn_units: CountOrZero = 1024  # extra FFN units per layer (AF Adapter's a)
 
 
-class Units(DomainPart[UnitOptions]):
-    """Extra FFN units; see `layers_domext.DomainUnits`."""
+class Units(AdapterPart[UnitOptions]):
+    """Extra FFN units; see `layers_domext.AdapterUnits`."""
 
     sizes = scaled = ("ffn_units",)
-    parameters = re.compile(r"\.layer\.\d+\.domains\.")
+    parameters = re.compile(r"\.layer\.\d+\.adapters\.")
     formats = ("bank",)
     label = "FFN units"
     paper = "AF Adapter"
     citation = AF_ADAPTER
 
-    def describe_part(self, domain: Any) -> str:
-        """See `DomainPart.describe_part`."""
-        return f"{domain.ffn_units:,} extra FFN units"
+    def describe_part(self, adapter: Any) -> str:
+        """See `AdapterPart.describe_part`."""
+        return f"{adapter.ffn_units:,} extra FFN units"

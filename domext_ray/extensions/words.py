@@ -35,6 +35,6 @@ class NewWords(Extension[WordOptions]):
         number = shape.extension_vocab_size
         return f"{number:,} new words with embeddings of their own" if number else ""
 
-    def find(self, shape: Shape, parameters: Collection[str], domain: str = "") -> str:
+    def find(self, shape: Shape, parameters: Collection[str], adapter: str = "") -> str:
         """See `Extension.find`."""
         return f"{shape.extension_vocab_size} new words" if shape.extension_vocab_size else ""

@@ -17,9 +17,9 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.extensions.modules import Modules
-from domext_ray.extensions.table import DOMAIN_PARTS, EXTENSIONS, is_extension
+from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
-from domext_ray.model.domext.configuration_domext import Domain, DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
 from domext_ray.model.layouts.table import find_layout
 
@@ -33,19 +33,19 @@ class Extensions:
     """The extensions of a model, new words apart: what a run that goes on from another one must make too.
 
     Args:
-        domains: by name; a checkpoint's record, or a test, may say less of a domain than it has.
+        adapters: by name; a checkpoint's record, or a test, may say less of an adapter than it has.
         module_hidden_size: h'; 0: no modules.
         module_ffn_size: f'.
     """
 
-    domains: Mapping[str, Domain | Mapping[str, Any]] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterConfig | Mapping[str, Any]] = field(default_factory=dict)
     module_hidden_size: int = 0
     module_ffn_size: int = 0
 
 
 def describe_extensions(config: DomextConfig) -> Extensions:
     """Return the extensions that a model carries."""
-    return Extensions(config.domains, config.module_hidden_size, config.module_ffn_size)
+    return Extensions(config.adapters, config.module_hidden_size, config.module_ffn_size)
 
 
 def describe_shape(
@@ -74,9 +74,9 @@ def describe_shape(
         earlier: extensions of the run that this one goes on from; they stand beside the method's own.
 
     Raises:
-        ConfigError: an extension module does not fit the base's number of heads, a layer is not in the encoder, a
-            domain's name is taken or unknown, the base has one segment type and `next_sentence` needs two, or it has no
-            biases and these should train.
+        ConfigError: an extension module does not fit the base's number of heads, a layer is not in the encoder, an
+            adapter's name is taken or unknown, the base has one segment type and `next_sentence` needs two, or it has
+            no biases and these should train.
     """
     if base is None:
         config = DomextConfig(
@@ -90,7 +90,7 @@ def describe_shape(
         )
     else:
         config = DomextConfig(**_own_values(base.config))
-    add_domains(config, method, earlier or Extensions())
+    describe_adapters(config, method, earlier or Extensions())
     _add_modules(config, method, earlier or Extensions())
     if method.top_layers > config.num_hidden_layers:
         raise ConfigError(
@@ -113,41 +113,40 @@ def describe_shape(
     return config
 
 
-def add_domains(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
-    """Describe an earlier run's domains and the method's own in a model's configuration.
+def describe_adapters(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
+    """Describe an earlier run's adapters and the method's own in a model's configuration.
 
     Raises:
         ConfigError: see `describe_shape`.
     """
     num_layers = config.num_hidden_layers
-    domains = {name: complete_domain(name, domain, num_layers) for name, domain in earlier.domains.items()}
-    if method.has_domain:
+    adapters = {name: complete_adapter(name, adapter, num_layers) for name, adapter in earlier.adapters.items()}
+    if method.has_adapter:
         last = num_layers - 1
         first, end = method.layer_range or (0, last)
         if end > last:
             raise ConfigError(f"--method.layers is {method.layers!r}; the encoder has the layers 0 to {last}.")
-        values = {name: value for part in DOMAIN_PARTS for name, value in part.get_values(method).items()}
+        values = {name: value for part in ADAPTER_PARTS for name, value in part.get_values(method).items()}
         values["word_rows"] = min(method.word_rows, config.base_vocab_size)
         try:
-            own = complete_domain(method.domain, {**values, "first_layer": first, "last_layer": end}, num_layers)
+            own = complete_adapter(method.adapter, {**values, "first_layer": first, "last_layer": end}, num_layers)
         except ValueError as error:
-            raise ConfigError(f"--method.domain: {error}") from error
-        known = domains.get(method.domain, own)
+            raise ConfigError(f"--method.adapter: {error}") from error
+        known = adapters.get(method.adapter, own)
         own = replace(own, router_words=known.router_words, router_threshold=known.router_threshold)
         if known != own:
             raise ConfigError(
-                f"--method.domain {method.domain!r} is the name of a domain of --init_from that has other parts "
-                f"({_list_values(domains[method.domain])}); give another name, or these parts to train it further."
+                f"--method.adapter {method.adapter!r} is the name of an adapter of --init_from that has other parts "
+                f"({_list_values(adapters[method.adapter])}); give another name, or these parts to train it further."
             )
-        domains[method.domain] = own
-    config.domains = dict(sorted(domains.items()))
-    config.domain_init, config.bottleneck_std = method.init, method.bottleneck_std
-    unknown = [name for name in method.active_domains if name not in domains]
+        adapters[method.adapter] = own
+    config.adapters = dict(sorted(adapters.items()))
+    config.adapter_init, config.bottleneck_std = method.init, method.bottleneck_std
+    unknown = [name for name in method.active_adapters if name not in adapters]
     if unknown:
-        raise ConfigError(
-            f"--method.active_domains names {unknown[0]!r}; the model has {', '.join(sorted(domains)) or 'no domain'}."
-        )
-    config.active_domains = list(method.active_domains) or None
+        names = ", ".join(sorted(adapters)) or "no adapter"
+        raise ConfigError(f"--method.active_adapters names {unknown[0]!r}; the model has {names}.")
+    config.active_adapters = list(method.active_adapters) or None
 
 
 def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions) -> None:
@@ -163,8 +162,8 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
 
 
-def _list_values(domain: Domain) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(domain).items())
+def _list_values(adapter: AdapterConfig) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asdict(adapter).items())
 
 
 def _own_values(config: DomextConfig) -> dict[str, Any]:
@@ -303,11 +302,11 @@ def trainable_names(
 ) -> set[str]:
     """Return the names of the parameters that a method trains (`MethodConfig.trains`).
 
-    "extensions": those that the method describes, and the new words; of an earlier run's domains and modules only
-    those that it describes again. "domain": of that, the method's domain. "top_layers", "layer_norms", "biases": these
-    parts of the encoder. With each of them the heads that the base does not bring (`method.train_heads`: all heads, and
-    the pooler if something reads it), never the base's word embeddings, which the MLM head shares. "all": everything
-    that has a gradient; the pooler has none under masked-language modelling alone.
+    "extensions": those that the method describes, and the new words; of an earlier run's adapters and modules only
+    those that it describes again. "adapter": of that, the method's adapter. "top_layers", "layer_norms", "biases":
+    these parts of the encoder. With each of them the heads that the base does not bring (`method.train_heads`: all
+    heads, and the pooler if something reads it), never the base's word embeddings, which the MLM head shares. "all":
+    everything that has a gradient; the pooler has none under masked-language modelling alone.
 
     Args:
         model: the augmented model.
@@ -363,17 +362,17 @@ def bypass_extensions(model: nn.Module) -> Iterator[None]:
     """Let a model with a frozen base predict as that base does, while the block runs; its new words score as before.
 
     Args:
-        model: its extensions stand beside the base: domains and modules, no LoRA.
+        model: its extensions stand beside the base: adapters and modules, no LoRA.
     """
     config, layers = cast(DomextConfig, model.config), cast(Any, model).bert.encoder.layer
-    active, modules = config.active_domains, [layer.extension for layer in layers]
-    config.active_domains = []
+    active, modules = config.active_adapters, [layer.extension for layer in layers]
+    config.active_adapters = []
     for layer in layers:
         layer.extension = None
     try:
         yield
     finally:
-        config.active_domains = active
+        config.active_adapters = active
         for layer, module in zip(layers, modules, strict=True):
             layer.extension = module
 

@@ -28,7 +28,7 @@ NO_BREAK = "\u00a0"
 RECENT_STEPS = 100
 """A part's training loss is the mean over so many of the newest steps: one step has few rows of it."""
 ROUTED = "with its router"
-"""Head of the column for a run with a router, which sends each row to the domain or to the base."""
+"""Head of the column for a run with a router, which sends each row to its adapter or to the base."""
 Z = 1.959964
 """Of a normal distribution 95 % are within so many standard deviations."""
 _WORD_BITS = "word_bits_per_character"
@@ -53,7 +53,7 @@ def measure_run(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Returns:
         "domain" and "general" (after is None while only the start was evaluated), "evaluation" (what they were measured
         on), of a mixture "parts", once a step was trained "train", and of a run with a router "routed": "domain" and
-        "general" at its end, where the router sends each row to the domain or to the base.
+        "general" at its end, where the router sends each row to its adapter or to the base.
     """
     names = find_run_losses(records)
     keys = {"domain": (names.loss, names.accuracy, "bits_per_character", _WORD_BITS), "general": ("mlm_accuracy",)}

@@ -105,7 +105,7 @@ def write_report(where: Where, state: State = "finished", examples: Sequence[Exa
     if not records:
         raise RunError(f"{run_dir / 'metrics.jsonl'} is missing or empty; run the job again to fill it.")
     origin, config = read_origin(run_dir), read_config(run_dir, PretrainConfig)
-    summary, router = measure_run(records), read_records(run_dir).get(config.method.domain)
+    summary, router = measure_run(records), read_records(run_dir).get(config.method.adapter)
     evaluated = [each["step"] for each in records if find_losses(each, DOMAIN)]
     after = "after" if state == "finished" or not evaluated else f"at step {evaluated[-1]:,}"
     num_words, words = _list_words(run_dir)
@@ -188,7 +188,7 @@ def list_facts(
     records: Sequence[Mapping[str, Any]],
     router: Mapping[str, float] | None = None,
 ) -> list[tuple[str, str]]:
-    """Return where a run comes from, given `summary.read_origin` and its domain's `RouterRecord`."""
+    """Return where a run comes from, given `summary.read_origin` and its adapter's `RouterRecord`."""
     corpus, counts = about["corpus"], about["parameters"]
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(corpus["dropped"].items()))
     kinds = "; ".join(f"{name} {number:,}" for name, number in counts["kinds"].items())

@@ -118,7 +118,7 @@ def write_summary(where: Where, config: PretrainConfig) -> dict[str, Any]:
     measured, origin = measure_run(read_metrics(run_dir / "metrics.jsonl")), read_origin(run_dir)
     if "train" not in measured or find_latest(run_dir / "checkpoints") is None:
         raise RunError(f"{run_dir} has no trained step to summarise; run the job again.")
-    router = read_records(run_dir).get(config.method.domain)
+    router = read_records(run_dir).get(config.method.adapter)
     summary = {
         "parameters": {name: value for name, value in origin["parameters"].items() if name != "kinds"},
         **measured,

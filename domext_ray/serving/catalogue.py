@@ -21,8 +21,8 @@ from domext_ray.downstream.tasks.families import ONLY_STAGE, SingleTask
 from domext_ray.downstream.tasks.multilabel import USUAL_THRESHOLD
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import RunError
-from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
-from domext_ray.model.domext.routers_domext import Router, choose_domains
+from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
+from domext_ray.model.domext.routers_domext import Router, choose_adapters
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 MOST_TOKENS = 512
@@ -78,7 +78,7 @@ class Catalogue:
         RunError: `max_length` is more than the model takes.
     """
 
-    base: ServedAdapter | None = ServedAdapter(NO_DOMAIN, "", MASKED_LM)
+    base: ServedAdapter | None = ServedAdapter(BASE_NAME, "", MASKED_LM)
     """The base as requests see it; None: it is not there on its own."""
     has_words = False
     """Whether the base has a masked-LM head."""
@@ -109,11 +109,11 @@ class Catalogue:
 
     def find(self, name: str) -> ServedAdapter | None:
         """Return an adapter, or the base by its name; None: it is not served."""
-        return self.base if name == NO_DOMAIN else self._adapters.get(name)
+        return self.base if name == BASE_NAME else self._adapters.get(name)
 
     def list_choices(self) -> str:
         """Return what a request may call its adapter."""
-        return ", ".join([*self.names(), *([] if self.base is None else [NO_DOMAIN, AUTO])])
+        return ", ".join([*self.names(), *([] if self.base is None else [BASE_NAME, AUTO])])
 
     def describe_missing(self, name: str) -> str:
         """Return the sentence for a name that cannot be served."""
@@ -136,10 +136,10 @@ class Catalogue:
         entry, tensors = self.bank.read_adapter(name)
         family, task = self._make_task(name, entry)
         router = None
-        if entry.domain.router_words:
-            router = Router(entry.domain)
-            router.weight.copy_(tensors[f"bert.router.domains.{name}.weight"])
-        threshold = float(entry.domain.router_threshold)
+        if entry.adapter.router_words:
+            router = Router(entry.adapter)
+            router.weight.copy_(tensors[f"bert.router.adapters.{name}.weight"])
+        threshold = float(entry.adapter.router_threshold)
         return ServedAdapter(name, entry.sha256, entry.architecture, family, task, router, threshold, entry.pooling)
 
     def _make_task(self, name: str, entry: BankEntry) -> tuple[str, Task | None]:
@@ -166,7 +166,7 @@ class Catalogue:
             return None
         limits = {name: each.threshold for name, each in routed.items()}
         routers = {name: each.router for name, each in routed.items()}
-        (chosen,) = choose_domains(routers, limits, torch.from_numpy(input_ids)[None])
+        (chosen,) = choose_adapters(routers, limits, torch.from_numpy(input_ids)[None])
         return self.base if chosen is None else routed[chosen]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.serving import AdapterServer, MixedStates
 from domext_ray.errors import DomextError, RunError
-from domext_ray.model.domext.modeling_domext import NO_DOMAIN
+from domext_ray.model.domext.modeling_domext import BASE_NAME
 from domext_ray.model.pooling import pool_states
 from domext_ray.serving.whole_model import ModelServer, ModelStates, WholeModel
 
@@ -103,7 +103,7 @@ class Engine:
         sound: list[int] = []
         for place, row in enumerate(rows):
             try:
-                if row.adapter != NO_DOMAIN:
+                if row.adapter != BASE_NAME:
                     self.attach(row.adapter, row.sha256)
                 sound.append(place)
             except DomextError as error:
@@ -115,7 +115,7 @@ class Engine:
         return outcomes
 
     def _has(self, row: ServedRow) -> bool:
-        return row.adapter == NO_DOMAIN or self._attached.get(row.adapter) == row.sha256
+        return row.adapter == BASE_NAME or self._attached.get(row.adapter) == row.sha256
 
     @torch.inference_mode()
     def _compute(self, rows: Sequence[ServedRow]) -> list[Outcome]:

@@ -66,13 +66,13 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     run_dir = Path(config.model).expanduser()
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
     run = read_run_config(run_dir) if is_run else None
-    has_domain = run is not None and run.method.has_domain
-    if not has_domain and is_whole_model(config.model):
+    has_adapter = run is not None and run.method.has_adapter
+    if not has_adapter and is_whole_model(config.model):
         yield replace(config, model=str(find_whole_model(config.model).folder))
         return
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
         folder = Path(temporary) / "bank"
-        if run is not None and has_domain:
+        if run is not None and has_adapter:
             AdapterBank.create(folder, run.base).add_run(name_adapter(run_dir), run_dir)
         else:
             AdapterBank.create(folder, config.model)

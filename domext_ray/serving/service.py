@@ -13,7 +13,7 @@ import numpy as np
 
 from domext_ray.config.serve import ServeConfig
 from domext_ray.errors import CorpusError, DomextError
-from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
+from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.batching import Batcher, QueueFullError
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
 from domext_ray.serving.engine import Outcome, ServedRow
@@ -128,7 +128,7 @@ class Service:
         answers, first = [], 0
         for each in asked:
             if each is None:
-                answers.append({"adapter": NO_DOMAIN, **kind.nothing})
+                answers.append({"adapter": BASE_NAME, **kind.nothing})
                 continue
             own, first = outcomes[first : first + len(each.rows)], first + len(each.rows)
             truncated = {"truncated": True} if each.truncated else {}

@@ -26,7 +26,7 @@ from domext_ray.downstream.start.model import is_export, name_run
 from domext_ray.downstream.start.text_embedding import choose_pooling
 from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.errors import RunError
-from domext_ray.model.domext.modeling_domext import AUTO, NO_DOMAIN
+from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
 
 
@@ -127,7 +127,7 @@ def _find_own_export(model: str) -> Path | None:
 def name_adapter(folder: Path) -> str:
     """Return what requests call the model of a run or an export."""
     name = name_run(folder)
-    return name if name.isidentifier() and name not in (AUTO, NO_DOMAIN) else "model"
+    return name if name.isidentifier() and name not in (AUTO, BASE_NAME) else "model"
 
 
 def open_bank(config: ServeConfig) -> AdapterBank | WholeModel:

@@ -24,7 +24,7 @@ CHARACTER_TOLERANCE = 0.01
 """Bits a character still compare when the scored characters differ by this share, though not to the last digit."""
 
 WITH_ROUTER = " + router"
-"""Behind a method's name: its domain has the rows that its router gives it, and the base has the others."""
+"""Behind a method's name: its adapter has the rows that its router gives it, and the base has the others."""
 
 PROBE, TEXT = "general probe", "general text"
 """The measures of forgetting: everyday sentences, and the text of --retention."""
@@ -103,7 +103,7 @@ class MethodRuns:
     @property
     def is_extension(self) -> bool:
         """Whether the base stays as it is."""
-        return self.trains in ("extensions", "domain")
+        return self.trains in ("extensions", "adapter")
 
     @property
     def has_router(self) -> bool:

@@ -40,7 +40,7 @@ from domext_ray.model.build import Extensions
 from domext_ray.storage import Place, Where, hash_file, hash_values, write_json
 from domext_ray.training.engine import MOMENTS, TensorState, TrainState
 
-FORMAT = 2
+FORMAT = 3
 TENSORS, MANIFEST = "tensors", "manifest.json"
 SEEN_WITHIN_SECONDS = 90.0
 """How long a process waits until it sees a checkpoint that another one chose: network file systems cache listings."""

@@ -1,4 +1,4 @@
-"""What a run's model reaches with its router: each row is scored by the domain that it is sent to, or by the base.
+"""What a run's model reaches with its router: each row is scored by the adapter that it is sent to, or by the base.
 
 Enters: a run's routers (router.py) and its fixed evaluations. Leaves: the figures that users of `adapter_names="auto"`
 get. Rows are sent as they are asked, with their words masked.
@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from domext_ray.model.domext.configuration_domext import Domain, DomextConfig
-from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, Router, choose_domains
+from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig
+from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, Router, choose_adapters
 from domext_ray.storage import Where
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import Scores, evaluate
@@ -26,12 +26,12 @@ from domext_ray.training.router import read_routers
 
 @dataclass(frozen=True)
 class RoutedModel:
-    """A run's model and the routers of its domains.
+    """A run's model and the routers of its adapters.
 
     Args:
         model: the model that `engine` trains.
-        routers: by domain.
-        thresholds: log-odds from which a row is a domain's.
+        routers: by adapter.
+        thresholds: log-odds from which a row is an adapter's.
     """
 
     model: nn.Module
@@ -39,8 +39,8 @@ class RoutedModel:
     thresholds: Mapping[str, float]
 
     def route(self, input_ids: Tensor) -> list[str | None]:
-        """Return the domain of each row of int64 [B, N], as `DomextModel.route` does; None: the base."""
-        return choose_domains(self.routers, self.thresholds, input_ids)
+        """Return the adapter of each row of int64 [B, N], as `DomextModel.route` does; None: the base."""
+        return choose_adapters(self.routers, self.thresholds, input_ids)
 
     def evaluate(self, engine: Engine, batches: Sequence[MaskedBatch]) -> Scores:
         """Score a fixed set of batches, as `training.evaluate.evaluate` does."""
@@ -69,21 +69,21 @@ def find_routed_model(model: nn.Module, run_dir: Where) -> RoutedModel | None:
     """
     routers, thresholds = {}, {}
     for name, (table, record) in read_routers(run_dir).items():
-        if name in cast(DomextConfig, model.config).domains:
-            routers[name] = Router(Domain(router_words=len(table) - ROUTER_PAIRS))
+        if name in cast(DomextConfig, model.config).adapters:
+            routers[name] = Router(AdapterConfig(router_words=len(table) - ROUTER_PAIRS))
             routers[name].weight.copy_(table)
             thresholds[name] = record.threshold
     return RoutedModel(model, routers, thresholds) if routers else None
 
 
 @contextmanager
-def _activate(model: nn.Module, domains: list[str]) -> Iterator[None]:
+def _activate(model: nn.Module, adapters: list[str]) -> Iterator[None]:
     config = cast(Any, model.config)
-    before, config.active_domains = config.active_domains, domains
+    before, config.active_adapters = config.active_adapters, adapters
     try:
         yield
     finally:
-        config.active_domains = before
+        config.active_adapters = before
 
 
 def take_rows(batch: MaskedBatch, is_taken: Tensor) -> MaskedBatch | None:

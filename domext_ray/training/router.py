@@ -1,9 +1,9 @@
-"""A domain's router: which rows are its text and which are left to the base, learned from a run's own texts.
+"""An adapter's router: which rows it gets and which are left to the base, learned from a run's own texts.
 
 Enters: the prepared domain text and general text (--replay.corpus) of a run. Leaves: RUN/router with
 
-    tables.safetensors   a table of log-odds per domain, see `routers_domext.Router`
-    routers.json         the threshold of each domain, and what it keeps and takes of held-out text
+    tables.safetensors   a table of log-odds per adapter, see `routers_domext.Router`
+    routers.json         the threshold of each, and what it keeps and takes of held-out text
 
 A logistic regression on the words of a row and on pairs of neighbours, hashed, each row's counts divided by its length.
 Rows of any length are learned from: beside each row there are pieces of it. One half of the held-out text gives the
@@ -33,7 +33,7 @@ from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numb
 from domext_ray.errors import RunError
 from domext_ray.files import NUMBER, read_json
 from domext_ray.model.base import Base
-from domext_ray.model.domext.configuration_domext import Domain
+from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
 from domext_ray.storage import Place, Where, write_json
@@ -64,12 +64,12 @@ Rows = list[np.ndarray]
 
 @dataclass(frozen=True)
 class RouterRecord:
-    """What routers.json says of a domain's router.
+    """What routers.json says of an adapter's router.
 
     Args:
-        threshold: log-odds per word from which a row is the domain's.
-        kept: share of held-out domain text that it gives the domain, 0 to 1.
-        taken: share of held-out general text that it gives the domain, 0 to 1.
+        threshold: log-odds per word from which a row is the adapter's.
+        kept: share of held-out domain text that it gives the adapter, 0 to 1.
+        taken: share of held-out general text that it gives the adapter, 0 to 1.
         written: the general text is the base's own: what users' general text is like, nobody has told it.
     """
 
@@ -107,7 +107,7 @@ def fit_router(
     own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
     counts = np.ones(num_words, dtype=bool)
     counts[[each for each in tokenizer.all_special_ids if each < num_words]] = False
-    router = Router(Domain(router_words=num_words))
+    router = Router(AdapterConfig(router_words=num_words))
     router.weight.copy_(_fit_table(own, others, counts))
 
     halves = []
@@ -208,7 +208,7 @@ def _floor(score: float) -> float:
 
 
 def get_or_train_routers(run: Run) -> None:
-    """Fit the router of a run's domain, where it has one and general text, beside those of the run it starts from.
+    """Fit the router of a run's adapter, where it has one and general text, beside those of the run it starts from.
 
     A router depends on the run's texts and seed alone. It comes before the training, whose last evaluation asks it; a
     run that goes on has it already. Without a base there is none: no row is left to it.
@@ -219,26 +219,26 @@ def get_or_train_routers(run: Run) -> None:
     config, base, run_dir = run.config, run.base, run.paths.run
     known = read_routers(run_dir)
     routers = {**(read_routers(run.start.run_dir) if run.start else {}), **known}
-    if config.method.has_domain and config.method.domain not in known and config.replay.corpus and base is not None:
+    if config.method.has_adapter and config.method.adapter not in known and config.replay.corpus and base is not None:
         domain, general, *_ = run.inputs.texts[0]
         writer = base if config.replay.is_written else None
         tokenizer = load_tokenizer(run.inputs.tokenizer.local())
         fitted = fit_router(domain, general, tokenizer, base.config.vocab_size, config.seed, writer)
-        routers[config.method.domain] = fitted
+        routers[config.method.adapter] = fitted
         print(f"router: {describe_router(config, asdict(fitted[1]))}", flush=True)
     if routers:
         save_routers(run_dir, routers)
 
 
 def save_routers(run_dir: Where, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
-    """Write a run's routers, tables and records by domain, into RUN/router."""
+    """Write a run's routers, tables and records by adapter, into RUN/router."""
     with (Place(run_dir) / ROUTER).new_files(DESCRIPTION) as folder:
         save_file({name: table for name, (table, _) in routers.items()}, folder / TABLES)
         write_json(folder / DESCRIPTION, {name: asdict(record) for name, (_, record) in routers.items()})
 
 
 def read_records(run_dir: Where) -> dict[str, RouterRecord]:
-    """Return what is known of a run's routers, by domain; empty where it has none.
+    """Return what is known of a run's routers, by adapter; empty where it has none.
 
     Raises:
         RunError: the file is damaged.
@@ -249,12 +249,12 @@ def read_records(run_dir: Where) -> dict[str, RouterRecord]:
     values = read_json(path, _REMEDY)
     names = [each.name for each in fields(RouterRecord)]
     kinds = {name: bool if name == "written" else NUMBER for name in names}
-    read_json(path, _REMEDY, {f"{domain}.{name}": kind for domain in values for name, kind in kinds.items()})
-    return {domain: RouterRecord(**{name: record[name] for name in names}) for domain, record in values.items()}
+    read_json(path, _REMEDY, {f"{adapter}.{name}": kind for adapter in values for name, kind in kinds.items()})
+    return {adapter: RouterRecord(**{name: record[name] for name in names}) for adapter, record in values.items()}
 
 
 def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
-    """Return the tables and records of a run's routers, by domain; empty where it has none.
+    """Return the tables and records of a run's routers, by adapter; empty where it has none.
 
     Raises:
         RunError: a file is damaged.
@@ -266,12 +266,12 @@ def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} is damaged or missing ({error}); {_REMEDY}.") from error
     if tables.keys() != records.keys():
-        raise RunError(f"{path} has the routers of other domains than {DESCRIPTION}; {_REMEDY}.")
+        raise RunError(f"{path} has the routers of other adapters than {DESCRIPTION}; {_REMEDY}.")
     return {name: (tables[name], record) for name, record in records.items()}
 
 
 def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
-    """Give the domains of a run's model their routers, where the run has some.
+    """Give the adapters of a run's model their routers, where the run has some.
 
     Raises:
         RunError: a file is damaged, or of another model.
@@ -284,18 +284,18 @@ def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
 
 
 def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) -> str:
-    """Return the sentence of a page or a card about a run's router; empty for a method without a domain.
+    """Return the sentence of a page or a card about a run's router; empty for a method without an adapter.
 
     Args:
         config: the run.
         record: values of its `RouterRecord`; None: it has none, or none yet.
     """
-    if not config.method.has_domain:
+    if not config.method.has_adapter:
         return ""
     if record is None:
         return "" if config.replay.corpus else "none, as no general text was given (--replay.corpus)"
     general = "held-out text that the base wrote" if record["written"] else "held-out general text"
     return (
-        f"gives the domain {record['kept']:.1%} of held-out domain text and {record['taken']:.1%} of {general}, at the "
-        f"threshold {record['threshold']:.2f}" + ("; fitted without general text" if record["written"] else "")
+        f"gives the adapter {record['kept']:.1%} of held-out domain text and {record['taken']:.1%} of {general}, at "
+        f"the threshold {record['threshold']:.2f}" + ("; fitted without general text" if record["written"] else "")
     )

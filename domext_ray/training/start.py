@@ -188,24 +188,24 @@ def copy_new_words(model: DomextForMaskedLM) -> dict[str, Tensor]:
     return {name: own[name].detach().cpu().clone() for name in NEW_WORD_TENSORS}
 
 
-def choose_shifted_words(model: DomextForMaskedLM, domain: str, manifest: Manifest) -> dict[str, Tensor]:
-    """Let a domain that shifts some of the base's words shift those that its corpus has most often.
+def choose_shifted_words(model: DomextForMaskedLM, adapter: str, manifest: Manifest) -> dict[str, Tensor]:
+    """Let an adapter that shifts some of the base's words shift those that its corpus has most often.
 
     Args:
-        model: the model, the domain at its start.
-        domain: the domain that trains.
+        model: the model, the adapter at its start.
+        adapter: the adapter that trains.
         manifest: its corpus.
 
     Returns:
         What was set, by name, for checkpoints to carry; nothing where all words are shifted, or none.
     """
-    shifts = model.bert.embeddings.domains
-    rows = cast(WordShift, shifts[domain]).rows if domain in shifts else None
+    shifts = model.bert.embeddings.adapters
+    rows = cast(WordShift, shifts[adapter]).rows if adapter in shifts else None
     if rows is None:
         return {}
     found = find_frequent_words(manifest, cast(DomextConfig, model.config).base_vocab_size, len(rows))
     rows.copy_(torch.from_numpy(found))
-    return {f"bert.embeddings.domains.{domain}.rows": rows.clone()}
+    return {f"bert.embeddings.adapters.{adapter}.rows": rows.clone()}
 
 
 def _name_tensors(model: DomextForMaskedLM) -> dict[str, Tensor]:

@@ -152,10 +152,10 @@ class PretrainWorker:
             if self.plan.start and start is not None:
                 apply_start(model, start, self.plan.start.run_dir)
                 self.fixed = pick_fixed(model, start)
-            if distills and config.method.trains == "domain":  # the words stay as they are now
+            if distills and config.method.trains == "adapter":  # the words stay as they are now
                 self.fixed |= copy_new_words(model)
-            if config.method.domain not in (self.plan.earlier or Extensions()).domains:
-                self.fixed |= choose_shifted_words(model, config.method.domain, self.manifest)
+            if config.method.adapter not in (self.plan.earlier or Extensions()).adapters:
+                self.fixed |= choose_shifted_words(model, config.method.adapter, self.manifest)
         attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)

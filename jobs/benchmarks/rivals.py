@@ -54,11 +54,11 @@ class Rival(nn.Module, ABC):
 
 
 class AfRival(Rival):
-    """AF Adapter: `x [W : W']`, all heads in one attention; extensions of one domain with heads and FFN units."""
+    """AF Adapter: `x [W : W']`, all heads in one attention; extensions of one adapter with heads and FFN units."""
 
     def __init__(self, model: DomextForMaskedLM) -> None:
         super().__init__(model)
-        (self.domain,) = model.config.domains
+        (self.adapter,) = model.config.adapters
         self.head_size = model.config.hidden_size // self.num_heads
 
     def run_layer(self, layer: Any, hidden_states: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class AfRival(Rival):
 
     def attend(self, attention: Any, hidden_states: Tensor) -> Tensor:
         """Attention sublayer, [B, N, d] -> [B, N, d]."""
-        base, extra = attention.self, attention.domains[self.domain]
+        base, extra = attention.self, attention.adapters[self.adapter]
         query, key, value = (
             widen(getattr(base, name), getattr(extra, name), hidden_states)
             .unflatten(-1, (-1, self.head_size))
@@ -78,7 +78,7 @@ class AfRival(Rival):
 
     def feed_forward(self, layer: Any, hidden_states: Tensor) -> Tensor:
         """FFN sublayer, [B, N, d] -> [B, N, d]."""
-        extra = layer.domains[self.domain]
+        extra = layer.adapters[self.adapter]
         inner = F.gelu(widen(layer.intermediate.dense, extra.input, hidden_states))
         return self.project(layer.output, extra.output, inner, hidden_states)
 

@@ -1,6 +1,6 @@
 """AdapterHub's library as a rival: a process in an environment of its own, because it pins another transformers.
 
-Enters: a model with one domain of bottlenecks, and batches. Leaves: figures to compare and seconds of steps, made by
+Enters: a model with one adapter of bottlenecks, and batches. Leaves: figures to compare and seconds of steps, made by
 `rivals_adapters_worker.py` with the same weights on the same batch, one step a request.
 """
 
@@ -52,13 +52,13 @@ class AdaptersRival:
             )
         self.model = model
         self.config = cast(DomextConfig, model.config)
-        (self.domain,) = self.config.domains
+        (self.adapter,) = self.config.adapters
         settings = {
             "config": {name: getattr(self.config, name) for name in SHARED_FIELDS},
             "adapter": {
-                "name": self.domain,
+                "name": self.adapter,
                 "reduction_factor": find_reduction_factor(
-                    self.config.hidden_size, self.config.domains[self.domain].bottleneck_size
+                    self.config.hidden_size, self.config.adapters[self.adapter].bottleneck_size
                 ),
             },
             "device": str(device),
@@ -106,7 +106,7 @@ class AdaptersRival:
         """Give the rival the model's present weights and a batch; return its loss and gradient."""
         with tempfile.TemporaryDirectory(prefix="domext-rival-") as folder:
             weights, rows = Path(folder, "weights.safetensors"), Path(folder, "batch.safetensors")
-            save_file(name_weights(self.model, self.domain), weights)
+            save_file(name_weights(self.model, self.adapter), weights)
             save_file({name: tensor.contiguous() for name, tensor in vars(batch).items()}, rows)
             return Figures(**self._ask({"do": "prepare", "weights": str(weights), "batch": str(rows)}))
 
@@ -128,19 +128,19 @@ class AdaptersRival:
         return json.loads(line) if line else None
 
 
-def name_weights(model: DomextForMaskedLM, domain: str) -> dict[str, Tensor]:
+def name_weights(model: DomextForMaskedLM, adapter: str) -> dict[str, Tensor]:
     """Return a model's tensors under the names of a plain BERT with that library's adapter.
 
-    The domain's shifts are added to the LayerNorms, which that library trains in place.
+    The adapter's shifts are added to the LayerNorms, which that library trains in place.
     """
     params = {name: param.detach() for name, param in model.named_parameters()}
-    place, shift = f".domains.{domain}.", f".domains.{domain}.norm."
+    place, shift = f".adapters.{adapter}.", f".adapters.{adapter}.norm."
     tensors = {name: param for name, param in params.items() if place not in name}
     for name, param in params.items():
         if shift in name:
             norm = name.replace(shift, ".LayerNorm.")
             tensors[norm] = tensors[norm] + param
         elif place in name:
-            adapter = name.replace(place, f".adapters.{domain}.")
-            tensors[adapter.replace(".down.", ".adapter_down.0.").replace(".up.", ".adapter_up.")] = param
+            theirs = name.replace(place, f".adapters.{adapter}.")
+            tensors[theirs.replace(".down.", ".adapter_down.0.").replace(".up.", ".adapter_up.")] = param
     return {name: tensor.contiguous() for name, tensor in tensors.items()}

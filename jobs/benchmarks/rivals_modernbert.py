@@ -21,7 +21,7 @@ class Widened(nn.Module):
 
     Args:
         weight: the base's, whose rows are as many equal parts as there are extras.
-        extras: of a domain: one behind each part's rows, or a single one behind the columns.
+        extras: of an adapter: one behind each part's rows, or a single one behind the columns.
         rows: more rows (outputs) instead of columns (inputs).
     """
 
@@ -47,20 +47,20 @@ class ModernBertRival(nn.Module):
     """AF Adapter as its equations stand in transformers' class: all heads in one attention, logits everywhere.
 
     Args:
-        model: a ModernBERT with one domain of heads and FFN units, whose weights and extensions it takes.
+        model: a ModernBERT with one adapter of heads and FFN units, whose weights and extensions it takes.
     """
 
     def __init__(self, model: DomextForMaskedLM) -> None:
         super().__init__()
-        plain = {name: each for name, each in name_plain(model).items() if ".domains." not in name}
+        plain = {name: each for name, each in name_plain(model).items() if ".adapters." not in name}
         layers: list[Any] = list(model.bert.encoder.layer)
         shape = cast(DomextConfig, model.config)
-        (domain,) = shape.domains
+        (adapter,) = shape.adapters
         self.model = ModernBertForMaskedLM(cast(Any, find_layout(shape).restore(shape, "ForMaskedLM")))
         self.model.load_state_dict(detach(model, plain), strict=False)
         self.model.requires_grad_(False)
         for own, layer in zip(layers, cast(Any, self.model.model.layers), strict=True):
-            heads, units = own.attention.domains[domain], own.domains[domain]
+            heads, units = own.attention.adapters[adapter], own.adapters[adapter]
             projections = [heads.query, heads.key, heads.value]
             layer.attn.Wqkv = Widened(layer.attn.Wqkv.weight.data, projections, rows=True)
             layer.attn.Wo = Widened(layer.attn.Wo.weight.data, [heads.output], rows=False)

@@ -39,7 +39,7 @@ from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import ARCHITECTURES, SEQUENCES
 from domext_ray.config.serve import BatchConfig, LimitConfig, ServeConfig, ServeScaleConfig
 from domext_ray.errors import RunError
-from domext_ray.model.domext.configuration_domext import complete_domain
+from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.serving.serve import start_serving
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -128,11 +128,11 @@ class Load:
 
 
 def make_bank(folder: Path, base: str, num_adapters: int) -> AdapterBank:
-    """Make a bank of classifiers whose domains and heads are drawn."""
+    """Make a bank of classifiers whose adapters and heads are drawn."""
     bank = AdapterBank.create(folder, base)
     for seed in range(num_adapters):
         config: Any = copy.deepcopy(bank.base.config)
-        config.domains = {"own": complete_domain("own", {"bottleneck_size": 16}, config.num_hidden_layers)}
+        config.adapters = {"own": complete_adapter("own", {"bottleneck_size": 16}, config.num_hidden_layers)}
         config.id2label = dict(enumerate(CLASSES))
         config.label2id = {label: number for number, label in enumerate(CLASSES)}
         model: Any = ARCHITECTURES[SEQUENCES](config)

@@ -40,7 +40,7 @@ from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import build_model
-from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 from domext_ray.options.build import dump_yaml
 from domext_ray.storage import Place
@@ -84,11 +84,11 @@ def test_places_may_be_texts(tiny_base_folder: Path, tmp_path: Path, monkeypatch
 
 
 def make_model(
-    base: Base, architecture: str = MASKED_LM, seed: int = 1, domain: str = "own", sizes: dict[str, Any] | None = None
+    base: Base, architecture: str = MASKED_LM, seed: int = 1, adapter: str = "own", sizes: dict[str, Any] | None = None
 ) -> PreTrainedModel:
-    """A model whose domain and head are far from their start, and whose base is as it was."""
+    """A model whose adapter and head are far from their start, and whose base is as it was."""
     config: DomextConfig = copy.deepcopy(base.config)
-    config.domains = {domain: complete_domain(domain, sizes or BOTTLENECK, config.num_hidden_layers)}
+    config.adapters = {adapter: complete_adapter(adapter, sizes or BOTTLENECK, config.num_hidden_layers)}
     if architecture != MASKED_LM:
         labels = [f"label-{seed}-{number}" for number in range(2 + seed % 3)]
         config.id2label = dict(enumerate(labels))
@@ -212,7 +212,7 @@ def test_files_do_not_name_the_adapter(bank: AdapterBank, base: Base) -> None:
     model = make_model(base, SEQUENCES)
     bank.add("law", model, "own")
     tensors = load_file(find_tensors(bank, "law"))
-    assert {"bert.encoder.layer.0.attention.output.domains.down.weight", "pooler.dense.weight"} <= tensors.keys()
+    assert {"bert.encoder.layer.0.attention.output.adapters.down.weight", "pooler.dense.weight"} <= tensors.keys()
     assert {name for name in tensors if name.startswith("classifier.")}
     assert not [name for name in tensors if "own" in name.split(".") or "law" in name]
     os.rename(bank.folder / "adapters" / "law", bank.folder / "adapters" / "contracts")
@@ -225,21 +225,21 @@ def test_adapters_come_switch_and_go_at_run_time(bank: AdapterBank, base: Base) 
     for name, model in models.items():
         bank.add(name, model, "own")
     served, batch = make_model(base), make_batch(base, 3)
-    served.bert.drop_domain("own")
+    served.bert.detach_adapter("own")
     expected = score(served, batch)
     bank.attach(served, "law")
     assert torch.equal(score(served, batch), score(models["law"], batch))
     bank.attach(served, "art")
     for name in ("art", "law", "art"):
-        served.bert.set_active_domains([name])
+        served.bert.set_active_adapters([name])
         assert torch.equal(score(served, batch), score(models[name], batch))
-    with pytest.raises(RunError, match="has a domain 'art' already"):
+    with pytest.raises(RunError, match="has an adapter 'art' already"):
         bank.attach(served, "art")
-    served.bert.set_active_domains([])
+    served.bert.set_active_adapters([])
     assert torch.equal(score(served, batch), expected)
-    served.bert.drop_domain("law")
-    served.bert.drop_domain("art")
-    served.bert.set_active_domains(None)
+    served.bert.detach_adapter("law")
+    served.bert.detach_adapter("art")
+    served.bert.set_active_adapters(None)
     assert torch.equal(score(served, batch), expected)
     assert served.state_dict().keys() == make_plain(base).state_dict().keys()
 
@@ -255,11 +255,11 @@ def test_shifts_of_words_come_and_go_with_their_scores(bank: AdapterBank, base: 
         bank.attach(served, name)
         assert torch.equal(score(served, batch), score(model, batch))
         assert not torch.allclose(score(model, batch), expected)
-        served.drop_domain(name)
+        served.detach_adapter(name)
         assert torch.equal(score(served, batch), expected)
     assert served.state_dict().keys() == make_plain(base).state_dict().keys()
     tokens = make_model(base, TOKENS, sizes=SHIFTS)
-    tokens.bert.drop_domain("own")
+    tokens.bert.detach_adapter("own")
     bank.attach(tokens, "some")  # a head for tokens has no scores of words
     with torch.no_grad():
         found = tokens.bert(**batch).last_hidden_state
@@ -271,7 +271,7 @@ def test_shifts_of_words_come_and_go_with_their_scores(bank: AdapterBank, base: 
 
 def make_plain(base: Base) -> PreTrainedModel:
     model = make_model(base)
-    model.bert.drop_domain("own")
+    model.bert.detach_adapter("own")
     return model
 
 
@@ -355,7 +355,7 @@ def test_a_server_changes_while_it_serves(bank: AdapterBank, base: Base) -> None
             server(**batch, adapter_names=names)
     with pytest.raises(RunError, match="no adapter 'art'"):
         server.drop("art")
-    with pytest.raises(RunError, match="has a domain 'law' already"):
+    with pytest.raises(RunError, match="has an adapter 'law' already"):
         server.attach("law")
     assert torch.allclose(torch.stack(server(**batch, adapter_names=["law"] * 4)), expected, atol=1e-5)
     bank.add("sky", make_model(base, sizes=SHIFTS), "own")
@@ -394,7 +394,7 @@ def test_an_unknown_name_is_one_sentence(
 
 
 def set_active(model: PreTrainedModel) -> None:
-    model.bert.add_domain("other", heads=1)
+    model.bert.attach_adapter("other", heads=1)
 
 
 def change_base(model: PreTrainedModel) -> None:
@@ -405,11 +405,11 @@ def change_base(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_active, "active domains are other, own, and a bank holds 'own' alone"),
-        (lambda model: model.bert.set_active_domains([]), "active domains are none"),
+        (set_active, "active adapters are other, own, and a bank holds 'own' alone"),
+        (lambda model: model.bert.set_active_adapters([]), "active adapters are none"),
         (
-            lambda model: model.bert.drop_domain("own"),
-            "has no domain, and a bank holds domains beside a frozen base; train one with one of --method",
+            lambda model: model.bert.detach_adapter("own"),
+            "has no adapter, and a bank holds adapters beside a frozen base; train one with one of --method",
         ),
         (change_base, r"layer.1.output.LayerNorm.bias \(float32\) is not as in the bank's base \(1 tensors differ"),
         (lambda model: model.to(torch.bfloat16), r"\(bfloat16\) is not as in the bank's base"),
@@ -418,7 +418,7 @@ def change_base(model: PreTrainedModel) -> None:
         (lambda model: setattr(model.config, "causal", True), "has causal True and the bank's base has False"),
     ],
 )
-def test_a_model_that_is_not_base_and_domain_is_refused(
+def test_a_model_that_is_not_base_and_adapter_is_refused(
     change: Callable[[PreTrainedModel], object], message: str, bank: AdapterBank, base: Base
 ) -> None:
     model = make_model(base)
@@ -439,7 +439,7 @@ def test_a_model_that_is_not_base_and_domain_is_refused(
 def test_other_extensions_are_refused(
     method: dict[str, Any], new_words: list[list[int]], message: str, bank: AdapterBank, base: Base
 ) -> None:
-    settings = MethodConfig(domain="own", ffn_units=4, **method)
+    settings = MethodConfig(adapter="own", ffn_units=4, **method)
     shape, vocab_size = PretrainConfig().shape, base.config.vocab_size
     model = build_model(base, shape, settings, vocab_size=vocab_size, new_words=new_words, dropout=0.0, seed=0)
     with pytest.raises(RunError, match=message):
@@ -516,7 +516,7 @@ def test_an_adapter_is_a_folder_of_the_bank(bank: AdapterBank, base: Base, tmp_p
         with pytest.raises(RunError, match="has no adapter"):
             bank.load(name)
     shutil.copytree(tmp_path / "law", place / "forward")
-    assert bank.names() == [], "torch cannot call a domain so"
+    assert bank.names() == [], "torch cannot call an adapter so"
     (place / "law").unlink()
     shutil.move(tmp_path / "law", place / "law")
     (place / "law" / "notes.txt").write_text("mine")
@@ -676,13 +676,13 @@ def test_a_fine_tuned_model_is_added_with_its_task(family: str, bank: AdapterBan
     assert found == (pytest.approx(expected, abs=1e-5) if family == "regression" else expected)
 
 
-def test_a_fine_tuned_model_that_is_more_than_a_domain_is_refused(bank: AdapterBank, tmp_path: Path) -> None:
+def test_a_fine_tuned_model_that_is_more_than_an_adapter_is_refused(bank: AdapterBank, tmp_path: Path) -> None:
     start = load_start_model(bank.base_id)
     for family, method, reason in (
         (
             "classification",
             WHOLE,
-            "has no domain, and a bank holds domains beside a frozen base; train one with one of --method.",
+            "has no adapter, and a bank holds adapters beside a frozen base; train one with one of --method.",
         ),
         ("qa", BESIDE, "a bank does not hold a DomextForQuestionAnswering"),
         ("relation_extraction", BESIDE, "takes 2 models for its task, and an adapter is one model"),
@@ -742,7 +742,7 @@ def nudge_words(model: DomextForMaskedLM) -> str:
 @pytest.mark.parametrize(
     ("method", "change", "message"),
     [
-        (FULL, None, "has no domain, and a bank"),
+        (FULL, None, "has no adapter, and a bank"),
         (
             MethodConfig(ffn_units=4),
             nudge_words,
@@ -815,7 +815,7 @@ def test_the_job_removes_what_is_damaged(
 
 def test_a_first_run_that_is_refused_leaves_no_bank(base: Base, tmp_path: Path) -> None:
     make_run(base, tmp_path / "run", FULL)
-    with pytest.raises(RunError, match="has no domain, and a bank"):
+    with pytest.raises(RunError, match="has no adapter, and a bank"):
         run_bank(BankConfig(bank=str(tmp_path / "bank"), add=str(tmp_path / "run"), name="law"))
     assert not (tmp_path / "bank").exists()
 

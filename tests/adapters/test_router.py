@@ -20,7 +20,7 @@ from domext_ray.downstream.start.model import read_model
 from domext_ray.errors import RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.domext.configuration_domext import Domain
+from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
 from domext_ray.plan import size_run
@@ -43,7 +43,7 @@ from domext_ray.training.run import Inputs, Run, Start
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 OWN, COMMON, OTHER = range(60, 100), range(100, 180), range(180, 220)
-METHOD = MethodConfig(domain="clinic", heads=1, ffn_units=6)
+METHOD = MethodConfig(adapter="clinic", heads=1, ffn_units=6)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_special_and_unknown_words_do_not_count(base: Base, texts: tuple[Manifes
     num_words = base.config.vocab_size
     specials = load_tokenizer(base.tokenizer_folder).all_special_ids
     assert (table[:num_words] == ROUTER_SKIPS).nonzero().flatten().tolist() == sorted(specials)
-    router = Router(Domain(router_words=num_words))
+    router = Router(AdapterConfig(router_words=num_words))
     router.weight.copy_(table)
     row = torch.tensor([[70, 71, 110, 75]])
     around = torch.tensor([[2, 70, 71, 110, 75, 3, 0, 0], [num_words + 3, 70, 71, 110, 75, num_words, 4, 1]])
@@ -164,15 +164,17 @@ def test_an_export_has_the_run_s_router(
     assert f"router: {describe_router(PretrainConfig(method=METHOD), asdict(record))}\n" == capsys.readouterr().out
     export_run(run_dir, tmp_path / "export", dtype)
     loaded: Any = DomextForMaskedLM.from_pretrained(tmp_path / "export").eval()
-    assert torch.equal(loaded.bert.router.domains["clinic"].weight, table)
-    assert loaded.config.domains["clinic"].router_threshold == record.threshold
+    assert torch.equal(loaded.bert.router.adapters["clinic"].weight, table)
+    assert loaded.config.adapters["clinic"].router_threshold == record.threshold
     ids = torch.tensor([[2, *OWN[:8], 3], [2, *OTHER[:8], 3]])
     names = ["clinic", "__base__"]
     assert loaded.bert.route(ids) == names == rebuild_run(run_dir).model.bert.route(ids)
     with torch.no_grad():
         assert torch.equal(loaded(ids, adapter_names="auto").logits, loaded(ids, adapter_names=names).logits)
     for source in (run_dir, tmp_path / "export"):  # as fine-tuning and measuring read them
-        assert torch.equal(read_model(str(source), "--model").tensors["bert.router.domains.clinic.weight"].int(), table)
+        assert torch.equal(
+            read_model(str(source), "--model").tensors["bert.router.adapters.clinic.weight"].int(), table
+        )
 
 
 def test_without_general_text_there_is_none_and_it_is_said(
@@ -186,7 +188,7 @@ def test_without_general_text_there_is_none_and_it_is_said(
     sentence = "none, as no general text was given (--replay.corpus)"
     assert f"| Router | {sentence} |" in (tmp_path / "export" / "README.md").read_text()
     loaded: Any = DomextForMaskedLM.from_pretrained(tmp_path / "export")
-    with pytest.raises(ValueError, match="no domain of the model has a router; a run with general text"):
+    with pytest.raises(ValueError, match="no adapter of the model has a router; a run with general text"):
         loaded(torch.tensor([[2, 70, 3]]), adapter_names="auto")
 
 
@@ -208,10 +210,10 @@ def test_what_is_said_follows_the_run() -> None:
     config = PretrainConfig(method=METHOD, replay=ReplayConfig(corpus="general.txt"))
     assert describe_router(config, None) == "", "it is fitted at the end"
     assert describe_router(config, record) == (
-        "gives the domain 97.1% of held-out domain text and 0.5% of held-out general text, at the threshold 1.23"
+        "gives the adapter 97.1% of held-out domain text and 0.5% of held-out general text, at the threshold 1.23"
     )
     assert describe_router(config, {**record, "written": True}) == (
-        "gives the domain 97.1% of held-out domain text and 0.5% of held-out text that the base wrote, at the "
+        "gives the adapter 97.1% of held-out domain text and 0.5% of held-out text that the base wrote, at the "
         "threshold 1.23; fitted without general text"
     )
     full = replace(config, method=MethodConfig(name="full", trains="all", heads=0, ffn_units=0))

@@ -45,7 +45,7 @@ def sweep_file(tiny_base_folder: Path, tmp_path_factory: pytest.TempPathFactory)
         "engine": {"precision": "fp32"},
         "scale": {"cpus_per_worker": 0.6},  # two of them do not fit on one node
         "finetune": {
-            "method": {"name": "full", "trains": "all", "domain": "task", "heads": 0, "ffn_units": 0},
+            "method": {"name": "full", "trains": "all", "adapter": "task", "heads": 0, "ffn_units": 0},
             "labelled": {"max_length": 32, "stride": 8},
             "grid": {"lr": "6e-3", "batch_size": "8", "epochs": "1"},
             "engine": {"precision": "fp32"},

@@ -60,7 +60,7 @@ def test_a_file_that_says_a_name_alone_is_refused_with_its_line(tmp_path: Path) 
 
 
 def test_a_presets_name_that_no_longer_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--method.trains", "domain", "--method.bottleneck_size", "64")
+    flags = ("--method.trains", "adapter", "--method.bottleneck_size", "64")
     parse_config(FinetuneConfig, "finetune", flags)
     assert "warning: --method.name is 'full', and what trains is bottleneck." in capsys.readouterr().out
     parse_config(FinetuneConfig, "finetune", (*flags, "--method.name", "bottleneck"))

@@ -12,7 +12,15 @@ from domext_ray.options.kinds import list_options
 
 BEFORE = json.loads((Path(__file__).parent / "options_before.json").read_text(encoding="utf-8"))
 """Verbs -> sections -> options, as they were before lists, --preset and --config."""
-RENAMED: dict[str, str] = {"run.tensorboard": "run.trackers", "mlflow": "run.trackers"}
+RENAMED: dict[str, str] = {
+    "run.tensorboard": "run.trackers",
+    "mlflow": "run.trackers",
+    "domain": "adapter",
+    "method.domain": "method.adapter",
+    "method.active_domains": "method.active_adapters",
+    "finetune.method.domain": "finetune.method.adapter",
+    "finetune.method.active_domains": "finetune.method.active_adapters",
+}
 GONE: dict[str, str] = {}
 """Options -> why they went."""
 

@@ -116,7 +116,7 @@ def base(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Base:
 
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
-CONFIG = PretrainConfig(method=MethodConfig(domain="garden", heads=1, ffn_units=8))
+CONFIG = PretrainConfig(method=MethodConfig(adapter="garden", heads=1, ffn_units=8))
 
 
 def make_model(base: Base | None, config: PretrainConfig) -> DomextForMaskedLM:

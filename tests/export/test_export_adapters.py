@@ -75,7 +75,7 @@ print(json.dumps({"ids": batch["input_ids"].tolist(), "logits": logits.tolist()}
 def make_model(base_folder: Path, earlier: Extensions | None = None, **method: Any) -> DomextForMaskedLM:
     """A model whose extensions have moved far from their start."""
     base = load_base(str(base_folder))
-    settings = MethodConfig(domain="task", **method)
+    settings = MethodConfig(adapter="task", **method)
     vocab_size = base.config.vocab_size
     model = build_model(base, ShapeConfig(), settings, vocab_size=vocab_size, earlier=earlier, dropout=0.1, seed=0)
     generator = torch.Generator().manual_seed(1)
@@ -87,7 +87,7 @@ def make_model(base_folder: Path, earlier: Extensions | None = None, **method: A
 
 
 def make_rebuilt(model: DomextForMaskedLM, base_folder: Path, **method: Any) -> RebuiltRun:
-    config = PretrainConfig(base=str(base_folder), method=MethodConfig(domain="task", **method))
+    config = PretrainConfig(base=str(base_folder), method=MethodConfig(adapter="task", **method))
     return as_rebuilt(model, load_base(str(base_folder)), load_tokenizer(base_folder), config)
 
 
@@ -237,11 +237,11 @@ def test_what_else_has_trained_goes_into_the_base_folder(tiny_base_folder: Path,
     torch.testing.assert_close(score(loaded, tiny_base_folder), score(model, tiny_base_folder), atol=1e-5, rtol=0)
 
 
-def test_an_idle_domain_is_left_out(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_an_idle_adapter_is_left_out(tiny_base_folder: Path, tmp_path: Path) -> None:
     model = make_model(tiny_base_folder, **BOTTLENECK)
     expected = score(model, tiny_base_folder)
-    model.bert.add_domain("other", heads=1)
-    model.bert.set_active_domains(["task"])
+    model.bert.attach_adapter("other", heads=1)
+    model.bert.set_active_adapters(["task"])
     folder = export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
     loaded = load_with_adapter(folder / "base", folder / "adapter")
     torch.testing.assert_close(score(loaded, tiny_base_folder), expected, atol=1e-5, rtol=0)
@@ -255,9 +255,9 @@ def test_the_reduction_factor_gives_the_width(hidden_size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("domain", "method", "reason"),
+    ("adapter", "method", "reason"),
     [
-        ("law", BOTTLENECK, "no domain 'law' to export; it has task"),
+        ("law", BOTTLENECK, "no adapter 'law' to export; it has task"),
         ("task", {"heads": 1, "ffn_units": 0}, "no bottlenecks"),
         ("task", BOTTLENECK | {"heads": 1}, "1 extra heads"),
         ("task", BOTTLENECK | {"ffn_units": 8}, "8 extra FFN units"),
@@ -267,21 +267,21 @@ def test_the_reduction_factor_gives_the_width(hidden_size: int) -> None:
     ],
 )
 def test_what_adapterhubs_format_does_not_hold_is_refused(
-    domain: str, method: dict[str, Any], reason: str, tiny_base_folder: Path, tmp_path: Path
+    adapter: str, method: dict[str, Any], reason: str, tiny_base_folder: Path, tmp_path: Path
 ) -> None:
     model = make_model(tiny_base_folder, **method)
     with pytest.raises(RunError, match=reason):
-        export_adapterhub(make_rebuilt(model, tiny_base_folder, **method), domain, tmp_path / "export")
+        export_adapterhub(make_rebuilt(model, tiny_base_folder, **method), adapter, tmp_path / "export")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_second_active_domain_and_new_words_are_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
+def test_a_second_active_adapter_and_new_words_are_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
     model = make_model(tiny_base_folder, **BOTTLENECK)
-    model.bert.add_domain("other", bottleneck_size=2)
-    with pytest.raises(RunError, match="the active domain 'other' besides 'task'"):
+    model.bert.attach_adapter("other", bottleneck_size=2)
+    with pytest.raises(RunError, match="the active adapter 'other' besides 'task'"):
         export_bottlenecks(model, tiny_base_folder, tmp_path / "export")
     base = load_base(str(tiny_base_folder))
-    method = MethodConfig(domain="task", **BOTTLENECK)
+    method = MethodConfig(adapter="task", **BOTTLENECK)
     size = base.config.vocab_size
     model = build_model(base, ShapeConfig(), method, vocab_size=size, new_words=[[7, 8]], dropout=0.0, seed=0)
     with pytest.raises(RunError, match="1 new words"):

@@ -152,7 +152,7 @@ LOSSES = {
     "fl_tuning, left to right": f"af --replay.corpus none {_SIZES0} --method.ffn_units 10 "
     "--objective.kind left_to_right",
     "bottleneck": "bottleneck --method.bottleneck_size 6",
-    "second bottleneck after the first": "bottleneck --method.bottleneck_size 5 --method.domain second "
+    "second bottleneck after the first": "bottleneck --method.bottleneck_size 5 --method.adapter second "
     "--init_from trained/bottleneck",
     "exbert, pairs, new words": "exbert --vocab.size 0 --vocab.words words.txt --method.module_hidden_size 12 "
     "--method.module_ffn_size 20 --objective.next_sentence true --corpus texts/paragraphs.txt "

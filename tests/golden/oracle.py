@@ -28,7 +28,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 Question = dict[str, Any]
-NAMES = {"--config_path": "--preset", "--config": "--preset"}
+NAMES = {
+    "--config_path": "--preset",
+    "--config": "--preset",
+    "method.domain": "method.adapter",
+    "method.active_domains": "method.active_adapters",
+}
 """Old names of options in sentences, and their new ones."""
 OPTIONS = """
 train.max_steps 10 1e2 0 -5 1.5 abc|train.global_batch_size 8 30 0|train.micro_batch_size 2 7 -1
@@ -38,7 +43,7 @@ optim.schedule cosine wsd sine|optim.warmup_steps 3 -1|optim.decay_steps 900 2|o
 engine.zero_stage 1 7|engine.precision bf16 fp16|seed 3 -1 x|engine.offload true maybe|engine.base_dtype bf16 fp8
 scale.num_workers 2 0 1000|scale.use_gpu false maybe|method.heads 2 -1|method.ffn_units 64 1.5|method.layers 0-1 9-3 x
 method.lora_rank 4 -2|method.lora_targets query,key keys|method.bottleneck_size 8 -1
-method.bottleneck_place attention middle|method.trains all domain nothing|method.domain d 'a b'
+method.bottleneck_place attention middle|method.trains all adapter nothing|method.adapter d 'a b'
 method.trainable_budget 0.1 1.5|method.word_rows 100 -1|method.word_init subword_mean mean|method.name mine lora a/b
 objective.kind left_to_right denoise contrast causal|objective.mask_prob 0.3 0 2|objective.random_token_frac 0.1 0.9
 objective.whole_word false 2|objective.next_sentence true|objective.keep replay none all|objective.keep_weight 2 0

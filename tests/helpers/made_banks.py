@@ -1,4 +1,4 @@
-"""Banks of adapters that were never trained: every tensor of domain and head is drawn, so that all answer otherwise."""
+"""Banks of adapters that were never trained: all tensors of adapter and head are drawn, so that all answer otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.adapters.entry import ARCHITECTURES
-from domext_ray.model.domext.configuration_domext import complete_domain
+from domext_ray.model.domext.configuration_domext import complete_adapter
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS
 
 SIZES = {"bottleneck_size": 4}
@@ -30,7 +30,7 @@ def add_drawn(
 ) -> None:
     """Add an adapter to a bank; with `routed_id`, the router knows texts that have this token."""
     config: Any = copy.deepcopy(bank.base.config)
-    config.domains = {"own": complete_domain("own", SIZES, config.num_hidden_layers)}
+    config.adapters = {"own": complete_adapter("own", SIZES, config.num_hidden_layers)}
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}

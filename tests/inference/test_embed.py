@@ -160,7 +160,7 @@ def test_mistakes_are_sentences(config: EmbedConfig, tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_a_bank_makes_its_own_vectors(config: EmbedConfig, tiny_base_folder: Path) -> None:
-    """Whatever head it has: the base and the adapter's domain, pooled as its run had it."""
+    """Whatever head it has: the base and the adapter, pooled as its run had it."""
     bank = make_bank(Path(config.output).parent / "bank", str(tiny_base_folder))
     base = load_embedding(config, "cpu")
     made = {}

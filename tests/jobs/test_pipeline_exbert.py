@@ -159,18 +159,18 @@ def test_a_killed_second_stage_ends_as_the_undisturbed_one(
     assert len(losses[0]) == NUM_STEPS and losses[0] == losses[1]
 
 
-def test_a_task_bottleneck_trains_over_the_frozen_domain(
+def test_a_task_bottleneck_trains_over_the_frozen_adapter(
     first: Path, tiny_base_folder: Path, corpus_file: Path
 ) -> None:
     flags = ("--init_from", str(first), "--vocab.size", "0", "--vocab.words", str(first / "tokenizer"))
     task = ("--method.module_hidden_size", "0", "--method.module_ffn_size", "0", "--method.bottleneck_size", "4")
-    task = (*task, "--method.trains", "domain", "--method.domain", "task", "--train.max_steps", "3")
+    task = (*task, "--method.trains", "adapter", "--method.adapter", "task", "--train.max_steps", "3")
     run_job(build_command(tiny_base_folder, corpus_file, first.parent, "task", *flags, *task))
     before, after = (load_file(first.parent / name / "export" / "model.safetensors") for name in ("first", "task"))
     changed = {name for name, each in before.items() if not bool((after[name] == each).all())}
     assert all(name.startswith(("cls.seq_relationship.", "bert.pooler.")) for name in changed), "heads of no base train"
     added = after.keys() - before.keys()
-    assert added and all(".domains.task." in name for name in added)
+    assert added and all(".adapters.task." in name for name in added)
     assert any(bool(after[name].any()) for name in added if ".up.weight" in name)
 
 

@@ -74,7 +74,7 @@ def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus:
     assert not any(DECODER in name for name in exported), "an export leaves the decoder out"
     run, export = (load_start_model(str(tmp_path / "cut" / each)) for each in ("", "export"))
     assert all(torch.equal(run.tensors[name], each) for name, each in export.tensors.items())
-    export.config.active_domains = []
+    export.config.active_adapters = []
     base = TextEmbedding(load_start_model(str(tiny_base_folder)))
     assert np.array_equal(TextEmbedding(export)(TEXTS), base(TEXTS)), "taken off, the base's vectors bit for bit"
     assert not np.allclose(TextEmbedding(run)(TEXTS), base(TEXTS), atol=1e-3)

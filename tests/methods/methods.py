@@ -65,7 +65,7 @@ class Row:
 
 
 WORDS = r"^(bert\.embeddings|cls\.predictions)\.extension\."
-SHIFTS = r"^(bert\.embeddings|cls\.predictions)\.domains\.domain\."
+SHIFTS = r"^(bert\.embeddings|cls\.predictions)\.adapters\.domain\."
 MODULES = {"module_hidden_size": 12, "module_ffn_size": 20}
 SHIPPED_MODULES = {"module_hidden_size": 84, "module_ffn_size": 340}
 BOTTLENECK = {"bottleneck_size": 6}
@@ -83,7 +83,7 @@ ROWS = [
     ),
     Row("LayerNorms", {"trains": "layer_norms"}, r"^bert\..*LayerNorm\.", plain_export=True),
     Row("biases", {"trains": "biases"}, r"^bert\..*\.bias$", plain_export=True),
-    Row("FL-Tuning", {"ffn_units": 10}, r"\.layer\.\d\.domains\.domain\.", UNITS),
+    Row("FL-Tuning", {"ffn_units": 10}, r"\.layer\.\d\.adapters\.domain\.", UNITS),
     Row(
         "LoRA",
         {"lora_rank": 3},
@@ -99,7 +99,7 @@ ROWS = [
         plain_export=True,
         roberta=True,
     ),
-    Row("AF", {"heads": 1, "ffn_units": 10}, r"\.layer\.\d\.(attention\.)?domains\.domain\.", UNITS),
+    Row("AF", {"heads": 1, "ffn_units": 10}, r"\.layer\.\d\.(attention\.)?adapters\.domain\.", UNITS),
     Row("exBERT", MODULES, r"\.extension\.", SHIPPED_MODULES, exact_start=False, new_words=True),
     Row(
         "exBERT, modules only",
@@ -113,13 +113,13 @@ ROWS = [
     Row(
         "bottleneck",
         BOTTLENECK,
-        r"\.(attention\.)?output\.domains\.domain\.(down|up|norm)\.",
+        r"\.(attention\.)?output\.adapters\.domain\.(down|up|norm)\.",
         SHIPPED_BOTTLENECK,
     ),
     Row(
         "bottleneck, paper's start, upper layers",
         {**BOTTLENECK, "init": "paper", "layers": "1"},
-        r"\.layer\.1\.(attention\.)?output\.domains\.domain\.(down|up|norm)\.",
+        r"\.layer\.1\.(attention\.)?output\.adapters\.domain\.(down|up|norm)\.",
         {**SHIPPED_BOTTLENECK, "layers": "2-3"},
         exact_start=False,
         roberta=True,
@@ -127,13 +127,13 @@ ROWS = [
     Row(
         "bottleneck, parallel, LayerNorm inside, ReLU",
         {**BOTTLENECK, "bottleneck_parallel": True, "bottleneck_layer_norm": True, "bottleneck_activation": "relu"},
-        r"\.(attention\.)?output\.domains\.domain\.(input_norm|down|up|norm)\.",
+        r"\.(attention\.)?output\.adapters\.domain\.(input_norm|down|up|norm)\.",
         SHIPPED_BOTTLENECK,
     ),
     Row(
         "bottleneck after attention, tanh, left to right",
         {**BOTTLENECK, "bottleneck_place": "attention", "bottleneck_activation": "tanh"},
-        r"\.attention\.output\.domains\.domain\.(down|up|norm)\.",
+        r"\.attention\.output\.adapters\.domain\.(down|up|norm)\.",
         SHIPPED_BOTTLENECK,
         roberta=True,
         left_to_right=True,
@@ -150,41 +150,41 @@ ROWS = [
     Row(
         "AF heads + new words",
         {"heads": 1},
-        rf"\.attention\.domains\.domain\.|{WORDS}",
+        rf"\.attention\.adapters\.domain\.|{WORDS}",
         new_words=True,
     ),
     Row(
         "AF + word shifts + new words",
         {"heads": 1, "ffn_units": 10, "word_rows": 12, "word_head": True},
-        rf"\.domains\.domain\.|{WORDS}",
+        rf"\.adapters\.domain\.|{WORDS}",
         {**UNITS, "word_rows": 4000},
         new_words=True,
     ),
     Row(
         "exBERT + bottleneck without norms",
         {**MODULES, **BOTTLENECK, "bottleneck_norms": False},
-        r"\.extension\.|\.output\.domains\.domain\.(down|up)\.",
+        r"\.extension\.|\.output\.adapters\.domain\.(down|up)\.",
         {**SHIPPED_MODULES, **SHIPPED_BOTTLENECK},
         exact_start=False,
         new_words=True,
     ),
     Row(
-        "AF + bottleneck, one domain",
+        "AF + bottleneck, one adapter",
         {"heads": 1, "ffn_units": 10, **BOTTLENECK},
-        r"\.domains\.domain\.",
+        r"\.adapters\.domain\.",
         {**UNITS, **SHIPPED_BOTTLENECK},
         roberta=True,
     ),
     Row(
         "LoRA + AF heads",
         {"lora_rank": 3, "lora_targets": ("query", "output"), "heads": 1},
-        r"\.lora_[AB]\.|\.attention\.domains\.domain\.",
+        r"\.lora_[AB]\.|\.attention\.adapters\.domain\.",
         {"lora_rank": 16},
     ),
     Row(
         "AF + sentence pairs",
         {"heads": 1, "ffn_units": 10},
-        r"\.domains\.domain\.|^bert\.pooler\.|^cls\.seq_relationship\.",
+        r"\.adapters\.domain\.|^bert\.pooler\.|^cls\.seq_relationship\.",
         UNITS,
         pairs=True,
     ),
@@ -192,7 +192,7 @@ ROWS = [
     Row(
         "AF + word shifts, keeping the base's predictions",
         {"heads": 1, "ffn_units": 10, "word_rows": 10**6, "word_head": True},
-        r"\.domains\.domain\.",
+        r"\.adapters\.domain\.",
         UNITS,
         keep="kl",
     ),
@@ -216,26 +216,26 @@ ROWS = [
         roberta=True,
         keep="kl",
     ),
-    Row("bottleneck, general text learned", BOTTLENECK, r"\.domains\.domain\.", SHIPPED_BOTTLENECK, keep="replay"),
+    Row("bottleneck, general text learned", BOTTLENECK, r"\.adapters\.domain\.", SHIPPED_BOTTLENECK, keep="replay"),
     # beside or after an earlier run's
     Row(
         "second bottleneck beside a frozen one",
-        {**BOTTLENECK, "domain": "second", "bottleneck_size": 5},
-        r"\.domains\.second\.",
+        {**BOTTLENECK, "adapter": "second", "bottleneck_size": 5},
+        r"\.adapters\.second\.",
         SHIPPED_BOTTLENECK,
         after="bottleneck",
     ),
     Row(
         "task bottleneck over AF",
-        {**BOTTLENECK, "domain": "task", "trains": "domain"},
-        r"\.output\.domains\.task\.",
+        {**BOTTLENECK, "adapter": "task", "trains": "adapter"},
+        r"\.output\.adapters\.task\.",
         SHIPPED_BOTTLENECK,
         after="AF",
     ),
     Row(
         "AF over frozen new words",
-        {"heads": 1, "ffn_units": 10, "trains": "domain"},
-        r"\.domains\.domain\.",
+        {"heads": 1, "ffn_units": 10, "trains": "adapter"},
+        r"\.adapters\.domain\.",
         UNITS,
         new_words=True,
         after="new words",

@@ -256,7 +256,7 @@ def test_bf16(row: Row, runs: dict[str, Any]) -> None:
 def keeps_base(row: Row) -> bool:
     """Whether nothing of the base trains."""
     method = row.make_method()
-    return method.trains in ("extensions", "domain")
+    return method.trains in ("extensions", "adapter")
 
 
 # --- numbers on the shipped base ------------------------------------------------------------------------------------
@@ -411,12 +411,15 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
         (lambda: describe({"layers": "-1"}), "--layers is '-1'; it must be"),
         (lambda: describe({"layers": "all"}), "--layers is 'all'; it must be"),
         (
-            lambda: describe({"active_domains": "domain,law"}),
-            "--method.active_domains names 'law'; the model has domain",
+            lambda: describe({"active_adapters": "domain,law"}),
+            "--method.active_adapters names 'law'; the model has domain",
         ),
-        (lambda: describe({"active_domains": "law"}, EARLIER), "--active_domains is 'law'; it must be"),
-        (lambda: describe({"domain": "law"}, EARLIER), "--method.domain 'law' is the name of a domain of --init_from"),
-        (lambda: describe({"domain": "a b"}), "--domain is 'a b'; it must be"),
+        (lambda: describe({"active_adapters": "law"}, EARLIER), "--active_adapters is 'law'; it must be"),
+        (
+            lambda: describe({"adapter": "law"}, EARLIER),
+            "--method.adapter 'law' is the name of an adapter of --init_from",
+        ),
+        (lambda: describe({"adapter": "a b"}), "--method.adapter is 'a b'; it must be"),
         (
             lambda: PretrainConfig(method=MethodConfig(heads=0, ffn_units=0, bottleneck_size=0)),
             "--method.trains is 'extensions'; it must be all when there is no extension",
@@ -435,8 +438,8 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
             "--bottleneck_parallel is True; it must be false without bottlenecks",
         ),
         (
-            lambda: describe({"domain": "law", "heads": 0, "ffn_units": 0, "bottleneck_size": 16}, VARIED),
-            "--method.domain 'law' is the name of a domain of --init_from that has other parts",
+            lambda: describe({"adapter": "law", "heads": 0, "ffn_units": 0, "bottleneck_size": 16}, VARIED),
+            "--method.adapter 'law' is the name of an adapter of --init_from that has other parts",
         ),
         (lambda: MethodConfig(trains="layer_norms"), "--trains is 'layer_norms'; it must be"),
         (lambda: MethodConfig(trains="all", lora_rank=4), "--trains is 'all'; it must be extensions"),

@@ -257,7 +257,7 @@ def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path, model_class:
     theirs = model_class.from_pretrained(tmp_path, dtype=torch.float32).eval()
     expected = theirs(ids).last_hidden_state
     torch.testing.assert_close(model.bert(ids).last_hidden_state, expected, atol=1e-5, rtol=0)
-    trainable = {name for name, each in model.named_parameters() if each.requires_grad and "domains" not in name}
+    trainable = {name for name, each in model.named_parameters() if each.requires_grad and "adapters" not in name}
     head = {f"cls.predictions.transform.{name}" for name in ("dense.weight", "dense.bias")}
     head |= {f"cls.predictions.transform.LayerNorm.{name}" for name in ("weight", "bias")}
     assert trainable == {*head, "cls.predictions.bias"}
@@ -267,7 +267,7 @@ def test_a_sentence_encoder_gets_a_head_that_trains(tmp_path: Path, model_class:
 
 def test_af_trains_the_extensions_only(bert: Base) -> None:
     model = augment(bert)
-    assert all(each.requires_grad == (".domains." in name) for name, each in model.named_parameters())
+    assert all(each.requires_grad == (".adapters." in name) for name, each in model.named_parameters())
     assert all(each.requires_grad for each in augment(bert, FULL).parameters())
 
 
@@ -291,7 +291,7 @@ def test_the_base_comes_back_bit_for_bit(folder: str, request: pytest.FixtureReq
     before = {name: each.clone() for name, each in model.named_parameters()}
     run_steps(model)
     changed = {name for name, each in model.named_parameters() if not torch.equal(each, before[name])}
-    assert changed == {name for name in before if ".domains." in name}, "every extension trains, nothing else does"
+    assert changed == {name for name in before if ".adapters." in name}, "every extension trains, nothing else does"
     found, original = detach(model, base.original_names), load_file(path / "model.safetensors")
     assert set(found) == set(original)
     assert all(torch.equal(found[name], original[name]) for name in original)
@@ -300,7 +300,7 @@ def test_the_base_comes_back_bit_for_bit(folder: str, request: pytest.FixtureReq
 
 def test_random_weights_without_a_base() -> None:
     model = augment(None, FULL, pad_token_id=2)
-    assert model.config.domains == {} and model.config.pad_token_id == 2
+    assert model.config.adapters == {} and model.config.pad_token_id == 2
     assert all(each.requires_grad for each in model.parameters())
     table = model.bert.embeddings.position_embeddings.weight
     assert 0.015 < table.square().mean().sqrt() < 0.025
@@ -335,12 +335,12 @@ COUNTED = [
 def test_counts_are_those_of_the_tensors(
     sizes: dict[str, int] | None, method: MethodConfig, has_head: bool, has_pooler: bool
 ) -> None:
-    domains = {"law": sizes, "art": {"heads": 1, "ffn_units": 2}} if sizes else {}
-    config = DomextConfig(**SIZES, has_pooler=has_pooler, type_vocab_size=3, domains=domains)
+    adapters = {"law": sizes, "art": {"heads": 1, "ffn_units": 2}} if sizes else {}
+    config = DomextConfig(**SIZES, has_pooler=has_pooler, type_vocab_size=3, adapters=adapters)
     with torch.device("meta"):
         model = DomextForMaskedLM(config)
     heads = HEADS if has_head else HEADS[1:]
-    method = replace(method, domain="law")  # art, which is none of the method's, stays frozen
+    method = replace(method, adapter="law")  # art, which is none of the method's, stays frozen
     names = build.trainable_names(model, method, heads)
     params = dict(model.named_parameters())
     counts = count_parameters(config, method, heads)
@@ -351,9 +351,9 @@ def test_counts_are_those_of_the_tensors(
 
 def test_counts_of_the_paper() -> None:
     """AF Adapter: 1 head and 1,024 units on Chinese RoBERTa-wwm-ext-base, 17.2 % of base + extension."""
-    method = MethodConfig(domain="medicine")
+    method = MethodConfig(adapter="medicine")
     config = DomextConfig(
-        vocab_size=21128, has_pooler=True, domains={"medicine": {"heads": method.heads, "ffn_units": method.ffn_units}}
+        vocab_size=21128, has_pooler=True, adapters={"medicine": {"heads": method.heads, "ffn_units": method.ffn_units}}
     )
     counts = count_parameters(config, method, HEADS)
     assert counts.trainable == 21_266_688
@@ -363,9 +363,9 @@ def test_counts_of_the_paper() -> None:
 
 def test_describe_shape_equals_the_built_model(bert: Base) -> None:
     config = describe_shape(bert, SHAPE, AF, vocab_size=bert.config.vocab_size)
-    assert config.domains == augment(bert).config.domains
+    assert config.adapters == augment(bert).config.adapters
     assert count_parameters(config, AF, HEADS).total == sum(each.numel() for each in augment(bert).parameters())
-    assert bert.config.domains == {}, "the base's own configuration is left as it was"
+    assert bert.config.adapters == {}, "the base's own configuration is left as it was"
 
 
 @pytest.mark.parametrize("autocast", [True, False])

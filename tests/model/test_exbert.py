@@ -253,9 +253,9 @@ def test_stage_two_and_trained_heads(base: Base) -> None:
         name for name, _ in heads.named_parameters() if name.startswith(HEADS) and not is_extension(name)
     }
     assert not heads.bert.embeddings.word_embeddings.weight.requires_grad
-    domain = augment(base, MethodConfig(heads=1, ffn_units=0, trains="domain", train_heads=True))
-    trained = {name for name, each in domain.named_parameters() if each.requires_grad and is_extension(name)}
-    assert trained and all(".domains.domain." in name for name in trained), "the head's biases of new words do not"
+    adapter = augment(base, MethodConfig(heads=1, ffn_units=0, trains="adapter", train_heads=True))
+    trained = {name for name, each in adapter.named_parameters() if each.requires_grad and is_extension(name)}
+    assert trained and all(".adapters.domain." in name for name in trained), "the head's biases of new words do not"
 
 
 def test_a_width_that_the_heads_do_not_divide_is_refused(base: Base) -> None:

@@ -20,10 +20,10 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextMod
 
 VOCAB, LENGTH = 90, 12
 EVERYTHING: dict[str, Any] = {
-    "domains": {"law": {"heads": 1, "ffn_units": 6, "bottleneck_size": 4}, "art": {"heads": 2}},
+    "adapters": {"law": {"heads": 1, "ffn_units": 6, "bottleneck_size": 4}, "art": {"heads": 2}},
     "module_hidden_size": 8,
     "module_ffn_size": 10,
-    "domain_init": "paper",
+    "adapter_init": "paper",
     "gate_bias": 0.0,
 }
 implementations = pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -74,12 +74,12 @@ def test_the_implementations_agree(padded: bool) -> None:
 
 @implementations
 @torch.no_grad()
-def test_rows_may_name_domains(implementation: str) -> None:
+def test_rows_may_name_adapters(implementation: str) -> None:
     model, (ids, _) = make_encoder(implementation, causal=True, **EVERYTHING), make_rows()
     names = ["law", "__base__", "art"]
     together = model(ids, adapter_names=names).last_hidden_state
     for i, name in enumerate(names):
-        model.set_active_domains([name] if name != "__base__" else [])
+        model.set_active_adapters([name] if name != "__base__" else [])
         torch.testing.assert_close(model(ids[i : i + 1]).last_hidden_state[0], together[i], atol=1e-5, rtol=0)
 
 

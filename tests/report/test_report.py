@@ -239,7 +239,7 @@ def test_the_page_says_what_the_router_keeps_and_takes() -> None:
     config = PretrainConfig(replay=ReplayConfig(corpus="/data/general.txt"))
     record = {"threshold": 1.5, "kept": 0.971, "taken": 0.004, "written": False}
     facts = dict(list_facts(config, ABOUT, make_records(), record))
-    assert facts["router"].startswith("gives the domain 97.1% of held-out domain text and 0.4% of held-out general")
+    assert facts["router"].startswith("gives the adapter 97.1% of held-out domain text and 0.4% of held-out general")
     assert "router" not in dict(list_facts(config, ABOUT, make_records())), "it still trains"
     assert facts["router"] != dict(list_facts(PretrainConfig(), ABOUT, make_records()))["router"]
     assert "(--replay.corpus)" in dict(list_facts(PretrainConfig(), ABOUT, make_records()))["router"]

@@ -237,7 +237,7 @@ def test_stored_snippets_are_those_that_are_found_and_are_found_once(
 @pytest.mark.jobs
 def test_ranks_read_what_the_driver_stored(prepared: Prepared, tmp_path: Path) -> None:
     """One rank and two, whose words stay as they were fitted: they are the same, bit for bit."""
-    method = replace(prepared.config.method, trains="domain")
+    method = replace(prepared.config.method, trains="adapter")
     train = replace(prepared.config.train, max_steps=1, checkpoint_every=1)
     found = []
     for number in (1, 2):
@@ -307,7 +307,7 @@ def test_a_run_starts_from_the_fitted_words_and_resumes_exactly(
 def test_words_that_do_not_train_are_carried_by_checkpoints(
     start: Callable[..., PretrainWorker], prepared: Prepared, tmp_path: Path
 ) -> None:
-    method = replace(prepared.config.method, trains="domain")
+    method = replace(prepared.config.method, trains="adapter")
     start("domain", method=method).run(3)
     latest = find_latest(tmp_path / "domain" / "checkpoints")
     assert latest is not None

@@ -73,8 +73,8 @@ def build_model(dropout: float = 0.0, method: str = "af") -> DomextForMaskedLM:
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         initializer_range=0.1,
-        domains={"domain": {"heads": 1, "ffn_units": 1600}} if method == "af" else {},
-        domain_init="paper",
+        adapters={"domain": {"heads": 1, "ffn_units": 1600}} if method == "af" else {},
+        adapter_init="paper",
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -284,7 +284,7 @@ def measure_bad_steps(stages: Stages) -> dict[str, Any]:
         parts, num_masked = split(2, dist.get_rank(), dist.get_world_size(), 2)
         bad_parts = [parts[0], replace(parts[1], weights=torch.full_like(parts[1].weights, math.inf))]
         bad = [engine.train_step(bad_parts if is_last else parts, num_masked, 2)]
-        bias = next(each for name, each in model.named_parameters() if name.endswith("domains.domain.output.bias"))
+        bias = next(each for name, each in model.named_parameters() if name.endswith("adapters.domain.output.bias"))
         hook = bias.register_hook(lambda grad: torch.full_like(grad, math.inf)) if is_last else None
         bad.append(engine.train_step(parts, num_masked, 2))
         if hook is not None:
@@ -679,7 +679,7 @@ def test_seeds_differ_by_seed_step_and_rank() -> None:
 
 def test_state_of_another_model_is_one_sentence(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     state = copy.deepcopy(bare[2][0])
-    name = "bert.encoder.layer.0.domains.domain.output.bias"
+    name = "bert.encoder.layer.0.adapters.domain.output.bias"
     del state.tensors[name]
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)

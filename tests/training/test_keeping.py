@@ -142,11 +142,11 @@ def test_a_model_at_its_start_keeps_everything_whatever_dropout_does(base: Base)
 def test_the_extensions_take_part_again_when_the_base_was_asked(base: Base) -> None:
     config = make_config(base, module_hidden_size=8, module_ffn_size=8, **AF)
     model, batch = build(base, config), make_batch(KEPT)
-    before, active = score(model, batch), model.config.active_domains
+    before, active = score(model, batch), model.config.active_adapters
     loss = make_loss_of(base, config, model).train()
     assert loss.teaches_itself
     run(loss, batch)
-    assert torch.equal(score(model, batch), before) and model.config.active_domains == active
+    assert torch.equal(score(model, batch), before) and model.config.active_adapters == active
     broken = replace(cast(Any, batch.distill_rows), rows=torch.tensor([99]))
     with pytest.raises(IndexError):
         run(loss.train(), replace(batch, distill_rows=broken))

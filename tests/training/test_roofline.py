@@ -30,7 +30,7 @@ def count(method: MethodConfig) -> Roofline:
     model = build_model(None, SHAPE, method, vocab_size=VOCAB, new_words=[], dropout=0.0, seed=0)
     choose_attention(model, CPU, bf16=False)
     for name, param in model.named_parameters():
-        param.requires_grad_(method.trains == "all" or ".domains." in name)
+        param.requires_grad_(method.trains == "all" or ".adapters." in name)
     config = PretrainConfig(train=TrainConfig(seq_length=LENGTH))
     return count_flops(MaskedLoss(model, CPU, bf16=False), make_full_batch(config, VOCAB, LENGTH, ROWS))
 

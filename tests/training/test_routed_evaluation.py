@@ -15,7 +15,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
-from domext_ray.model.domext.configuration_domext import Domain
+from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.routers_domext import Router
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch
@@ -33,7 +33,7 @@ def model(tiny_base_folder: Path) -> nn.Module:
     made = build_model(base, ShapeConfig(), method, vocab_size=size, causal=False, pad_token_id=0, dropout=0.0, seed=0)
     generator = torch.Generator().manual_seed(1)
     for name, each in made.named_parameters():
-        if ".domains." in name:
+        if ".adapters." in name:
             each.data.copy_(torch.randn(each.shape, generator=generator) * 0.3)
     return cast(nn.Module, made)
 
@@ -54,13 +54,13 @@ def make_batches() -> list[MaskedBatch]:
 
 def test_every_word_is_scored_once_by_whom_its_row_is_sent_to(model: nn.Module) -> None:
     config: Any = model.config
-    router = Router(Domain(router_words=config.vocab_size))
+    router = Router(AdapterConfig(router_words=config.vocab_size))
     router.weight[OWN], router.weight[51] = 1000, -1000
     routed = RoutedModel(model, {"domain": router}, {"domain": 0.0})
     engine, batches = make_lone_engine(model), make_batches()
     assert routed.route(batches[0].input_ids) == ["domain", None, None, "domain"]
     found = routed.evaluate(engine, batches)
-    assert config.active_domains is None, "the model is as it was"
+    assert config.active_adapters is None, "the model is as it was"
 
     losses, number = 0.0, 0
     for batch in batches:
@@ -69,13 +69,13 @@ def test_every_word_is_scored_once_by_whom_its_row_is_sent_to(model: nn.Module) 
             one = take_rows(batch, only)
             if one is None:
                 continue
-            config.active_domains = [] if name is None else [name]
+            config.active_adapters = [] if name is None else [name]
             score = evaluate(engine, [one])
             losses, number = losses + score.loss * score.num_tokens, number + score.num_tokens
-    config.active_domains = None
+    config.active_adapters = None
     assert found.num_tokens == number == 17 and found.loss == pytest.approx(losses / number, rel=1e-5)
     score = partial(evaluate, engine)
-    assert abs(found.loss - score(batches).loss) > 1e-3, "the domain changes what its rows get, and no others"
+    assert abs(found.loss - score(batches).loss) > 1e-3, "the adapter changes what its rows get, and no others"
 
 
 def test_rows_of_a_batch_keep_what_is_asked_of_them() -> None:

@@ -44,7 +44,7 @@ METHODS = {
     "bottlenecks": MethodConfig(name="bottleneck", heads=0, ffn_units=0, bottleneck_size=8),
     "shifts": MethodConfig(heads=1, ffn_units=8, word_rows=1000, word_head=True),
     "full": MethodConfig(name="full", trains="all", heads=0, ffn_units=0),
-    "domain": MethodConfig(trains="domain", heads=1, ffn_units=0),
+    "adapter": MethodConfig(trains="adapter", heads=1, ffn_units=0),
     "top": MethodConfig(name="top", trains="top_layers", top_layers=1, heads=0, ffn_units=0),
 }
 each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
@@ -254,7 +254,7 @@ def test_training_learns_and_the_base_stays(objective: ObjectiveConfig, tiny_bas
     model.eval()
     with torch.no_grad():
         adapted = model.bert(ids).last_hidden_state
-        model.bert.set_active_domains([])
+        model.bert.set_active_adapters([])
         taken_off = model.bert(ids).last_hidden_state
         assert torch.equal(taken_off, plain.eval().bert(ids).last_hidden_state), "the base's, bit for bit"
     assert not torch.allclose(adapted, taken_off)

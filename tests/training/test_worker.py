@@ -241,11 +241,11 @@ def test_a_mixture_goes_on_where_it_was_and_says_what_it_read(mixed: Run, tmp_pa
 
 @pytest.mark.parametrize(("threshold", "step"), [(-math.inf, 16), (math.inf, 0)])
 def test_the_last_evaluation_asks_the_router(threshold: float, step: int, mixed: Run, tmp_path: Path) -> None:
-    """One that sends every row to the domain gives the model's figures, one that sends none the base's."""
+    """One that sends every row to the adapter gives the model's figures, one that sends none the base's."""
     join_alone()
     words = load_base(mixed.config.base).config.vocab_size
     table = torch.zeros(words + ROUTER_PAIRS, dtype=torch.int32)
-    save_routers(tmp_path, {mixed.config.method.domain: (table, RouterRecord(threshold, 1.0, 0.0))})
+    save_routers(tmp_path, {mixed.config.method.adapter: (table, RouterRecord(threshold, 1.0, 0.0))})
     worker = PretrainWorker(mixed.at(supersede(tmp_path)), device=torch.device("cpu"))
     worker.run()
     worker.close()

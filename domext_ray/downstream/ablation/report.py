@@ -55,8 +55,8 @@ def format_spans(study: SpanStudy) -> str:
         named.setdefault((middle, last), f"upper half ({middle} to {last})")
         named[(first, last)] = f"all layers ({first} to {last})"
     setting = (
-        f"{study.run}: {study.metric} on {study.num_examples:,} dev examples without the parts of the domain "
-        f"{study.domain!r} in some layers, without retraining; LayerNorm shifts "
+        f"{study.run}: {study.metric} on {study.num_examples:,} dev examples without the parts of the adapter "
+        f"{study.adapter!r} in some layers, without retraining; LayerNorm shifts "
         f"{'are removed with them' if study.remove_norms else 'stay'}. Differences are to the whole model, with paired "
         "bootstrap 95 % intervals over examples."
     )

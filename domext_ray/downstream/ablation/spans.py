@@ -1,8 +1,8 @@
-"""What the layers' parts of a domain are worth: removed from a fine-tuned model without retraining, span by span.
+"""What the layers' parts of an adapter are worth: removed from a fine-tuned model without retraining, span by span.
 
-Enters: a fine-tuning run whose model carries a domain (bottlenecks, heads or FFN units). Leaves: OUTPUT/spans.json, the
-set's metric on dev without the domain's parts in every contiguous span of layers; what is there is kept. Houlsby et al.
-section 3.6 and figure 6.
+Enters: a fine-tuning run whose model carries an adapter (bottlenecks, heads or FFN units). Leaves: OUTPUT/spans.json,
+the set's metric on dev without the adapter's parts in every contiguous span of layers; what is there is kept.
+Houlsby et al. section 3.6 and figure 6.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class SpanScore:
-    """What a model scores without a domain's parts in some layers.
+    """What a model scores without an adapter's parts in some layers.
 
     Args:
         value: the set's metric on dev.
@@ -61,16 +61,16 @@ class SpanWork:
     Args:
         finetuned: the model and its run.
         fitted: what predicts.
-        domain: the domain whose parts are removed.
+        adapter: the adapter whose parts are removed.
         layers: first and last layer that have such parts.
-        remove_norms: the domain's LayerNorm shifts go with its outputs.
+        remove_norms: the adapter's LayerNorm shifts go with its outputs.
         num_resamples: bootstrap samples of an interval.
         folder: where results go.
     """
 
     finetuned: FinetunedModel
     fitted: Fitted
-    domain: str
+    adapter: str
     layers: Span
     remove_norms: bool
     num_resamples: int
@@ -91,7 +91,7 @@ class SpanStudy:
     Args:
         run: name of the fine-tuning run.
         metric: the set's figure.
-        domain: whose parts were removed.
+        adapter: whose parts were removed.
         remove_norms: whether LayerNorm shifts were.
         num_examples: dev's.
         whole: the metric of the model as it is.
@@ -102,7 +102,7 @@ class SpanStudy:
 
     run: str
     metric: str
-    domain: str
+    adapter: str
     remove_norms: bool
     num_examples: int
     whole: float
@@ -116,22 +116,22 @@ class SpanStudy:
 
 
 @contextlib.contextmanager
-def remove_parts(model: nn.Module, domain: str, layers: Collection[int], *, norms: bool) -> Iterator[None]:
-    """Take a domain's parts in some layers out of a model, and put them back afterwards, bit for bit.
+def remove_parts(model: nn.Module, adapter: str, layers: Collection[int], *, norms: bool) -> Iterator[None]:
+    """Take an adapter's parts in some layers out of a model, and put them back afterwards, bit for bit.
 
     Their output projections (a bottleneck's W_up and b_up, those of heads and FFN units) are set to 0, so that they add
     exactly 0.
 
     Args:
         model: a model with a task's head; its parameters are whole.
-        domain: the domain.
+        adapter: the adapter.
         layers: places of the layers, from 0.
-        norms: the domain's shifts of these layers' LayerNorms are set to 0 too; else they stay.
+        norms: the adapter's shifts of these layers' LayerNorms are set to 0 too; else they stay.
     """
     kinds = (ExtensionOutput, NormShift) if norms else (ExtensionOutput,)
     kept: list[tuple[nn.Parameter, Tensor]] = []
     for index in sorted(layers):
-        for part in _find_parts(model, domain, index):
+        for part in _find_parts(model, adapter, index):
             for module in part.modules():
                 if isinstance(module, kinds):
                     kept += [(param, param.detach().clone()) for param in module.parameters(recurse=False)]
@@ -146,46 +146,46 @@ def remove_parts(model: nn.Module, domain: str, layers: Collection[int], *, norm
                 param.copy_(before)
 
 
-def _find_parts(model: Any, domain: str, index: int) -> list[nn.Module]:
+def _find_parts(model: Any, adapter: str, index: int) -> list[nn.Module]:
     layer: Layer = model.bert.encoder.layer[index]
-    places = (layer.attention.domains, layer.domains, layer.attention.output.domains, layer.output.domains)
-    return [place[domain] for place in places if domain in place]
+    places = (layer.attention.adapters, layer.adapters, layer.attention.output.adapters, layer.output.adapters)
+    return [place[adapter] for place in places if adapter in place]
 
 
-def choose_domain(config: DomextConfig, method_domain: str, wanted: str) -> str:
-    """Return the domain whose parts are removed.
+def choose_adapter(config: DomextConfig, method_adapter: str, wanted: str) -> str:
+    """Return the adapter whose parts are removed.
 
     Args:
         config: the fine-tuned model's.
-        method_domain: the domain that fine-tuning made; empty: none.
-        wanted: `AblateConfig.domain`.
+        method_adapter: the adapter that fine-tuning made; empty: none.
+        wanted: `AblateConfig.adapter`.
 
     Raises:
-        ConfigError: the model has no domain, not this one, several and none is named, or it does not take part.
+        ConfigError: the model has no adapter, not this one, several and none is named, or it does not take part.
     """
-    names = ", ".join(config.domains) or "none"
-    if not config.domains:
+    names = ", ".join(config.adapters) or "none"
+    if not config.adapters:
         raise ConfigError(
-            "--finetuned is a run whose model has no domain; give one that was fine-tuned with bottlenecks, or from a "
+            "--finetuned is a run whose model has no adapter; give one that was fine-tuned with bottlenecks, or from a "
             "model with heads, FFN units or bottlenecks."
         )
-    chosen = wanted or method_domain or (names if len(config.domains) == 1 else "")
-    if chosen not in config.domains:
-        raise ConfigError(f"--domain is {wanted!r}; it must be one of the model's domains ({names}).")
-    if config.active_domains is not None and chosen not in config.active_domains:
-        active = ", ".join(config.active_domains) or "none"
-        raise ConfigError(f"--domain is {chosen!r}, which takes no part in the model; active are {active}.")
+    chosen = wanted or method_adapter or (names if len(config.adapters) == 1 else "")
+    if chosen not in config.adapters:
+        raise ConfigError(f"--adapter is {wanted!r}; it must be one of the model's adapters ({names}).")
+    if config.active_adapters is not None and chosen not in config.active_adapters:
+        active = ", ".join(config.active_adapters) or "none"
+        raise ConfigError(f"--adapter is {chosen!r}, which takes no part in the model; active are {active}.")
     return chosen
 
 
 def prepare_spans(config: AblateConfig) -> SpanWork:
-    """Rebuild the fine-tuned model and choose the domain; nothing is removed yet.
+    """Rebuild the fine-tuned model and choose the adapter; nothing is removed yet.
 
     Args:
-        config: the study (`finetuned`, `domain`, `remove_norms`, `output`, `scale`).
+        config: the study (`finetuned`, `adapter`, `remove_norms`, `output`, `scale`).
 
     Raises:
-        DomextError: the run has not ended, its model has no such domain, or its task takes several models.
+        DomextError: the run has not ended, its model has no such adapter, or its task takes several models.
     """
     folder = Path(config.finetuned).expanduser()
     model = "" if config.model == FinetuneConfig.model else config.model
@@ -197,13 +197,13 @@ def prepare_spans(config: AblateConfig) -> SpanWork:
         )
     fitted = finetuned.fitted[ONLY_STAGE]
     method, shape = finetuned.config.method, fitted.model.config
-    domain = choose_domain(shape, method.domain if method.has_domain else "", config.domain)
-    sizes = shape.domains[domain]
+    adapter = choose_adapter(shape, method.adapter if method.has_adapter else "", config.adapter)
+    sizes = shape.adapters[adapter]
     output = Path(config.output).expanduser() if config.output else folder / "ablation"
     return SpanWork(
         finetuned,
         fitted,
-        domain,
+        adapter,
         (sizes.first_layer, sizes.last_layer),
         config.remove_norms,
         config.num_resamples,
@@ -227,13 +227,13 @@ def describe_spans(work: SpanWork) -> str:
     first, last = work.layers
     return (
         f"{work.finetuned.folder.resolve().name}: {len(work.spans)} spans of the layers {first} to {last}, without the "
-        f"parts of the domain {work.domain!r}{' and its LayerNorm shifts' if work.remove_norms else ''}, scored by "
+        f"parts of the adapter {work.adapter!r}{' and its LayerNorm shifts' if work.remove_norms else ''}, scored by "
         f"{work.finetuned.task.metric} on {len(work.finetuned.task.data.dev):,} dev examples; into {work.folder}"
     )
 
 
 def study_spans(work: SpanWork) -> SpanStudy:
-    """Score dev without the domain's parts in every span of layers; spans that were scored before are kept.
+    """Score dev without the adapter's parts in every span of layers; spans that were scored before are kept.
 
     Args:
         work: the model and what to remove.
@@ -276,7 +276,7 @@ def study_spans(work: SpanWork) -> SpanStudy:
     return SpanStudy(
         record["run"],
         identity["metric"],
-        work.domain,
+        work.adapter,
         work.remove_norms,
         record["examples"],
         record["whole"],
@@ -293,7 +293,7 @@ def _identify(work: SpanWork) -> dict[str, Any]:
         "model_sha256": hash_tensors(tensors),
         "data_sha256": work.finetuned.loaded.sha256,
         "metric": work.finetuned.task.metric,
-        "domain": work.domain,
+        "adapter": work.adapter,
         "remove_norms": work.remove_norms,
         "num_resamples": work.num_resamples,
     }
@@ -322,7 +322,7 @@ def _measure(work: SpanWork, rows: Sequence[Row], whole: Score, span: Span) -> d
     """Score dev without a span, as spans.json has it; the paired difference rests on the same resamples for all."""
     first, last = span
     metric = work.fitted.task.metric
-    with remove_parts(work.fitted.model, work.domain, range(first, last + 1), norms=work.remove_norms):
+    with remove_parts(work.fitted.model, work.adapter, range(first, last + 1), norms=work.remove_norms):
         score = _score(work.fitted, rows)
     paired = compare_paired(whole, score, metric, num_resamples=work.num_resamples, seed=RESAMPLING_SEED)
     return {

@@ -42,7 +42,7 @@ PREDICTED = "predicted"  # folder of what models predicted before
 # What a configuration says about files, starts and training; predictions do not depend on it.
 _NOT_PREDICTING = frozenset(
     "transformers_version _name_or_path dtype architectures auto_map has_pooler hidden_dropout_prob "
-    "attention_probs_dropout_prob classifier_dropout initializer_range gate_bias domain_init bottleneck_std".split()
+    "attention_probs_dropout_prob classifier_dropout initializer_range gate_bias adapter_init bottleneck_std".split()
 )
 
 
@@ -244,7 +244,7 @@ def _predict_or_read(
             tokenizer.pad_token_id,
             config.batch_size,
             name,
-            adapter_names=AUTO if config.route and model.bert.router.domains else None,
+            adapter_names=AUTO if config.route and model.bert.router.adapters else None,
         )
     with new_file(path) as temporary, temporary.open("wb") as file:
         np.save(file, is_right)
@@ -269,7 +269,7 @@ def predict_masked(
         pad_id: id of [PAD].
         batch_size: rows of a forward pass.
         name: for the progress line.
-        adapter_names: "auto": the model's routers choose each row's domain; None: its active domains.
+        adapter_names: "auto": the model's routers choose each row's adapter; None: its active adapters.
 
     Returns:
         bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one.

@@ -55,7 +55,7 @@ def _describe_setting(result: Forgetting) -> str:
         f"{config.max_length} tokens a text. {masks.describe()} A model is right where its most likely "
         f"entry is what stood there. Intervals are 95 %, by bootstrap over texts; points lost against "
         f"{result.models[0].name} are paired over texts."
-        + " A model with a router sends each text to its domain or to the base."
+        + " A model with a router sends each text to its adapter or to the base."
         * config.route
     )
 

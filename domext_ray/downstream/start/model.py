@@ -25,7 +25,7 @@ from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export.card import Terms, read_terms
 from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
-from domext_ray.model.build import add_domains, choose_attention, describe_extensions, merge_extensions
+from domext_ray.model.build import choose_attention, describe_adapters, describe_extensions, merge_extensions
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel, DomextPreTrainedModel
@@ -239,10 +239,10 @@ def describe_task_model(start: StartModel, task: Task, method: MethodConfig, dro
         raise ConfigError(
             f"--method.top_layers is {method.top_layers}; {start.id!r} has {config.num_hidden_layers} layers."
         )
-    add_domains(config, method, describe_extensions(config))
-    if start.config.active_domains is not None and not method.active_domains:  # what was left out stays left out
-        own = [method.domain] if method.has_domain else []
-        config.active_domains = list(dict.fromkeys([*start.config.active_domains, *own]))
+    describe_adapters(config, method, describe_extensions(config))
+    if start.config.active_adapters is not None and not method.active_adapters:  # what was left out stays left out
+        own = [method.adapter] if method.has_adapter else []
+        config.active_adapters = list(dict.fromkeys([*start.config.active_adapters, *own]))
     labels = task.head_labels
     config.id2label, config.label2id = dict(enumerate(labels)), {label: i for i, label in enumerate(labels)}
     config.problem_type = None  # a start model's own head may have had another
@@ -296,7 +296,7 @@ def build_task_model(
         tensors = {**tensors, **fit_head(start.head, task, own_head)}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected, unexpected
-    own = f".domains.{method.domain}."
+    own = f".adapters.{method.adapter}."
     assert all(not name.startswith(_ENCODER) or own in name for name in missing), missing
     names = choose_trainables(model, method)
     for name, param in model.named_parameters():

@@ -27,7 +27,7 @@ def choose_trainables(model: DomextPreTrainedModel, method: MethodConfig) -> set
     """Return the names of the parameters that train.
 
     The task's head always does, and the pooler where the head reads it, as it is a part of the head. Of the encoder:
-    "all": everything; "extensions": every extension, those that the start model brings too; "domain": the method's own
+    "all": everything; "extensions": every extension, those that the start model brings too; "adapter": the method's own
     bottlenecks only; "top_layers", "layer_norms", "biases": these parts of the base. Nothing of an encoder trains whose
     layers' outputs are features (`head_layers`).
 
@@ -51,8 +51,8 @@ def _trains(name: str, model: DomextPreTrainedModel, method: MethodConfig) -> bo
     if method.trains == "all":
         return True
     if is_extension(name):
-        own = f".domains.{method.domain}." in name and method.has_domain
-        return method.trains == "extensions" or (method.trains == "domain" and own)
+        own = f".adapters.{method.adapter}." in name and method.has_adapter
+        return method.trains == "extensions" or (method.trains == "adapter" and own)
     return trains_base(name, method, cast(DomextConfig, model.config).num_hidden_layers - method.top_layers)
 
 

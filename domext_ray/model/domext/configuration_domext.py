@@ -2,8 +2,8 @@
 
 This file is exported as it is: it imports torch and transformers only. One configuration describes a plain encoder (no
 extension; BERT's layout where nothing else is said, see `LAYOUT_DEFAULTS`) and the same encoder with extra attention
-heads and FFN units (AF Adapter) and bottlenecks (Houlsby) per named domain, with shifts of the base's words per domain,
-with new words in a table of their own, and with a gated extension module beside every layer (exBERT).
+heads and FFN units (AF Adapter) and bottlenecks (Houlsby) per named adapter, with its shifts of the base's words, with
+new words in a table of their own, and with a gated extension module beside every layer (exBERT).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ BOTTLENECK_CHOICES = {
     "bottleneck_activation": ("gelu", "relu", "tanh"),
     "bottleneck_place": ("both", "attention", "output"),
 }
-"""What the words in a domain's description may be; the first is what it is when left out."""
+"""What the words in an adapter's description may be; the first is what it is when left out."""
 
 
 @dataclass(frozen=True)
-class Domain:
-    """What one domain adds to the base's words and to the layers that have it; one of its sizes at least is above 0.
+class AdapterConfig:
+    """What one adapter adds to the base's words and to the layers that have it; one of its sizes at least is above 0.
 
     Args:
         heads: extra attention heads per layer (AF Adapter).
@@ -51,7 +51,7 @@ class Domain:
         bottleneck_layer_norm: a bottleneck normalises what it reads, with a LayerNorm of its own.
         bottleneck_place: both sublayers have a bottleneck, or attention alone, or the FFN alone ("output").
         bottleneck_parallel: a bottleneck reads its sublayer's input instead of its output.
-        word_rows: rows of the base's word table, and of the output tied to it, that the domain shifts.
+        word_rows: rows of the base's word table, and of the output tied to it, that the adapter shifts.
         word_head: it shifts the MLM head's transform, too.
         router_words: words of the base, the first ones, that its router knows; 0: it has no router.
         router_threshold: log-odds from which its router gives it a row.
@@ -99,9 +99,9 @@ class DomextConfig(PreTrainedConfig):
         position_rule: "absolute" counts from 0 (BERT), "roberta" counts non-padding tokens from pad_token_id + 1,
             "rotary" rotates queries and keys by their positions instead of adding a table's rows.
         has_pooler: the base has a pooler ([CLS] -> dense -> tanh).
-        domains: a `Domain`, or a mapping of some of its values, by name. What a mapping leaves out is the default, and
-            the last layer is the model's.
-        active_domains: domains that take part in the forward pass; None: all.
+        adapters: an `AdapterConfig`, or a mapping of some of its values, by name. What a mapping leaves out is the
+            default, and the last layer is the model's.
+        active_adapters: adapters that take part in the forward pass; None: all.
         module_hidden_size: width h' of the extension modules' attention, a multiple of `num_attention_heads`; 0: none.
         module_ffn_size: FFN units f' of the extension modules.
         gate_bias: start of the gates' bias; a positive one favours the base.
@@ -112,7 +112,7 @@ class DomextConfig(PreTrainedConfig):
         head_layers: layers of a frozen encoder whose outputs the BiLSTM reads, one behind another (BERT section 5.3);
             0: the embeddings. Empty: the last layer's, of an encoder that may train.
         head_mix: the BiLSTM reads their learned weighted mean instead (ELMo).
-        domain_init: "zero" starts every domain's output at exactly 0, so that step 0 is the base; "paper" uses the
+        adapter_init: "zero" starts every adapter's output at exactly 0, so that step 0 is the base; "paper" uses the
             default initialisation for heads and units, as AF Adapter's public code does, and Houlsby's near-identity
             start for bottlenecks.
         bottleneck_std: standard deviation of that start, truncated at twice it.
@@ -151,8 +151,8 @@ class DomextConfig(PreTrainedConfig):
         pad_token_id: int = 0,
         position_rule: str = "absolute",
         has_pooler: bool = False,
-        domains: Mapping[str, Domain | Mapping[str, Any]] | None = None,
-        active_domains: list[str] | None = None,
+        adapters: Mapping[str, AdapterConfig | Mapping[str, Any]] | None = None,
+        active_adapters: list[str] | None = None,
         module_hidden_size: int = 0,
         module_ffn_size: int = 0,
         gate_bias: float = 0.0,
@@ -161,7 +161,7 @@ class DomextConfig(PreTrainedConfig):
         head_bilstm_layers: int = 1,
         head_layers: Sequence[int] = (),
         head_mix: bool = False,
-        domain_init: str = "zero",
+        adapter_init: str = "zero",
         bottleneck_std: float = 0.01,
         classifier_dropout: float | None = None,
         norm_place: str = "post",
@@ -193,11 +193,11 @@ class DomextConfig(PreTrainedConfig):
         self.layer_norm_eps = layer_norm_eps
         self.position_rule = position_rule
         self.has_pooler = has_pooler
-        # Sorted, as JSON keeps it: the order in which domains are summed must survive saving.
-        self.domains = {
-            name: complete_domain(name, values, num_hidden_layers) for name, values in sorted((domains or {}).items())
+        # Sorted, as JSON keeps it: the order in which adapters are summed must survive saving.
+        self.adapters = {
+            name: complete_adapter(name, values, num_hidden_layers) for name, values in sorted((adapters or {}).items())
         }
-        self.active_domains = active_domains
+        self.active_adapters = active_adapters
         self.module_hidden_size = module_hidden_size
         self.module_ffn_size = module_ffn_size
         self.gate_bias = gate_bias
@@ -206,7 +206,7 @@ class DomextConfig(PreTrainedConfig):
         self.head_bilstm_layers = head_bilstm_layers
         self.head_layers = list(head_layers)
         self.head_mix = head_mix
-        self.domain_init = domain_init
+        self.adapter_init = adapter_init
         self.bottleneck_std = bottleneck_std
         self.classifier_dropout = classifier_dropout
         self.norm_place = norm_place
@@ -245,21 +245,21 @@ class DomextConfig(PreTrainedConfig):
                 f"module_ffn_size is {self.module_ffn_size} and module_hidden_size {self.module_hidden_size}; "
                 "both or neither must be above 0."
             )
-        if self.domain_init not in ("zero", "paper"):
-            raise ValueError(f"domain_init is {self.domain_init!r}; it must be zero or paper.")
+        if self.adapter_init not in ("zero", "paper"):
+            raise ValueError(f"adapter_init is {self.adapter_init!r}; it must be zero or paper.")
         if not 0.0 < self.bottleneck_std <= 1.0:
             raise ValueError(f"bottleneck_std is {self.bottleneck_std}; it must be above 0 and at most 1.")
         if self.head_bilstm < 0:
             raise ValueError(f"head_bilstm is {self.head_bilstm}; it must be 0 or more.")
         if self.head_layers and not self.head_bilstm:
             raise ValueError(f"head_layers is {self.head_layers}; it must be empty without head_bilstm.")
-        for name, domain in self.domains.items():
-            for key, value in (("word_rows", domain.word_rows), ("router_words", domain.router_words)):
+        for name, adapter in self.adapters.items():
+            for key, value in (("word_rows", adapter.word_rows), ("router_words", adapter.router_words)):
                 if not 0 <= value <= self.base_vocab_size:
                     raise ValueError(
-                        f"the domain {name!r} has {key} {value}; the base has {self.base_vocab_size} words."
+                        f"the adapter {name!r} has {key} {value}; the base has {self.base_vocab_size} words."
                     )
-        check_active(self.active_domains, self.domains)
+        check_active(self.active_adapters, self.adapters)
         if self.position_rule not in ("absolute", "roberta", "rotary"):
             raise ValueError(f"position_rule is {self.position_rule!r}; it must be absolute, roberta or rotary.")
         if self.position_rule == "rotary" and self.head_size % 2:
@@ -281,7 +281,7 @@ class DomextConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON keeps them; those of a layout only where they are not BERT's."""
-        values = {**super().to_dict(), "domains": {name: asdict(domain) for name, domain in self.domains.items()}}
+        values = {**super().to_dict(), "adapters": {name: asdict(adapter) for name, adapter in self.adapters.items()}}
         return {name: each for name, each in values.items() if each != LAYOUT_DEFAULTS.get(name, ...)}
 
     def describe_layout(self) -> dict[str, Any]:
@@ -322,7 +322,7 @@ class DomextConfig(PreTrainedConfig):
     @property
     def has_extension(self) -> bool:
         """Whether this is more than a plain encoder, or another: one that reads from left to right."""
-        return bool(self.domains or self.extension_vocab_size or self.module_hidden_size or self.causal)
+        return bool(self.adapters or self.extension_vocab_size or self.module_hidden_size or self.causal)
 
     @property
     def max_row_length(self) -> int:
@@ -332,50 +332,50 @@ class DomextConfig(PreTrainedConfig):
         return self.max_position_embeddings
 
 
-def complete_domain(name: str, values: Domain | Mapping[str, Any], num_hidden_layers: int) -> Domain:
-    """Return a domain with every value, of a model with so many layers.
+def complete_adapter(name: str, values: AdapterConfig | Mapping[str, Any], num_hidden_layers: int) -> AdapterConfig:
+    """Return an adapter with every value, of a model with so many layers.
 
     Raises:
         ValueError: the name is no identifier, a key or a word is unknown, a size is below 0, none is above, or a layer
             is not in the model.
     """
-    # torch keeps domains by name beside its own attributes; names that start with __ have a meaning in adapter_names.
+    # torch keeps adapters by name beside its own attributes; names that start with __ have a meaning in adapter_names.
     if not name.isidentifier() or name.startswith("__") or hasattr(nn.ModuleDict(), name):
         raise ValueError(
-            f"a domain is called {name!r}; its name must be made of letters, digits and underscores, and be none of "
+            f"an adapter is called {name!r}; its name must be made of letters, digits and underscores, and be none of "
             "torch's words (such as keys or forward)."
         )
-    given = asdict(values) if isinstance(values, Domain) else dict(values)
-    keys = [each.name for each in fields(Domain)]
+    given = asdict(values) if isinstance(values, AdapterConfig) else dict(values)
+    keys = [each.name for each in fields(AdapterConfig)]
     unknown = sorted(given.keys() - set(keys))
     if unknown:
-        raise ValueError(f"the domain {name!r} has the key {unknown[0]!r}; its keys are {', '.join(keys)}.")
-    domain = replace(Domain(last_layer=num_hidden_layers - 1), **given)
-    _check_domain(name, domain, num_hidden_layers)
-    return domain
+        raise ValueError(f"the adapter {name!r} has the key {unknown[0]!r}; its keys are {', '.join(keys)}.")
+    adapter = replace(AdapterConfig(last_layer=num_hidden_layers - 1), **given)
+    _check_adapter(name, adapter, num_hidden_layers)
+    return adapter
 
 
-def _check_domain(name: str, domain: Domain, num_hidden_layers: int) -> None:
-    sizes = {size: getattr(domain, size) for size in _SIZES}
+def _check_adapter(name: str, adapter: AdapterConfig, num_hidden_layers: int) -> None:
+    sizes = {size: getattr(adapter, size) for size in _SIZES}
     if min(sizes.values()) < 0 or not any(sizes.values()):
         said = ", ".join(f"{size} {value}" for size, value in sizes.items())
-        raise ValueError(f"the domain {name!r} has {said}; none may be below 0 and one must be above.")
+        raise ValueError(f"the adapter {name!r} has {said}; none may be below 0 and one must be above.")
     for choice, words in BOTTLENECK_CHOICES.items():
-        if getattr(domain, choice) not in words:
+        if getattr(adapter, choice) not in words:
             raise ValueError(
-                f"the domain {name!r} has {choice} {getattr(domain, choice)!r}; it must be {', '.join(words)}."
+                f"the adapter {name!r} has {choice} {getattr(adapter, choice)!r}; it must be {', '.join(words)}."
             )
-    if domain.word_head and not domain.word_rows:
-        raise ValueError(f"the domain {name!r} has word_head without word_rows.")
-    if not 0 <= domain.first_layer <= domain.last_layer < num_hidden_layers:
+    if adapter.word_head and not adapter.word_rows:
+        raise ValueError(f"the adapter {name!r} has word_head without word_rows.")
+    if not 0 <= adapter.first_layer <= adapter.last_layer < num_hidden_layers:
         raise ValueError(
-            f"the domain {name!r} has the layers {domain.first_layer} to {domain.last_layer}; the model has 0 to "
+            f"the adapter {name!r} has the layers {adapter.first_layer} to {adapter.last_layer}; the model has 0 to "
             f"{num_hidden_layers - 1}."
         )
 
 
-def check_active(names: list[str] | None, domains: Mapping[str, Domain]) -> None:
-    """Raise ValueError if a name to activate is no domain of the model."""
+def check_active(names: list[str] | None, adapters: Mapping[str, AdapterConfig]) -> None:
+    """Raise ValueError if a name to activate is no adapter of the model."""
     for name in names or []:
-        if name not in domains:
-            raise ValueError(f"active_domains names {name!r}; the model has {sorted(domains) or 'no domain'}.")
+        if name not in adapters:
+            raise ValueError(f"active_adapters names {name!r}; the model has {sorted(adapters) or 'no adapter'}.")

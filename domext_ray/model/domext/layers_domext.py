@@ -7,11 +7,11 @@ f' width and FFN units of an extension module, m width of a bottleneck, T tokens
 is asked for (`output_indices`, int64 [P], in the flattened [B·N]; None: all).
 
 AF Adapter section 3.2: extra heads are attended on their own, and `concat(base, extra) [W_O ⊥ W'_O]` is the sum of
-two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. A domain's heads and units return their summand, a delta.
+two projections; likewise `GELU(x [W_1 : W'_1]) [W_2 ⊥ W'_2]`. An adapter's heads and units return a summand, a delta.
 
 Houlsby et al. section 2.1: `LN(A(sublayer(x)) + x)`, `A(u) = u + W_up φ(W_down u + b_down) + b_up`. Bottlenecks of
-several domains read the same u, which has the domains' heads and units in it, and their deltas are summed. Section 3.6,
-parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
+several adapters read the same u, which has the adapters' heads and units in it, and their deltas are summed. Section
+3.6, parallel: `LN(sublayer(x) + x + W_up φ(W_down x + b_down) + b_up)`.
 
 Where a layout has its norms before the sublayers, `x + A(sublayer(LN(x)))`: a sublayer's extensions read LN(x), too,
 and bottlenecks shift that LN. Extra heads have the positions and the window of the layer's own heads, and extra FFN
@@ -34,7 +34,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .configuration_domext import Domain, DomextConfig
+from .configuration_domext import AdapterConfig, DomextConfig
 
 
 def attend_eagerly(
@@ -74,7 +74,7 @@ class Linear(nn.Linear):
 
 @dataclass(frozen=True)
 class Delta:
-    """What one domain adds to the rows [R] of a batch (None: all B): [R, N, d], or [d] where it adds to a parameter."""
+    """What one adapter adds to the rows [R] of a batch (None: all B): [R, N, d], or [d] where a parameter is meant."""
 
     rows: Tensor | None
     value: Tensor
@@ -92,7 +92,7 @@ def add_deltas(total: Tensor, deltas: Sequence[Delta]) -> Tensor:
 
 
 def _add_rows(total: Tensor, deltas: Sequence[Delta]) -> Tensor:
-    """Add deltas of some rows each, at once: the sum is copied once, however many domains a batch has."""
+    """Add deltas of some rows each, at once: the sum is copied once, however many adapters a batch has."""
     rows = [cast(Tensor, delta.rows) for delta in deltas]
     values = [
         delta.value.to(total.dtype).expand(len(own), *total.shape[1:]) for delta, own in zip(deltas, rows, strict=True)
@@ -151,7 +151,7 @@ class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
     def forward(self, inputs: Tensor, weight_shifts: Sequence[Delta] = (), bias_shifts: Sequence[Delta] = ()) -> Tensor:
-        """[B, ..., d] -> the same, in the dtype of this module's parameters; the shifts [d] are those of domains."""
+        """[B, ..., d] -> the same, in the dtype of this module's parameters; the shifts [d] are those of adapters."""
         inputs = inputs.to(self.weight.dtype)
         if not weight_shifts:
             return super().forward(inputs)
@@ -192,7 +192,7 @@ def apply_rotary_pos_emb(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class HeadGroup(nn.Module):
-    """Some attention heads, up to the output projection: the base's (`attention.self`), a domain's, or a module's."""
+    """Some attention heads, up to the output projection: the base's (`attention.self`), an adapter's, or a module's."""
 
     def __init__(self, config: DomextConfig, num_heads: int, head_size: int = 0, *, bias: bool = True) -> None:
         super().__init__()
@@ -243,8 +243,8 @@ class ExtensionOutput(Linear):
     """Output projection of an extension: a class of its own, because it alone decides whether step 0 is the base."""
 
 
-class DomainHeads(HeadGroup):
-    """Extra heads of one domain, with rows W'_O and a bias b'_O of their own; their delta is [B, N, d], or [P, d]."""
+class AdapterHeads(HeadGroup):
+    """Extra heads of one adapter, with rows W'_O and a bias b'_O of their own; their delta is [B, N, d], or [P, d]."""
 
     def __init__(self, config: DomextConfig, num_heads: int) -> None:
         super().__init__(config, num_heads)
@@ -253,12 +253,12 @@ class DomainHeads(HeadGroup):
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, attention_mask: Tensor | None, output_indices: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """Return this domain's delta of the attention output."""
+        """Return this adapter's delta of the attention output."""
         return self.output(take_tokens(super().forward(hidden_states, attention_mask, **kwargs)[0], output_indices))
 
 
-class DomainUnits(nn.Module):
-    """Extra FFN units of one domain: `GELU(x W'_1 + b'_1) W'_2 + b'_2`; [B, N, d] -> [B, N, d].
+class AdapterUnits(nn.Module):
+    """Extra FFN units of one adapter: `GELU(x W'_1 + b'_1) W'_2 + b'_2`; [B, N, d] -> [B, N, d].
 
     Where the base's units are gated, these are: `(GELU(x W'_1 + b'_1) * (x V' + c')) W'_2 + b'_2`.
     """
@@ -271,13 +271,13 @@ class DomainUnits(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Return this domain's delta of the FFN output."""
+        """Return this adapter's delta of the FFN output."""
         units = self.activation(self.input(hidden_states))
         return self.output(units if self.gate is None else units * self.gate(hidden_states))
 
 
 class NormShift(nn.Module):
-    """What a domain adds to a LayerNorm's weight and bias, so that the base's own stay as they are.
+    """What an adapter adds to a LayerNorm's weight and bias, so that the base's own stay as they are.
 
     It returns copies: ZeRO-3 takes a module's parameters away when its forward pass has ended.
     """
@@ -306,40 +306,40 @@ class Bottleneck(nn.Module):
     It may shift its sublayer's LayerNorm, if there is one (`has_norm`).
     """
 
-    def __init__(self, config: DomextConfig, domain: Domain, *, has_norm: bool = True) -> None:
+    def __init__(self, config: DomextConfig, adapter: AdapterConfig, *, has_norm: bool = True) -> None:
         super().__init__()
-        width, size = config.hidden_size, domain.bottleneck_size
-        self.is_parallel = domain.bottleneck_parallel
-        self.input_norm = LayerNorm(width, eps=config.layer_norm_eps) if domain.bottleneck_layer_norm else None
+        width, size = config.hidden_size, adapter.bottleneck_size
+        self.is_parallel = adapter.bottleneck_parallel
+        self.input_norm = LayerNorm(width, eps=config.layer_norm_eps) if adapter.bottleneck_layer_norm else None
         self.down = BottleneckInput(width, size)
-        self.activation = ACT2FN[domain.bottleneck_activation]
+        self.activation = ACT2FN[adapter.bottleneck_activation]
         self.up = BottleneckOutput(size, width)
-        self.norm = NormShift(config) if domain.layer_norms and has_norm else None
+        self.norm = NormShift(config) if adapter.layer_norms and has_norm else None
 
     def forward(self, sublayer_input: Tensor, sublayer_output: Tensor) -> Tensor:
-        """Return this domain's delta of the sublayer's output, from whichever of the two it reads."""
+        """Return this adapter's delta of the sublayer's output, from whichever of the two it reads."""
         inputs = sublayer_input if self.is_parallel else sublayer_output
         if self.input_norm is not None:
             inputs = self.input_norm(inputs)
         return self.up(self.activation(self.down(inputs)))
 
 
-def select_domains(
-    config: DomextConfig, extensions: nn.ModuleDict, domain_rows: dict[str, Tensor] | None
+def select_adapters(
+    config: DomextConfig, extensions: nn.ModuleDict, adapter_rows: dict[str, Tensor] | None
 ) -> list[tuple[Any, Tensor | None]]:
     """Return the extensions of one place that take part, in the configuration's order, each with its rows (None: all).
 
-    `domain_rows` are the rows of the batch that named a domain; they join the domains that are active by name.
+    `adapter_rows` are the rows of the batch that named an adapter; they join the adapters that are active by name.
     """
-    active = config.active_domains
-    if domain_rows is None:
-        domain_rows, active = {}, list(config.domains) if active is None else active
+    active = config.active_adapters
+    if adapter_rows is None:
+        adapter_rows, active = {}, list(config.adapters) if active is None else active
     chosen: list[tuple[Any, Tensor | None]] = []
-    for name in config.domains:
+    for name in config.adapters:
         if name in extensions and name in (active or ()):
             chosen.append((extensions[name], None))
-        elif name in extensions and name in domain_rows:
-            chosen.append((extensions[name], domain_rows[name]))
+        elif name in extensions and name in adapter_rows:
+            chosen.append((extensions[name], adapter_rows[name]))
     return chosen
 
 
@@ -356,14 +356,14 @@ class SublayerOutput(nn.Module):
         self.dense = Linear(num_inputs, config.hidden_size, bias=bias)
         self.LayerNorm = norm
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.domains = nn.ModuleDict()
+        self.adapters = nn.ModuleDict()
 
     def forward(
         self,
         hidden_states: Tensor,
         residual: Tensor,
         deltas: Sequence[Delta],
-        domain_rows: dict[str, Tensor] | None = None,
+        adapter_rows: dict[str, Tensor] | None = None,
         read: Tensor | None = None,
     ) -> Tensor:
         """Add to the projection of [B, N, num_inputs] the deltas of heads or units, of bottlenecks, and the residual.
@@ -372,16 +372,16 @@ class SublayerOutput(nn.Module):
         """
         output = self.dropout(add_deltas(self.dense(hidden_states), deltas))
         read = residual if read is None else read
-        bottlenecks = select_domains(self.config, self.domains, domain_rows)
+        bottlenecks = select_adapters(self.config, self.adapters, adapter_rows)
         inner = [Delta(rows, each(take_rows(read, rows), take_rows(output, rows))) for each, rows in bottlenecks]
         total = add_deltas(output, inner) + residual
         return total if self.config.has_pre_norm else self._normalize(total, bottlenecks)
 
-    def normalize(self, hidden_states: Tensor, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
+    def normalize(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Return what the sublayer reads of the residual stream, [B, N, d]."""
         if not self.config.has_pre_norm:
             return hidden_states
-        return self._normalize(hidden_states, select_domains(self.config, self.domains, domain_rows))
+        return self._normalize(hidden_states, select_adapters(self.config, self.adapters, adapter_rows))
 
     def _normalize(self, hidden_states: Tensor, bottlenecks: Sequence[tuple[Any, Tensor | None]]) -> Tensor:
         """Apply the LayerNorm with the shifts of some bottlenecks."""
@@ -396,7 +396,7 @@ class SublayerOutput(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention sublayer of the layer `index`: the base's heads and those of the domains."""
+    """Attention sublayer of the layer `index`: the base's heads and those of the adapters."""
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
         super().__init__()
@@ -404,28 +404,28 @@ class Attention(nn.Module):
         self.self = HeadGroup(config, config.num_attention_heads, bias=config.attention_bias)
         norm = None if config.has_pre_norm and index == 0 else make_norm(config)
         self.output = SublayerOutput(config, config.hidden_size, bias=config.attention_bias, norm=norm)
-        self.domains = nn.ModuleDict()
+        self.adapters = nn.ModuleDict()
 
     def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        domain_rows: dict[str, Tensor] | None = None,
+        adapter_rows: dict[str, Tensor] | None = None,
         cos_sin: CosSin | None = None,
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d], or [P, d], and the base heads' attention weights, if any."""
-        normalized = self.output.normalize(hidden_states, domain_rows)
+        normalized = self.output.normalize(hidden_states, adapter_rows)
         read = to_autocast_dtype(normalized)
         context, weights = self.self(read, attention_mask, cos_sin=cos_sin, **kwargs)
         deltas = []
-        for each, rows in select_domains(self.config, self.domains, domain_rows):
+        for each, rows in select_adapters(self.config, self.adapters, adapter_rows):
             own = None if cos_sin is None else tuple(take_rows(part, rows) for part in cos_sin)
             inputs = take_rows(read, rows), take_rows(attention_mask, rows)
             deltas.append(Delta(rows, each(*inputs, output_indices, cos_sin=own, **kwargs)))
         context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, normalized))
-        return self.output(context, residual, deltas, domain_rows, read), weights
+        return self.output(context, residual, deltas, adapter_rows, read), weights
 
 
 class Intermediate(nn.Module):
@@ -498,9 +498,9 @@ class ExtensionModule(nn.Module):
 
 
 class Layer(GradientCheckpointingLayer):
-    """One encoder layer: attention, then FFN, each with the domains' parts; then the extension module, if any.
+    """One encoder layer: attention, then FFN, each with the adapters' parts; then the extension module, if any.
 
-    `index` counts from 0: a domain may have some layers only.
+    `index` counts from 0: an adapter may have some layers only.
     """
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
@@ -511,33 +511,33 @@ class Layer(GradientCheckpointingLayer):
         self.attention = Attention(config, index)
         self.intermediate = Intermediate(config)
         self.output = SublayerOutput(config, config.intermediate_size, bias=config.ffn_bias, norm=make_norm(config))
-        self.domains = nn.ModuleDict()
+        self.adapters = nn.ModuleDict()
         self.extension = ExtensionModule(config) if config.module_hidden_size else None
-        for name in config.domains:
-            self.add_domain(name)
+        for name in config.adapters:
+            self.attach_adapter(name)
 
-    def add_domain(self, name: str) -> list[nn.Module]:
-        """Make this layer's parts of a domain that the configuration describes, and return them."""
-        domain = self.config.domains[name]
-        if not domain.first_layer <= self.index <= domain.last_layer:
+    def attach_adapter(self, name: str) -> list[nn.Module]:
+        """Make this layer's parts of an adapter that the configuration describes, and return them."""
+        adapter = self.config.adapters[name]
+        if not adapter.first_layer <= self.index <= adapter.last_layer:
             return []
         parts: list[tuple[nn.ModuleDict, nn.Module]] = []
-        if domain.heads:
-            parts.append((self.attention.domains, DomainHeads(self.config, domain.heads)))
-        if domain.ffn_units:
-            parts.append((self.domains, DomainUnits(self.config, domain.ffn_units)))
-        if domain.bottleneck_size:
+        if adapter.heads:
+            parts.append((self.attention.adapters, AdapterHeads(self.config, adapter.heads)))
+        if adapter.ffn_units:
+            parts.append((self.adapters, AdapterUnits(self.config, adapter.ffn_units)))
+        if adapter.bottleneck_size:
             for place, sublayer in (("attention", self.attention.output), ("output", self.output)):
-                if domain.bottleneck_place in ("both", place):
-                    bottleneck = Bottleneck(self.config, domain, has_norm=sublayer.LayerNorm is not None)
-                    parts.append((sublayer.domains, bottleneck))
-        for domains, part in parts:
-            domains[name] = part
+                if adapter.bottleneck_place in ("both", place):
+                    bottleneck = Bottleneck(self.config, adapter, has_norm=sublayer.LayerNorm is not None)
+                    parts.append((sublayer.adapters, bottleneck))
+        for adapters, part in parts:
+            adapters[name] = part
         return [part for _, part in parts]
 
-    def drop_domain(self, name: str) -> None:
-        """Take this layer's parts of a domain away."""
-        for place in (self.attention.domains, self.domains, self.attention.output.domains, self.output.domains):
+    def detach_adapter(self, name: str) -> None:
+        """Take this layer's parts of an adapter away."""
+        for place in (self.attention.adapters, self.adapters, self.attention.output.adapters, self.output.adapters):
             if name in place:
                 del place[name]
 
@@ -545,7 +545,7 @@ class Layer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        domain_rows: dict[str, Tensor] | None = None,
+        adapter_rows: dict[str, Tensor] | None = None,
         cos_sin: CosSin | None = None,
         module_cos_sin: CosSin | None = None,
         output_indices: Tensor | None = None,
@@ -558,15 +558,15 @@ class Layer(GradientCheckpointingLayer):
         if self.is_local:  # flash attention takes no mask, and does not count a window's last place
             kwargs["sliding_window"] = self.config.local_window + 1
         attended, weights = self.attention(
-            hidden_states, attention_mask, domain_rows, cos_sin, output_indices, **kwargs
+            hidden_states, attention_mask, adapter_rows, cos_sin, output_indices, **kwargs
         )
-        normalized = self.output.normalize(attended, domain_rows)
+        normalized = self.output.normalize(attended, adapter_rows)
         read = to_autocast_dtype(normalized)
         deltas = [
             Delta(rows, each(take_rows(read, rows)))
-            for each, rows in select_domains(self.config, self.domains, domain_rows)
+            for each, rows in select_adapters(self.config, self.adapters, adapter_rows)
         ]
-        output = self.output(self.intermediate(read), attended, deltas, domain_rows, normalized)
+        output = self.output(self.intermediate(read), attended, deltas, adapter_rows, normalized)
         if self.extension is not None:
             output = self.extension(hidden_states, attention_mask, output, module_cos_sin, output_indices, **kwargs)
         return output, weights
@@ -578,7 +578,7 @@ class AttentionInputs:
 
     Args:
         mask: as the attention implementation wants it; None: nothing is hidden.
-        cos_sin: of the base's heads and the domains'; None: positions are in the embeddings.
+        cos_sin: of the base's heads and the adapters'; None: positions are in the embeddings.
         module_cos_sin: of the extension modules' heads, which have another size.
     """
 

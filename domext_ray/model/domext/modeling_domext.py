@@ -1,7 +1,7 @@
 """The augmented encoder as transformers models: encoder, masked LM, pre-training; heads_domext.py has the tasks' heads.
 
 This file is exported as it is: it imports torch and transformers only. Base parameters have Hugging Face BERT's names;
-extensions stand under `domains.<name>` (heads, units and bottlenecks) and `extension` (modules and new words). In
+extensions stand under `adapters.<name>` (heads, units and bottlenecks) and `extension` (modules and new words). In
 masked-LM training the vocabulary projection runs on the predicted positions only (`masked_positions`).
 """
 
@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOu
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_domext import DomextConfig, check_active, complete_domain
+from .configuration_domext import DomextConfig, check_active, complete_adapter
 from .layers_domext import (
     AttentionInputs,
     BottleneckInput,
@@ -43,13 +43,13 @@ from .layers_domext import (
     take_tokens,
     to_autocast_dtype,
 )
-from .routers_domext import ROUTER_PAIRS, Router, Routers, choose_domains
+from .routers_domext import ROUTER_PAIRS, Router, Routers, choose_adapters
 from .words_domext import Embeddings, HeadShift, PredictionHead, PreTrainingHeads, WordShift
 
-NO_DOMAIN = "__base__"
-"""The name in `adapter_names` of a row that uses no domain of its own."""
+BASE_NAME = "__base__"
+"""The name in `adapter_names` of a row that uses no adapter of its own."""
 AUTO = "auto"
-"""`adapter_names` of a batch whose rows the domains' routers send."""
+"""`adapter_names` of a batch whose rows the adapters' routers send."""
 MAX_OUTPUT_FRAC = 0.5
 """Share of a batch's tokens up to which the last layer leaves the others out; above it, picking them saves little."""
 _NO_ROUTER = "a run with general text (--replay.corpus) fits one."
@@ -98,7 +98,7 @@ class DomextPreTrainedModel(PreTrainedModel):
             )
 
     def _start(self, parts: Sequence[nn.Module]) -> None:
-        """Bring new parts of a domain to their start, on the device and in the dtype of the model."""
+        """Bring new parts of an adapter to their start, on the device and in the dtype of the model."""
         like = cast(DomextModel, self.base_model).embeddings.LayerNorm.weight
         for part in parts:
             part.to(like.device, like.dtype).train(self.training)
@@ -120,11 +120,11 @@ class DomextPreTrainedModel(PreTrainedModel):
         elif isinstance(module, Gate):
             init.constant_(module.bias, self.config.gate_bias)
         elif isinstance(module, NormShift) or (
-            isinstance(module, ExtensionOutput) and self.config.domain_init == "zero"
+            isinstance(module, ExtensionOutput) and self.config.adapter_init == "zero"
         ):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
-        elif isinstance(module, (BottleneckInput, BottleneckOutput)) and self.config.domain_init == "paper":
+        elif isinstance(module, (BottleneckInput, BottleneckOutput)) and self.config.adapter_init == "paper":
             std = self.config.bottleneck_std
             init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
             init.zeros_(module.bias)
@@ -151,64 +151,64 @@ class DomextModel(DomextPreTrainedModel):
         self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
     @torch.no_grad()
-    def add_domain(self, name: str, **description: Any) -> None:
-        """Add a domain at its start, on the device and in the dtype of the model; it becomes active.
+    def attach_adapter(self, name: str, **description: Any) -> None:
+        """Add an adapter at its start, on the device and in the dtype of the model; it becomes active.
 
         Args:
             name: letters, digits and underscores.
-            **description: sizes and layers, as in `DomextConfig.domains`.
+            **description: sizes and layers, as in `DomextConfig.adapters`.
 
         Raises:
             ValueError: the name is taken, or the description does not fit the model.
         """
         config = self.config
-        if name in config.domains:
-            raise ValueError(f"the model has a domain {name!r} already; drop it or give another name.")
-        domain = complete_domain(name, description, config.num_hidden_layers)
-        config.domains = dict(sorted({**config.domains, name: domain}.items()))
-        if config.active_domains is not None:
-            config.active_domains = [*config.active_domains, name]
-        self._start(self.embeddings.add_domain(name))
-        self._start(self.router.add_domain(name))
+        if name in config.adapters:
+            raise ValueError(f"the model has an adapter {name!r} already; detach it or give another name.")
+        adapter = complete_adapter(name, description, config.num_hidden_layers)
+        config.adapters = dict(sorted({**config.adapters, name: adapter}.items()))
+        if config.active_adapters is not None:
+            config.active_adapters = [*config.active_adapters, name]
+        self._start(self.embeddings.attach_adapter(name))
+        self._start(self.router.attach_adapter(name))
         for layer in cast(list[Layer], self.encoder.layer):
-            self._start(layer.add_domain(name))
+            self._start(layer.attach_adapter(name))
 
-    def drop_domain(self, name: str) -> None:
-        """Take a domain out of the model; ValueError: there is none of that name."""
-        check_active([name], self.config.domains)
-        self.config.domains = {other: domain for other, domain in self.config.domains.items() if other != name}
-        if self.config.active_domains is not None:
-            self.config.active_domains = [other for other in self.config.active_domains if other != name]
+    def detach_adapter(self, name: str) -> None:
+        """Take an adapter out of the model; ValueError: there is none of that name."""
+        check_active([name], self.config.adapters)
+        self.config.adapters = {other: adapter for other, adapter in self.config.adapters.items() if other != name}
+        if self.config.active_adapters is not None:
+            self.config.active_adapters = [other for other in self.config.active_adapters if other != name]
         for part in (self.embeddings, self.router):
-            if name in part.domains:
-                del part.domains[name]
+            if name in part.adapters:
+                del part.adapters[name]
         for layer in cast(list[Layer], self.encoder.layer):
-            layer.drop_domain(name)
+            layer.detach_adapter(name)
 
-    def set_active_domains(self, names: Sequence[str] | None) -> None:
-        """Say which domains take part in the forward pass.
+    def set_active_adapters(self, names: Sequence[str] | None) -> None:
+        """Say which adapters take part in the forward pass.
 
         Args:
-            names: the domains; None: all of them.
+            names: the adapters; None: all of them.
 
         Raises:
-            ValueError: the model has no domain of such a name.
+            ValueError: the model has no adapter of such a name.
         """
-        check_active(list(names or ()), self.config.domains)
-        self.config.active_domains = None if names is None else list(names)
+        check_active(list(names or ()), self.config.adapters)
+        self.config.active_adapters = None if names is None else list(names)
 
     def set_router(self, name: str, table: Tensor, threshold: float) -> None:
-        """Give a domain a router, or another one; see `Router`.
+        """Give an adapter a router, or another one; see `Router`.
 
         Args:
-            name: the domain.
+            name: the adapter.
             table: int32 [W + ROUTER_PAIRS], of W words of the base.
-            threshold: log-odds from which a row is the domain's.
+            threshold: log-odds from which a row is the adapter's.
 
         Raises:
-            ValueError: there is no such domain, or the table has another size.
+            ValueError: there is no such adapter, or the table has another size.
         """
-        check_active([name], self.config.domains)
+        check_active([name], self.config.adapters)
         num_words = len(table) - ROUTER_PAIRS
         if not 0 < num_words <= self.config.base_vocab_size:
             raise ValueError(
@@ -216,57 +216,57 @@ class DomextModel(DomextPreTrainedModel):
                 f"{self.config.base_vocab_size} words and {ROUTER_PAIRS} more."
             )
         self._describe_router(name, router_words=num_words, router_threshold=float(threshold))
-        self._start(self.router.add_domain(name))
-        cast(Router, self.router.domains[name]).weight.copy_(table)
+        self._start(self.router.attach_adapter(name))
+        cast(Router, self.router.adapters[name]).weight.copy_(table)
 
     def set_router_threshold(self, threshold: float, name: str | None = None) -> None:
-        """Say from which log-odds on a row is a domain's: higher leaves more rows to the base.
+        """Say from which log-odds on a row is an adapter's: higher leaves more rows to the base.
 
         Args:
             threshold: see `route`; it is saved with the model.
-            name: the domain; None: every domain that has a router.
+            name: the adapter; None: every adapter that has a router.
 
         Raises:
             ValueError: no router is there.
         """
         names = self._list_routers() if name is None else [name]
-        check_active(names, self.config.domains)
+        check_active(names, self.config.adapters)
         for each in names:
-            if each not in self.router.domains:
-                raise ValueError(f"the domain {each!r} has no router; {_NO_ROUTER}")
+            if each not in self.router.adapters:
+                raise ValueError(f"the adapter {each!r} has no router; {_NO_ROUTER}")
             self._describe_router(each, router_threshold=float(threshold))
 
     def _describe_router(self, name: str, **values: Any) -> None:
-        domains = self.config.domains
-        self.config.domains = {**domains, name: replace(domains[name], **values)}
+        adapters = self.config.adapters
+        self.config.adapters = {**adapters, name: replace(adapters[name], **values)}
 
     def _list_routers(self) -> list[str]:
-        names = sorted(self.router.domains)
+        names = sorted(self.router.adapters)
         if not names:
-            raise ValueError(f"no domain of the model has a router; {_NO_ROUTER}")
+            raise ValueError(f"no adapter of the model has a router; {_NO_ROUTER}")
         return names
 
     @torch.no_grad()
     def route(self, input_ids: Tensor, threshold: float | None = None) -> list[str]:
-        """Find the domain that each row belongs to, by the domains' routers; it costs next to nothing.
+        """Find the adapter that each row belongs to, by the adapters' routers; it costs next to nothing.
 
         Args:
             input_ids: int64 [B, N]; padding, [MASK] and the like do not count.
-            threshold: log-odds per word, from minus to plus infinity, from which a row is a domain's; None: the
-                domains' own, `router_threshold` in their description.
+            threshold: log-odds per word, from minus to plus infinity, from which a row is an adapter's; None: the
+                adapters' own, `router_threshold` in their description.
 
         Returns:
-            B names: of the domains whose threshold a row reaches, the one that it exceeds most; "__base__" for a row
-            that reaches none. Domains without a router get no row.
+            B names: of the adapters whose threshold a row reaches, the one that it exceeds most; "__base__" for a row
+            that reaches none. Adapters without a router get no row.
 
         Raises:
-            ValueError: no domain has a router.
+            ValueError: no adapter has a router.
         """
         names = self._list_routers()
-        own = {each: self.config.domains[each].router_threshold for each in names}
+        own = {each: self.config.adapters[each].router_threshold for each in names}
         limits = own if threshold is None else dict.fromkeys(names, threshold)
-        chosen = choose_domains({each: self.router.domains[each] for each in names}, limits, input_ids)
-        return [each or NO_DOMAIN for each in chosen]
+        chosen = choose_adapters({each: self.router.adapters[each] for each in names}, limits, input_ids)
+        return [each or BASE_NAME for each in chosen]
 
     def name_rows(self, adapter_names: Sequence[str] | None, input_ids: Tensor | None) -> Sequence[str] | None:
         """Put the names that the routers find in the place of "auto"; other names stay as they are."""
@@ -277,13 +277,13 @@ class DomextModel(DomextPreTrainedModel):
         return self.route(input_ids)
 
     def find_rows(self, adapter_names: Sequence[str] | None, num_rows: int) -> dict[str, Tensor] | None:
-        """Return the rows that name a domain, by domain; None without names."""
+        """Return the rows that name an adapter, by adapter; None without names."""
         if adapter_names is None:
             return None
         if len(adapter_names) != num_rows:
             raise ValueError(f"adapter_names has {len(adapter_names)} names; the batch has {num_rows} rows.")
-        named = dict.fromkeys(name for name in adapter_names if name != NO_DOMAIN)
-        check_active(list(named), self.config.domains)
+        named = dict.fromkeys(name for name in adapter_names if name != BASE_NAME)
+        check_active(list(named), self.config.adapters)
         rows = {name: [i for i, each in enumerate(adapter_names) if each == name] for name in named}
         return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
 
@@ -397,9 +397,9 @@ class DomextModel(DomextPreTrainedModel):
             output_hidden_states: also return the embeddings and every layer's output.
             output_attentions: also return the base heads' weights (attn_implementation="eager" only).
             pool: run the pooler, if the model has one.
-            adapter_names: for each row the domain that it uses, besides those in `config.active_domains` if these are
-                set, or "__base__" for none, as in peft: one batch serves many domains. "auto": the domains' routers
-                choose (`route`). None: all rows use the active domains.
+            adapter_names: for each row the adapter that it uses, besides those in `config.active_adapters` if these are
+                set, or "__base__" for none, as in peft: one batch serves many adapters. "auto": the adapters' routers
+                choose (`route`). None: all rows use the active adapters.
             document_ids: int64 [B, N], which of its row's documents each token is of, neighbours together. A document
                 does not see another, and its positions are its own. None: a row is one document.
             output_indices: int64 [P], in the flattened [B·N]: the last layer computes the states of these tokens only.
@@ -434,8 +434,8 @@ class DomextModel(DomextPreTrainedModel):
                 "output_indices and token_indices go without output_hidden_states and adapter_names, and "
                 "output_indices without pool."
             )
-        domain_rows = self.find_rows(adapter_names, given.shape[0])
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, domain_rows)
+        adapter_rows = self.find_rows(adapter_names, given.shape[0])
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, adapter_rows)
         last, states, weights = self.run_layers(
             embedded,
             attention_mask,
@@ -445,7 +445,7 @@ class DomextModel(DomextPreTrainedModel):
             output_attentions=bool(output_attentions),
             output_indices=output_indices,
             token_indices=token_indices,
-            domain_rows=domain_rows,
+            adapter_rows=adapter_rows,
             **kwargs,
         )
         return BaseModelOutputWithPooling(
@@ -486,28 +486,28 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 
     @torch.no_grad()
-    def add_domain(self, name: str, **description: Any) -> None:
-        """Add a domain to encoder and head; see `DomextModel.add_domain`."""
-        self.bert.add_domain(name, **description)
-        self._start(self.cls.predictions.add_domain(name))
+    def attach_adapter(self, name: str, **description: Any) -> None:
+        """Add an adapter to encoder and head; see `DomextModel.attach_adapter`."""
+        self.bert.attach_adapter(name, **description)
+        self._start(self.cls.predictions.attach_adapter(name))
 
-    def drop_domain(self, name: str) -> None:
-        """Take a domain out of encoder and head; see `DomextModel.drop_domain`."""
-        self.bert.drop_domain(name)
-        if name in self.cls.predictions.domains:
-            del self.cls.predictions.domains[name]
+    def detach_adapter(self, name: str) -> None:
+        """Take an adapter out of encoder and head; see `DomextModel.detach_adapter`."""
+        self.bert.detach_adapter(name)
+        if name in self.cls.predictions.adapters:
+            del self.cls.predictions.adapters[name]
 
     def _score_words(
         self, states: Tensor, masked_positions: Tensor | None, adapter_names: Sequence[str] | None
     ) -> Tensor:
         """Score the vocabulary at all positions of [B, N, d], or at some; states [P, d] are of the masked ones."""
-        domain_rows = self.bert.find_rows(adapter_names, states.shape[0])
+        adapter_rows = self.bert.find_rows(adapter_names, states.shape[0])
         if masked_positions is not None and states.dim() == 3:
             rows = masked_positions // states.shape[1]
-            if domain_rows is not None:  # from rows of the batch to those of the positions
-                domain_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in domain_rows.items()}
+            if adapter_rows is not None:  # from rows of the batch to those of the positions
+                adapter_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in adapter_rows.items()}
             states = take_tokens(states, masked_positions)
-        return self.cls(states, self.bert.embeddings.domains, domain_rows)
+        return self.cls(states, self.bert.embeddings.adapters, adapter_rows)
 
     def _leave_out(self, given: Tensor | None, masked_positions: Tensor | None, keeps: bool | None) -> Tensor | None:
         """Return the masked positions if the last layer may leave the other tokens out, and saves time by it."""

@@ -1,7 +1,7 @@
-"""Routers: to which domain does a row of pieces belong?
+"""Routers: which adapter should have a row of pieces?
 
-This file is exported as it is: it imports torch and transformers only. A domain has a table of log-odds, of the base's
-words and of hashed pairs of neighbours, by which a row is taken for the domain's text or not.
+This file is exported as it is: it imports torch and transformers only. An adapter has a table of log-odds, of the
+base's words and of hashed pairs of neighbours, by which a row is taken for the adapter's text or not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .configuration_domext import Domain, DomextConfig
+from .configuration_domext import AdapterConfig, DomextConfig
 
 ROUTER_PAIRS = 65_521
 """Entries of a router's table that pairs of words share, a prime number."""
@@ -23,7 +23,7 @@ ROUTER_SKIPS = -(2**31)
 
 
 class Router(nn.Module):
-    """Says how much a row looks like a domain's text, from its words and pairs of neighbouring words alone.
+    """Says how much a row looks like an adapter's text, from its words and pairs of neighbouring words alone.
 
     The table has integers, so a sum does not depend on the order, the device, the dtype of the model or other rows. It
     has entries of `router_words` words, then those of pairs.
@@ -31,9 +31,9 @@ class Router(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, adapter: AdapterConfig) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.zeros(domain.router_words + ROUTER_PAIRS, dtype=torch.int32))
+        self.register_buffer("weight", torch.zeros(adapter.router_words + ROUTER_PAIRS, dtype=torch.int32))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the log-odds per word of rows int64 [B, N], float64 [B] on the CPU; those of no words: minus infinity.
@@ -50,30 +50,30 @@ class Router(nn.Module):
 
 
 class Routers(nn.Module):
-    """The routers of the domains that have one."""
+    """The routers of the adapters that have one."""
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__()
         self.config = config
-        self.domains = nn.ModuleDict()
-        for name in config.domains:
-            self.add_domain(name)
+        self.adapters = nn.ModuleDict()
+        for name in config.adapters:
+            self.attach_adapter(name)
 
-    def add_domain(self, name: str) -> list[nn.Module]:
-        """Make the router of a domain that the configuration describes, if it has one, and return it."""
-        domain = self.config.domains[name]
-        if not domain.router_words:
+    def attach_adapter(self, name: str) -> list[nn.Module]:
+        """Make the router of an adapter that the configuration describes, if it has one, and return it."""
+        adapter = self.config.adapters[name]
+        if not adapter.router_words:
             return []
-        self.domains[name] = Router(domain)
-        return [self.domains[name]]
+        self.adapters[name] = Router(adapter)
+        return [self.adapters[name]]
 
 
-def choose_domains(routers: Mapping[str, Any], thresholds: Mapping[str, float], input_ids: Tensor) -> list[str | None]:
-    """Choose a domain for each row of `input_ids` [B, N]: of those whose threshold it reaches, the one it exceeds most.
+def choose_adapters(routers: Mapping[str, Any], thresholds: Mapping[str, float], input_ids: Tensor) -> list[str | None]:
+    """Choose an adapter for each row of `input_ids` [B, N]: of those whose threshold it reaches, the one exceeded most.
 
     Args:
-        routers: a `Router` by domain, at least one.
-        thresholds: log-odds by domain.
+        routers: a `Router` by adapter, at least one.
+        thresholds: log-odds by adapter.
         input_ids: int64 [B, N].
 
     Returns:

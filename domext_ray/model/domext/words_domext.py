@@ -1,11 +1,11 @@
 """Words in and out: embeddings, the masked-LM head tied to them, new words, and shifts of the base's words.
 
 This file is exported as it is: it imports torch and transformers only. Shapes: B rows, N tokens, d hidden size,
-V words of the base, E new words, K words that a domain shifts.
+V words of the base, E new words, K words that an adapter shifts.
 
 exBERT section 3: new words have embeddings of their own, tied to their output.
 
-A domain adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so that
+An adapter adds ΔE to rows of the base's word table E, and `x ΔE^T + Δb` to the scores of these words, so that
 input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's transform can be shifted, too.
 """
 
@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from .configuration_domext import Domain, DomextConfig
-from .layers_domext import Delta, ExtensionOutput, Linear, NormShift, add_deltas, make_norm, select_domains, take_rows
+from .configuration_domext import AdapterConfig, DomextConfig
+from .layers_domext import Delta, ExtensionOutput, Linear, NormShift, add_deltas, make_norm, select_adapters, take_rows
 
 
 class WordShift(nn.Module):
-    """What a domain adds to K rows of the base's word table (`rows`; None: all), and to the scores of these words."""
+    """What an adapter adds to K rows of the base's word table (`rows`; None: all), and to the scores of these words."""
 
     rows: Tensor | None
 
-    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+    def __init__(self, config: DomextConfig, adapter: AdapterConfig) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(domain.word_rows, config.hidden_size))
-        is_whole = domain.word_rows == config.base_vocab_size
-        self.register_buffer("rows", None if is_whole else torch.arange(domain.word_rows))
+        self.weight = nn.Parameter(torch.zeros(adapter.word_rows, config.hidden_size))
+        is_whole = adapter.word_rows == config.base_vocab_size
+        self.register_buffer("rows", None if is_whole else torch.arange(adapter.word_rows))
 
     def forward(self, input_ids: Tensor | None = None, states: Tensor | None = None) -> Tensor:
         """Return the shifts of words, those of states' scores, or a copy of the whole table's (see `NormShift`).
@@ -68,17 +68,17 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
         self.LayerNorm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.domains = nn.ModuleDict()
-        for name in config.domains:
-            self.add_domain(name)
+        self.adapters = nn.ModuleDict()
+        for name in config.adapters:
+            self.attach_adapter(name)
 
-    def add_domain(self, name: str) -> list[nn.Module]:
-        """Make the shift of a domain that the configuration describes, if it has one, and return it."""
-        domain = self.config.domains[name]
-        if not domain.word_rows:
+    def attach_adapter(self, name: str) -> list[nn.Module]:
+        """Make the shift of an adapter that the configuration describes, if it has one, and return it."""
+        adapter = self.config.adapters[name]
+        if not adapter.word_rows:
             return []
-        self.domains[name] = WordShift(self.config, domain)
-        return [self.domains[name]]
+        self.adapters[name] = WordShift(self.config, adapter)
+        return [self.adapters[name]]
 
     def forward(
         self,
@@ -86,10 +86,10 @@ class Embeddings(nn.Module):
         token_type_ids: Tensor | None,
         position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
-        domain_rows: dict[str, Tensor] | None = None,
+        adapter_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return [B, N, d]; `inputs_embeds` are word embeddings as they are, which no domain shifts."""
-        words = self.embed_words(input_ids, domain_rows) if inputs_embeds is None else inputs_embeds
+        """Return [B, N, d]; `inputs_embeds` are word embeddings as they are, which no adapter shifts."""
+        words = self.embed_words(input_ids, adapter_rows) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             longest = self.config.max_row_length
             if words.shape[1] > longest:
@@ -106,12 +106,12 @@ class Embeddings(nn.Module):
             embedded = embedded + self.position_embeddings(position_ids)
         return self.dropout(self.LayerNorm(embedded))
 
-    def embed_words(self, input_ids: Tensor | None, domain_rows: dict[str, Tensor] | None = None) -> Tensor:
-        """Look words up in the base's table, with the domains' shifts, and in the new words'; [B, N] -> [B, N, d]."""
+    def embed_words(self, input_ids: Tensor | None, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
+        """Look words up in the base's table, with the adapters' shifts, and in the new words'; [B, N] -> [B, N, d]."""
         assert input_ids is not None
         deltas = [
             Delta(rows, shift(take_rows(input_ids, rows)))
-            for shift, rows in select_domains(self.config, self.domains, domain_rows)
+            for shift, rows in select_adapters(self.config, self.adapters, adapter_rows)
         ]
         if self.extension is None:
             return add_deltas(self.word_embeddings(input_ids), deltas)
@@ -132,16 +132,16 @@ class Embeddings(nn.Module):
 
 
 class HeadShift(nn.Module):
-    """What a domain adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's.
+    """What an adapter adds to the MLM head: biases of the words that it shifts, and, if asked for, the transform's.
 
     It returns copies, as `NormShift` does.
     """
 
-    def __init__(self, config: DomextConfig, domain: Domain) -> None:
+    def __init__(self, config: DomextConfig, adapter: AdapterConfig) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(domain.word_rows))
-        self.dense = ExtensionOutput(config.hidden_size, config.hidden_size) if domain.word_head else None
-        self.norm = NormShift(config) if domain.word_head else None
+        self.bias = nn.Parameter(torch.zeros(adapter.word_rows))
+        self.dense = ExtensionOutput(config.hidden_size, config.hidden_size) if adapter.word_head else None
+        self.norm = NormShift(config) if adapter.word_head else None
 
     def forward(self) -> Tensor:
         """Return the shifts of the biases, [K]."""
@@ -158,7 +158,7 @@ class PredictionTransform(nn.Module):
         self.LayerNorm = make_norm(config)
 
     def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
-        """[B, ..., d] -> [B, ..., d]; `shifts` are those of domains that shift the transform, with their rows."""
+        """[B, ..., d] -> [B, ..., d]; `shifts` are those of adapters that shift the transform, with their rows."""
         deltas = [Delta(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
         norms = [(rows, *cast(nn.Module, each.norm)()) for each, rows in shifts]
         return self.LayerNorm(
@@ -179,27 +179,27 @@ class PredictionHead(nn.Module):
         self.decoder = Linear(config.hidden_size, num_words)
         self.bias = nn.Parameter(torch.zeros(num_words))
         self.extension = Linear(config.hidden_size, num_new) if num_new else None
-        self.domains = nn.ModuleDict()
-        for name in config.domains:
-            self.add_domain(name)
+        self.adapters = nn.ModuleDict()
+        for name in config.adapters:
+            self.attach_adapter(name)
 
-    def add_domain(self, name: str) -> list[nn.Module]:
-        """Make the head's part of a domain that shifts words, and return it."""
-        domain = self.config.domains[name]
-        if not domain.word_rows:
+    def attach_adapter(self, name: str) -> list[nn.Module]:
+        """Make the head's part of an adapter that shifts words, and return it."""
+        adapter = self.config.adapters[name]
+        if not adapter.word_rows:
             return []
-        self.domains[name] = HeadShift(self.config, domain)
-        return [self.domains[name]]
+        self.adapters[name] = HeadShift(self.config, adapter)
+        return [self.adapters[name]]
 
     def forward(
         self,
         hidden_states: Tensor,
         word_shifts: nn.ModuleDict | None = None,
-        domain_rows: dict[str, Tensor] | None = None,
+        adapter_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Score the base's words, then the new ones; `word_shifts` are those of the word table, by domain."""
-        words = [] if word_shifts is None else select_domains(self.config, word_shifts, domain_rows)
-        heads = select_domains(self.config, self.domains, domain_rows)
+        """Score the base's words, then the new ones; `word_shifts` are those of the word table, by adapter."""
+        words = [] if word_shifts is None else select_adapters(self.config, word_shifts, adapter_rows)
+        heads = select_adapters(self.config, self.adapters, adapter_rows)
         transformed = self.transform(hidden_states, [each for each in heads if each[0].dense is not None])
         # A shift of all words and rows joins the projection; others are sums of their own.
         whole = [shift for shift, rows in words if rows is None and shift.rows is None]
@@ -214,7 +214,7 @@ class PredictionHead(nn.Module):
 
 
 def _add_scores(logits: Tensor, scores: Delta, words: Tensor | None) -> Tensor:
-    """Add one domain's scores [..., K] of some words (None: the first K) to logits [B, ..., V]."""
+    """Add one adapter's scores [..., K] of some words (None: the first K) to logits [B, ..., V]."""
     value = scores.value.to(logits.dtype)
     if words is not None:
         spread = value.new_zeros(*value.shape[:-1], logits.shape[-1])
@@ -234,7 +234,7 @@ class PreTrainingHeads(nn.Module):
         self,
         hidden_states: Tensor,
         word_shifts: nn.ModuleDict | None = None,
-        domain_rows: dict[str, Tensor] | None = None,
+        adapter_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Score the vocabulary, as `PredictionHead` does."""
-        return self.predictions(hidden_states, word_shifts, domain_rows)
+        return self.predictions(hidden_states, word_shifts, adapter_rows)

@@ -35,7 +35,7 @@ from domext_ray.downstream.ablation.spans import (
     SPANS,
     SpanScore,
     SpanStudy,
-    choose_domain,
+    choose_adapter,
     prepare_spans,
     remove_parts,
     study_spans,
@@ -67,9 +67,9 @@ DESCRIPTIONS = {
 
 
 def make_model(description: dict[str, Any]) -> DomextForTokenClassification:
-    """A random model with two domains; every tensor is off its start, the shifts of LayerNorms too."""
+    """A random model with two adapters; every tensor is off its start, the shifts of LayerNorms too."""
     config = DomextConfig(
-        vocab_size=60, domains={"own": description, "other": {"bottleneck_size": 4}}, num_labels=3, **SHAPE
+        vocab_size=60, adapters={"own": description, "other": {"bottleneck_size": 4}}, num_labels=3, **SHAPE
     )
     return make_random_model(DomextForTokenClassification, config).eval()  # type: ignore[arg-type, return-value]
 
@@ -85,9 +85,9 @@ def test_removed_parts_are_as_if_they_were_not_there(kind: str, layers: tuple[in
     model, without = make_model(DESCRIPTIONS[kind]), make_model(DESCRIPTIONS[kind])
     before = compute_logits(model)
     for layer in layers:
-        without.bert.encoder.layer[layer].drop_domain("own")
+        without.bert.encoder.layer[layer].detach_adapter("own")
     if len(layers) == 2:
-        without.bert.drop_domain("own")
+        without.bert.detach_adapter("own")
     expected = compute_logits(without)
     assert torch.equal(before, expected) == (kind == "upper layer" and layers == (0,))
     with remove_parts(model, "own", layers, norms=True):
@@ -97,13 +97,13 @@ def test_removed_parts_are_as_if_they_were_not_there(kind: str, layers: tuple[in
 
 def test_shifts_of_layer_norms_stay_unless_they_are_to_go() -> None:
     model, without = make_model(DESCRIPTIONS["bottlenecks"]), make_model(DESCRIPTIONS["bottlenecks"])
-    without.bert.drop_domain("own")
+    without.bert.detach_adapter("own")
     expected = compute_logits(without)
     with remove_parts(model, "own", (0, 1), norms=False):
         assert not torch.equal(compute_logits(model), expected)
         with torch.no_grad():
             for name, param in model.named_parameters():
-                if ".domains.own.norm." in name:
+                if ".adapters.own.norm." in name:
                     param.zero_()
         assert torch.equal(compute_logits(model), expected)
 
@@ -113,31 +113,31 @@ def test_tensors_come_back_bit_for_bit_even_after_an_error() -> None:
     before = {name: each.clone() for name, each in model.state_dict().items()}
     with pytest.raises(KeyboardInterrupt), remove_parts(model, "own", (0, 1), norms=True):
         changed = {name for name, each in model.state_dict().items() if not torch.equal(each, before[name])}
-        assert changed == {name for name in before if ".domains.own.up." in name or ".domains.own.norm." in name}
+        assert changed == {name for name in before if ".adapters.own.up." in name or ".adapters.own.norm." in name}
         raise KeyboardInterrupt
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
-    ("domains", "own", "wanted", "expected"),
+    ("adapters", "own", "wanted", "expected"),
     [
         (("a",), "", "", "a"),
         (("a", "b"), "b", "", "b"),
         (("a", "b"), "b", "a", "a"),
-        (("a", "b"), "", "", r"--domain is ''; .*\(a, b\)"),
-        (("a",), "", "c", r"--domain is 'c'; .*\(a\)"),
-        ((), "", "", "no domain"),
+        (("a", "b"), "", "", r"--adapter is ''; .*\(a, b\)"),
+        (("a",), "", "c", r"--adapter is 'c'; .*\(a\)"),
+        ((), "", "", "no adapter"),
         (("a", "z"), "", "z", "takes no part"),
     ],
 )
-def test_the_domain_is_chosen(domains: tuple[str, ...], own: str, wanted: str, expected: str) -> None:
-    active = [each for each in domains if each != "z"]
-    config = DomextConfig(domains=dict.fromkeys(domains, {"heads": 1}), active_domains=active, **SHAPE)
-    if expected in domains:
-        assert choose_domain(config, own, wanted) == expected
+def test_the_adapter_is_chosen(adapters: tuple[str, ...], own: str, wanted: str, expected: str) -> None:
+    active = [each for each in adapters if each != "z"]
+    config = DomextConfig(adapters=dict.fromkeys(adapters, {"heads": 1}), active_adapters=active, **SHAPE)
+    if expected in adapters:
+        assert choose_adapter(config, own, wanted) == expected
     else:
         with pytest.raises(ConfigError, match=expected):
-            choose_domain(config, own, wanted)
+            choose_adapter(config, own, wanted)
 
 
 def write_ner(folder: Path) -> Path:
@@ -201,7 +201,7 @@ def choose(run_dir: Path, output: Path, **options: Any) -> AblateConfig:
 
 def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path: Path) -> None:
     work = prepare_spans(choose(run_dir, tmp_path))
-    assert work.spans == [(0, 0), (1, 1), (0, 1)] and work.domain == "task"
+    assert work.spans == [(0, 0), (1, 1), (0, 1)] and work.adapter == "task"
     before = {name: each.clone() for name, each in work.fitted.model.state_dict().items()}
     study = study_spans(work)
     assert all(torch.equal(each, before[name]) for name, each in work.fitted.model.state_dict().items())
@@ -221,10 +221,10 @@ def test_every_span_is_scored_and_the_model_is_as_before(run_dir: Path, tmp_path
     assert study.spans[(0, 1)].value < 0.5 * study.whole, "a frozen random encoder alone does not help its head"
 
 
-def test_all_layers_with_their_norms_are_the_model_without_its_domain(run_dir: Path, tmp_path: Path) -> None:
+def test_all_layers_with_their_norms_are_the_model_without_its_adapter(run_dir: Path, tmp_path: Path) -> None:
     study = study_spans(prepare_spans(choose(run_dir, tmp_path, remove_norms=True)))
     fitted = rebuild_finetuned(run_dir, CPU).fitted["model"]
-    fitted.model.bert.drop_domain("task")
+    fitted.model.bert.detach_adapter("task")
     dev = fitted.task.data.dev
     assert study.spans[(0, 1)].value == fitted.task.score(dev, fitted.predict(dev)).get(study.metric)
 
@@ -261,11 +261,11 @@ def test_the_job_writes_table_and_picture(
     assert "| layer 1 |" in shown and "| all layers (0 to 1) |" in shown and "| (majority baseline) |" in shown
     assert {each.name for each in (tmp_path / "out").iterdir()} == {SPANS, "spans.md", "spans.png"}
     assert (tmp_path / "out" / "spans.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("sys.argv", [*command, "--domain", "clinic"])
+    monkeypatch.setattr("sys.argv", [*command, "--adapter", "clinic"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(JOB), run_name="__main__")
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: --domain is 'clinic'; it must be one of the model's domains (task).\n"
+    assert capsys.readouterr().err == "error: --adapter is 'clinic'; it must be one of the model's adapters (task).\n"
 
 
 def copy_record(run_dir: Path, folder: Path, change: Callable[[FinetuneConfig], FinetuneConfig]) -> Path:

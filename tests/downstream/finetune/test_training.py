@@ -27,7 +27,7 @@ from domext_ray.downstream.tasks.texts import ClassificationTask
 from domext_ray.errors import BaseModelError, ConfigError, TrainingError
 from domext_ray.labelled.examples import LabelledSet, LabelledText
 from domext_ray.labelled.metrics.scores import Score
-from domext_ray.model.domext.configuration_domext import complete_domain
+from domext_ray.model.domext.configuration_domext import complete_adapter
 
 CPU = torch.device("cpu")
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -268,7 +268,7 @@ def test_bottlenecks_leave_the_encoder_alone(start: StartModel, task: Classifica
     after = dict(fitted.model.named_parameters())
     for name, before in start.tensors.items():
         assert torch.equal(after[name], before) == (not name.startswith("bert.pooler.")), name
-    assert any(".domains.domain." in name for name in fitted.tensors)
+    assert any(".adapters.domain." in name for name in fitted.tensors)
 
 
 def test_a_fresh_bottleneck_changes_no_output(start: StartModel, task: ClassificationTask) -> None:
@@ -309,10 +309,10 @@ def test_a_bilstm_between_encoder_and_head_trains(start: StartModel, task: Class
     assert fitted.tensors["bilstm.lstm.weight_hh_l0_reverse"].shape == (24, 6)
 
 
-def test_domains_that_a_model_leaves_out_stay_left_out(start: StartModel, task: ClassificationTask) -> None:
+def test_adapters_that_a_model_leaves_out_stay_left_out(start: StartModel, task: ClassificationTask) -> None:
     config = copy.deepcopy(start.config)
-    config.domains = {name: complete_domain(name, {"ffn_units": 4}, 2) for name in ("clinic", "law")}
-    config.active_domains = ["law"]
-    active = describe_task_model(replace(start, config=config), task, replace(BOTTLENECK, domain="task"), 0.0)
-    assert active.active_domains == ["law", "task"] and set(active.domains) == {"clinic", "law", "task"}
-    assert describe_task_model(start, task, FULL, 0.0).active_domains is None
+    config.adapters = {name: complete_adapter(name, {"ffn_units": 4}, 2) for name in ("clinic", "law")}
+    config.active_adapters = ["law"]
+    active = describe_task_model(replace(start, config=config), task, replace(BOTTLENECK, adapter="task"), 0.0)
+    assert active.active_adapters == ["law", "task"] and set(active.adapters) == {"clinic", "law", "task"}
+    assert describe_task_model(start, task, FULL, 0.0).active_adapters is None

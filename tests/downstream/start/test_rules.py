@@ -11,7 +11,7 @@ from domext_ray.downstream.start.rules import choose_trainables, scale_rates
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import DomextForSequenceClassification, DomextForTokenClassification
 
-DOMAINS = {"clinic": {"heads": 1, "ffn_units": 8}, "task": {"bottleneck_size": 4}}
+ADAPTERS = {"clinic": {"heads": 1, "ffn_units": 8}, "task": {"bottleneck_size": 4}}
 
 
 def make_model(head: type = DomextForTokenClassification, *, has_pooler: bool = True) -> torch.nn.Module:
@@ -25,7 +25,7 @@ def make_model(head: type = DomextForTokenClassification, *, has_pooler: bool = 
             intermediate_size=32,
             max_position_embeddings=32,
             has_pooler=has_pooler,
-            domains=DOMAINS,
+            adapters=ADAPTERS,
             num_labels=3,
         )
     )
@@ -46,8 +46,8 @@ def test_everything_trains_but_a_pooler_that_nobody_reads() -> None:
 @pytest.mark.parametrize(
     ("method", "own"),
     [
-        (make_method("extensions"), (".domains.", ".extension.")),
-        (make_method("domain", domain="task", bottleneck_size=4), (".domains.task.",)),
+        (make_method("extensions"), (".adapters.", ".extension.")),
+        (make_method("adapter", adapter="task", bottleneck_size=4), (".adapters.task.",)),
         (make_method("layer_norms"), ("LayerNorm.",)),
         (make_method("top_layers", top_layers=1), ("encoder.layer.2.",)),
         (make_method("biases"), (".bias",)),
@@ -61,7 +61,7 @@ def test_a_rule_trains_its_part_and_the_head(method: MethodConfig, own: tuple[st
     encoder = {each for each in names if each.startswith("bert.") and not each.startswith("bert.pooler.")}
     assert encoder and all(any(part in each for part in own) for each in encoder)
     is_base_rule = method.trains in ("layer_norms", "top_layers", "biases")
-    assert any(".domains." in each for each in encoder) != is_base_rule
+    assert any(".adapters." in each for each in encoder) != is_base_rule
 
 
 def test_head_and_top_layers_have_rates_of_their_own() -> None:

@@ -19,14 +19,14 @@ def test_saving_keeps_every_value(tmp_path: Path) -> None:
         mlm_head_act="gelu",
         pad_token_id=1,
         position_rule="roberta",
-        domains={
+        adapters={
             "medicine": {"heads": 2, "ffn_units": 8},
             "law": {"bottleneck_size": 16, "bottleneck_activation": "tanh", "bottleneck_parallel": True},
         },
         causal=True,
         head_bilstm=24,
-        active_domains=["law"],
-        domain_init="paper",
+        active_adapters=["law"],
+        adapter_init="paper",
         tie_word_embeddings=False,
         id2label={0: "no", 1: "yes", 2: "maybe"},
     )
@@ -37,11 +37,11 @@ def test_saving_keeps_every_value(tmp_path: Path) -> None:
     assert again.id2label == {0: "no", 1: "yes", 2: "maybe"}
 
 
-def test_the_order_of_domains_survives_saving(tmp_path: Path) -> None:
+def test_the_order_of_adapters_survives_saving(tmp_path: Path) -> None:
     sizes = {"heads": 1, "ffn_units": 1}
-    config = DomextConfig(domains={"zoo": sizes, "art": sizes})
+    config = DomextConfig(adapters={"zoo": sizes, "art": sizes})
     config.save_pretrained(tmp_path)
-    assert list(config.domains) == list(DomextConfig.from_pretrained(tmp_path).domains)
+    assert list(config.adapters) == list(DomextConfig.from_pretrained(tmp_path).adapters)
 
 
 def test_defaults_are_bert_base() -> None:
@@ -49,7 +49,7 @@ def test_defaults_are_bert_base() -> None:
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (768, 12, 30522)
     assert config.tie_word_embeddings
     assert config.pad_token_id == 0
-    assert config.domains == {}
+    assert config.adapters == {}
     assert not config.causal and not config.has_extension
 
 
@@ -67,20 +67,23 @@ def test_longest_row(rule: str, pad: int, longest: int) -> None:
         ({"norm_place": "middle"}, "norm_place is 'middle'"),
         ({"local_window": -1}, "local_window is -1"),
         ({"local_layers": [12]}, "local_layers is .12.; the model has the layers 0 to 11"),
-        ({"domain_init": "ones"}, "domain_init is 'ones'"),
-        ({"domains": {"a.b": {"heads": 1, "ffn_units": 1}}}, "is called 'a.b'"),
-        ({"domains": {"keys": {"heads": 1}}}, "is called 'keys'"),
-        ({"domains": {"__base__": {"heads": 1}}}, "is called '__base__'"),
-        ({"domains": {"law": {"heads": -1, "ffn_units": 1}}}, "none may be below 0"),
-        ({"domains": {"law": {"heads": 0}}}, "one must be above"),
-        ({"domains": {"law": {"bottleneck": 8}}}, "has the key 'bottleneck'"),
-        ({"domains": {"law": {"bottleneck_size": 8, "first_layer": 12}}}, "the layers 12 to 11; the model has 0 to 11"),
-        ({"domains": {"law": {"bottleneck_size": 8, "first_layer": 2, "last_layer": 1}}}, "the layers 2 to 1"),
-        ({"domains": {"law": {"bottleneck_size": 8, "bottleneck_activation": "selu"}}}, "gelu, relu, tanh"),
-        ({"domains": {"law": {"bottleneck_size": 8, "bottleneck_place": "ffn"}}}, "both, attention, output"),
+        ({"adapter_init": "ones"}, "adapter_init is 'ones'"),
+        ({"adapters": {"a.b": {"heads": 1, "ffn_units": 1}}}, "is called 'a.b'"),
+        ({"adapters": {"keys": {"heads": 1}}}, "is called 'keys'"),
+        ({"adapters": {"__base__": {"heads": 1}}}, "is called '__base__'"),
+        ({"adapters": {"law": {"heads": -1, "ffn_units": 1}}}, "none may be below 0"),
+        ({"adapters": {"law": {"heads": 0}}}, "one must be above"),
+        ({"adapters": {"law": {"bottleneck": 8}}}, "has the key 'bottleneck'"),
+        (
+            {"adapters": {"law": {"bottleneck_size": 8, "first_layer": 12}}},
+            "the layers 12 to 11; the model has 0 to 11",
+        ),
+        ({"adapters": {"law": {"bottleneck_size": 8, "first_layer": 2, "last_layer": 1}}}, "the layers 2 to 1"),
+        ({"adapters": {"law": {"bottleneck_size": 8, "bottleneck_activation": "selu"}}}, "gelu, relu, tanh"),
+        ({"adapters": {"law": {"bottleneck_size": 8, "bottleneck_place": "ffn"}}}, "both, attention, output"),
         ({"head_bilstm": -1}, "head_bilstm is -1; it must be 0 or more"),
         ({"bottleneck_std": 0.0}, "must be above 0"),
-        ({"active_domains": ["law"]}, "active_domains names 'law'; the model has no domain"),
+        ({"active_adapters": ["law"]}, "active_adapters names 'law'; the model has no adapter"),
     ],
 )
 def test_a_value_outside_its_rule_is_refused(values: dict[str, Any], message: str) -> None:

@@ -40,7 +40,7 @@ from domext_ray.model.domext.heads_domext import (
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining, DomextModel
 
 VOCAB, LENGTH, WIDTH = 90, 12, 32
-DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
+ADAPTERS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
 MODERN = {
     "norm_place": "pre",
     "position_rule": "rotary",
@@ -65,8 +65,8 @@ def make_config(**values: Any) -> DomextConfig:
             "initializer_range": 0.2,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
-            "domain_init": "paper",
-            "domains": DOMAINS,
+            "adapter_init": "paper",
+            "adapters": ADAPTERS,
             **values,
         }
     )
@@ -243,7 +243,7 @@ def test_sequence_classification_is_berts(
     ids: Tensor, problem: str | None, num_labels: int, labels: Tensor, has_pooler: bool
 ) -> None:
     shape = {"num_labels": num_labels, "problem_type": problem}
-    model = make_model(DomextForSequenceClassification, domains={}, has_pooler=has_pooler, **shape)
+    model = make_model(DomextForSequenceClassification, adapters={}, has_pooler=has_pooler, **shape)
     theirs = copy_to_bert(BertForSequenceClassification, model, **shape)
     expected, found = theirs(ids, labels=labels), model(ids, labels=labels)
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
@@ -252,7 +252,7 @@ def test_sequence_classification_is_berts(
 
 @pytest.mark.parametrize("has_pooler", [False, True])
 def test_question_answering_is_berts(ids: Tensor, mask: Tensor, has_pooler: bool) -> None:
-    model = make_model(DomextForQuestionAnswering, domains={}, has_pooler=has_pooler)
+    model = make_model(DomextForQuestionAnswering, adapters={}, has_pooler=has_pooler)
     theirs = copy_to_bert(BertForQuestionAnswering, model, num_labels=2)
     types = (torch.arange(LENGTH) > 4).long().expand(3, -1)
     places = {"start_positions": torch.tensor([0, 3, 2]), "end_positions": torch.tensor([0, 7, LENGTH + 5])}
@@ -265,7 +265,7 @@ def test_question_answering_is_berts(ids: Tensor, mask: Tensor, has_pooler: bool
 
 @pytest.mark.parametrize("has_pooler", [False, True])
 def test_multiple_choice_is_berts(mask: Tensor, has_pooler: bool) -> None:
-    model = make_model(DomextForMultipleChoice, domains={}, has_pooler=has_pooler)
+    model = make_model(DomextForMultipleChoice, adapters={}, has_pooler=has_pooler)
     theirs = copy_to_bert(BertForMultipleChoice, model)
     ids = torch.randint(1, VOCAB, (2, 3, LENGTH), generator=torch.Generator().manual_seed(2))
     inputs = {"attention_mask": mask.expand(2, 3, -1).contiguous(), "token_type_ids": (ids > 40).long()}
@@ -278,11 +278,11 @@ def test_multiple_choice_is_berts(mask: Tensor, has_pooler: bool) -> None:
         model()
 
 
-def test_choices_take_the_domain_of_their_example() -> None:
-    model = make_model(DomextForMultipleChoice, active_domains=[])
+def test_choices_take_the_adapter_of_their_example() -> None:
+    model = make_model(DomextForMultipleChoice, active_adapters=[])
     ids = torch.randint(1, VOCAB, (2, 3, LENGTH), generator=torch.Generator().manual_seed(2))
     mixed = model(ids, adapter_names=["law", "art"]).logits
-    model.bert.set_active_domains(["art"])
+    model.bert.set_active_adapters(["art"])
     torch.testing.assert_close(mixed[1], model(ids).logits[1], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(mixed[0], model(ids).logits[0], atol=1e-4)
 

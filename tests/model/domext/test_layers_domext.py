@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from domext_ray.model.domext.configuration_domext import DomextConfig, complete_domain
+from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
 from domext_ray.model.domext.layers_domext import Attention, Layer, LayerNorm, Linear
 from domext_ray.model.domext.words_domext import Embeddings
 
@@ -24,8 +24,8 @@ def config() -> DomextConfig:
         max_position_embeddings=16,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        domains={"law": {"heads": NUM_EXTRA, "ffn_units": NUM_UNITS}},
-        domain_init="paper",
+        adapters={"law": {"heads": NUM_EXTRA, "ffn_units": NUM_UNITS}},
+        adapter_init="paper",
     )
     config._attn_implementation = "sdpa"
     return config
@@ -51,7 +51,7 @@ def join_columns(base: nn.Linear, extra: nn.Linear, inputs: Tensor) -> Tensor:
 
 
 def attend_by_the_paper(attention: Attention, hidden_states: Tensor) -> Tensor:
-    base, extra = attention.self, attention.domains["law"]
+    base, extra = attention.self, attention.adapters["law"]
     split = (*hidden_states.shape[:2], NUM_HEADS + NUM_EXTRA, WIDTH // NUM_HEADS)
     query, key, value = (
         join_rows(getattr(base, name), getattr(extra, name), hidden_states).view(split).transpose(1, 2)
@@ -66,17 +66,17 @@ def attend_by_the_paper(attention: Attention, hidden_states: Tensor) -> Tensor:
 def test_a_layer_follows_the_equations(layer: Layer) -> None:
     hidden_states = torch.randn(2, 7, WIDTH)
     attended = attend_by_the_paper(layer.attention, hidden_states)
-    inner = nn.functional.gelu(join_rows(layer.intermediate.dense, layer.domains["law"].input, attended))
-    expected = layer.output.LayerNorm(join_columns(layer.output.dense, layer.domains["law"].output, inner) + attended)
+    inner = nn.functional.gelu(join_rows(layer.intermediate.dense, layer.adapters["law"].input, attended))
+    expected = layer.output.LayerNorm(join_columns(layer.output.dense, layer.adapters["law"].output, inner) + attended)
     found, weights = layer(hidden_states, None)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert weights is None
 
 
 @pytest.mark.parametrize("active", [[], ["law"], ["art"], ["art", "law"]])
-def test_deltas_of_the_active_domains_are_summed(config: DomextConfig, active: list[str]) -> None:
+def test_deltas_of_the_active_adapters_are_summed(config: DomextConfig, active: list[str]) -> None:
     sizes = {"art": {"heads": 1, "ffn_units": 2}, "law": {"heads": 2, "ffn_units": 3}}
-    config.domains = {name: complete_domain(name, each, 1) for name, each in sizes.items()}
+    config.adapters = {name: complete_adapter(name, each, 1) for name, each in sizes.items()}
     attention = Layer(config).attention
     for param in attention.parameters():
         nn.init.normal_(param, std=0.3)
@@ -84,32 +84,32 @@ def test_deltas_of_the_active_domains_are_summed(config: DomextConfig, active: l
     context, _ = attention.self(hidden_states, None)
     projected = attention.output.dense(context)
     for name in active:
-        projected = projected + attention.domains[name](hidden_states, None)
-    config.active_domains = active
+        projected = projected + attention.adapters[name](hidden_states, None)
+    config.active_adapters = active
     expected = attention.output.LayerNorm(projected + hidden_states)
     assert torch.equal(attention(hidden_states, None)[0], expected)
 
 
 def test_sizes_of_zero_make_no_parameters(config: DomextConfig) -> None:
-    config.domains = {"law": complete_domain("law", {"ffn_units": 4}, 1)}
+    config.adapters = {"law": complete_adapter("law", {"ffn_units": 4}, 1)}
     names = [name for name, _ in Layer(config).named_parameters()]
-    assert [name for name in names if "domains" in name] == [
-        f"domains.law.{name}" for name in ("input.weight", "input.bias", "output.weight", "output.bias")
+    assert [name for name in names if "adapters" in name] == [
+        f"adapters.law.{name}" for name in ("input.weight", "input.bias", "output.weight", "output.bias")
     ]
 
 
 def test_a_frozen_layer_computes_no_gradient_of_its_weights(layer: Layer) -> None:
     for name, param in layer.named_parameters():
-        param.requires_grad_("domains" in name)
+        param.requires_grad_("adapters" in name)
     layer(torch.randn(2, 5, WIDTH), None)[0].square().sum().backward()
     assert {name for name, param in layer.named_parameters() if param.grad is not None} == {
-        name for name, param in layer.named_parameters() if "domains" in name
+        name for name, param in layer.named_parameters() if "adapters" in name
     }
 
 
 def test_the_first_layer_keeps_no_graph_of_its_frozen_heads(layer: Layer) -> None:
     layer.requires_grad_(False)
-    for extension in (layer.attention.domains, layer.domains):
+    for extension in (layer.attention.adapters, layer.adapters):
         extension.requires_grad_(True)
     context, _ = layer.attention.self(torch.randn(2, 5, WIDTH), None)
     assert not context.requires_grad

@@ -17,7 +17,7 @@ from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 
 VOCAB, LENGTH = 90, 12
-DOMAINS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
+ADAPTERS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
 
 
 def make_config(**values: Any) -> DomextConfig:
@@ -32,7 +32,7 @@ def make_config(**values: Any) -> DomextConfig:
             "initializer_range": 0.2,
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
-            "domains": DOMAINS,
+            "adapters": ADAPTERS,
             **values,
         }
     )
@@ -45,7 +45,7 @@ def make_model(model_class: Any = DomextForMaskedLM, **values: Any) -> Any:
 
 def freeze_base(model: torch.nn.Module) -> None:
     for name, param in model.named_parameters():
-        param.requires_grad_(".domains." in name)
+        param.requires_grad_(".adapters." in name)
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def mask() -> Tensor:
 @pytest.mark.parametrize("padded", [False, True])
 def test_zero_start_is_the_base_bit_for_bit(ids: Tensor, mask: Tensor, implementation: str, padded: bool) -> None:
     augmented = make_model(attn_implementation=implementation)
-    plain = make_model(domains={}, attn_implementation=implementation)
-    plain.load_state_dict({name: each for name, each in augmented.state_dict().items() if "domains" not in name})
+    plain = make_model(adapters={}, attn_implementation=implementation)
+    plain.load_state_dict({name: each for name, each in augmented.state_dict().items() if "adapters" not in name})
     attention_mask = mask if padded else None
     assert torch.equal(augmented(ids, attention_mask).logits, plain(ids, attention_mask).logits)
 
 
 def test_zero_start_zeroes_the_output_projections_only() -> None:
-    params = {name: each for name, each in make_model().named_parameters() if ".domains." in name}
+    params = {name: each for name, each in make_model().named_parameters() if ".adapters." in name}
     for name, param in params.items():
         is_zero = not param.count_nonzero()
         assert is_zero == (".output." in name or name.endswith("bias")), name
@@ -81,15 +81,15 @@ def test_zero_start_zeroes_the_output_projections_only() -> None:
 
 
 def test_paper_start_changes_the_output(ids: Tensor) -> None:
-    model = make_model(domain_init="paper")
+    model = make_model(adapter_init="paper")
     assert all(each.count_nonzero() for name, each in model.named_parameters() if name.endswith("output.weight"))
     with_all = model(ids).logits
-    model.config.active_domains = []
+    model.config.active_adapters = []
     assert not torch.equal(model(ids).logits, with_all)
 
 
 def test_masked_positions_give_these_logits_only(ids: Tensor) -> None:
-    model = make_model(domain_init="paper")
+    model = make_model(adapter_init="paper")
     positions = torch.tensor([0, 5, LENGTH + 1, 3 * LENGTH - 1])
     every = model(ids).logits
     some = model(ids, masked_positions=positions, labels=ids.flatten()[positions])
@@ -103,7 +103,7 @@ def test_masked_positions_give_these_logits_only(ids: Tensor) -> None:
 @pytest.mark.parametrize("rule", ["absolute", "roberta"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_padding_does_not_change_the_tokens(ids: Tensor, mask: Tensor, rule: str, implementation: str) -> None:
-    model = make_model(domain_init="paper", position_rule=rule, attn_implementation=implementation)
+    model = make_model(adapter_init="paper", position_rule=rule, attn_implementation=implementation)
     padded = ids * mask
     together = model(padded, attention_mask=mask).logits
     alone = model(padded[2:, :5]).logits
@@ -111,14 +111,14 @@ def test_padding_does_not_change_the_tokens(ids: Tensor, mask: Tensor, rule: str
 
 
 def test_fused_and_eager_attention_agree(ids: Tensor, mask: Tensor) -> None:
-    model = make_model(domain_init="paper")
+    model = make_model(adapter_init="paper")
     fused = model(ids, mask).logits
     model.set_attn_implementation("eager")
     torch.testing.assert_close(model(ids, mask).logits[mask.bool()], fused[mask.bool()], atol=2e-5, rtol=1e-5)
 
 
 def test_embeddings_in_the_place_of_ids(ids: Tensor) -> None:
-    model = make_model(domain_init="paper")
+    model = make_model(adapter_init="paper")
     embedded = model.get_input_embeddings()(ids)
     torch.testing.assert_close(model(inputs_embeds=embedded).logits, model(ids).logits)
     with pytest.raises(ValueError, match="exactly one of"):
@@ -144,7 +144,7 @@ def compute_gradients(model: torch.nn.Module, ids: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_checkpointing_keeps_the_gradients(ids: Tensor, use_reentrant: bool, frozen: bool) -> None:
-    model = make_model(domain_init="paper").train()
+    model = make_model(adapter_init="paper").train()
     if frozen:
         freeze_base(model)
     expected = compute_gradients(model, ids)
@@ -159,7 +159,7 @@ def test_checkpointing_keeps_the_gradients(ids: Tensor, use_reentrant: bool, fro
 
 
 def test_checkpointing_draws_the_same_dropout_again(ids: Tensor) -> None:
-    model = make_model(domain_init="paper", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
+    model = make_model(adapter_init="paper", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
     freeze_base(model)
     torch.manual_seed(3)
     expected = compute_gradients(model, ids)
@@ -174,7 +174,7 @@ def test_checkpointing_draws_the_same_dropout_again(ids: Tensor) -> None:
 
 def test_compiles_into_one_graph(ids: Tensor) -> None:
     """`aot_eager` traces forward and backward like the real backend, without needing a C++ compiler."""
-    model = make_model(domain_init="paper").train()
+    model = make_model(adapter_init="paper").train()
     freeze_base(model)
     positions = torch.tensor([0, 5, 20])
     expected = model(ids, masked_positions=positions).logits
@@ -187,7 +187,7 @@ def test_compiles_into_one_graph(ids: Tensor) -> None:
 
 
 def test_vocabulary_projection_is_tied(tmp_path: Path, ids: Tensor) -> None:
-    model = make_model(domain_init="paper")
+    model = make_model(adapter_init="paper")
     predictions, words = model.cls.predictions, model.bert.embeddings.word_embeddings
     assert predictions.decoder.weight is words.weight
     assert predictions.decoder.bias is predictions.bias
@@ -200,7 +200,7 @@ def test_vocabulary_projection_is_tied(tmp_path: Path, ids: Tensor) -> None:
 @pytest.mark.usefixtures("own_modules")
 @pytest.mark.parametrize("rule", ["absolute", "roberta"])
 def test_the_code_files_travel_with_the_weights(tmp_path: Path, ids: Tensor, rule: str) -> None:
-    model = make_model(domain_init="paper", position_rule=rule)
+    model = make_model(adapter_init="paper", position_rule=rule)
     DomextConfig.register_for_auto_class()
     DomextForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
     try:
@@ -221,7 +221,7 @@ def test_the_code_files_travel_with_the_weights(tmp_path: Path, ids: Tensor, rul
 
 
 def test_every_tensor_moves_to_bf16_and_back(ids: Tensor) -> None:
-    model = make_model(domain_init="paper", has_pooler=True)
+    model = make_model(adapter_init="paper", has_pooler=True)
     assert model.to(torch.bfloat16)(ids).logits.dtype == torch.bfloat16
 
 
@@ -271,8 +271,8 @@ EVERYTHING = {"law": {"heads": 1, "ffn_units": 6, "bottleneck_size": 4, "word_ro
 )
 def test_a_packed_row_is_its_documents_alone(attention: str, causal: bool, layout: dict[str, Any]) -> None:
     """With every extension; the second row is padded."""
-    extended = {"domains": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
-    model = make_model(**layout, causal=causal, domain_init="paper", **extended)
+    extended = {"adapters": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
+    model = make_model(**layout, causal=causal, adapter_init="paper", **extended)
     model.set_attn_implementation(attention)
     draw = torch.Generator().manual_seed(3)
     documents = [torch.randint(1, VOCAB, (1, size), generator=draw) for size in (7, 3, 6, 4)]
@@ -300,8 +300,8 @@ def test_tokens_that_nobody_asks_for_are_left_out(
     attention: str, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every extension: the same logits and gradients, whatever is left out."""
-    extended = {"domains": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
-    model = make_model(**layout, domain_init="paper", **extended)
+    extended = {"adapters": EVERYTHING, "module_hidden_size": 8, "module_ffn_size": 6, "extension_vocab_size": 5}
+    model = make_model(**layout, adapter_init="paper", **extended)
     model.set_attn_implementation(attention)
     lengths = torch.tensor([12, 5, 9])
     mask = (torch.arange(12) < lengths[:, None]).long()

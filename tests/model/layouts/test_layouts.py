@@ -308,18 +308,18 @@ def test_checkpointing_keeps_the_gradients(folders: dict[str, Path], use_reentra
         torch.testing.assert_close(found[name], each)
 
 
-def test_rows_of_a_batch_name_their_domains(folders: dict[str, Path]) -> None:
+def test_rows_of_a_batch_name_their_adapters(folders: dict[str, Path]) -> None:
     model, (ids, mask) = make_modern(folders), make_rows()
     positions = torch.arange(LENGTH).expand(3, -1) + torch.tensor([[0], [3], [9]])
     with torch.no_grad():
         names = ["domain", "__base__", "domain"]
         found = model(ids, mask, position_ids=positions, adapter_names=names).logits
-        with_domain = model(ids, mask, position_ids=positions).logits
-        model.bert.set_active_domains([])
+        with_adapter = model(ids, mask, position_ids=positions).logits
+        model.bert.set_active_adapters([])
         without = model(ids, mask, position_ids=positions).logits
-    expected = torch.stack([with_domain[0], without[1], with_domain[2]])
+    expected = torch.stack([with_adapter[0], without[1], with_adapter[2]])
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=2e-5, rtol=1e-5)
-    assert not torch.allclose(with_domain[1, :20], without[1, :20], atol=1e-3)
+    assert not torch.allclose(with_adapter[1, :20], without[1, :20], atol=1e-3)
 
 
 def test_rotary_positions_count_distances_alone(folders: dict[str, Path]) -> None:

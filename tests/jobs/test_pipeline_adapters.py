@@ -1,4 +1,4 @@
-"""Bottlenecks and LoRA end to end: a second domain beside the first one, exports that load, a budget of parameters."""
+"""Bottlenecks and LoRA end to end: a second adapter beside the first one, exports that load, a budget of parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]  # the matrix (test_methods.py) has the same, by the engine
-SECOND = ".domains.second."
+SECOND = ".adapters.second."
 EXPORT_JOB = REPOSITORY / "jobs" / "export_hf.py"
 
 
@@ -48,15 +48,15 @@ def read_export(run: Path) -> dict[str, Tensor]:
     return load_file(run / "export" / "model.safetensors")
 
 
-def test_a_second_domain_trains_beside_the_frozen_first(
+def test_a_second_adapter_trains_beside_the_frozen_first(
     tiny_base_folder: Path, corpus_file: Path, tmp_path: Path
 ) -> None:
-    first = ("--method.domain", "first", "--method.trainable_budget", "0.0989")
+    first = ("--method.adapter", "first", "--method.trainable_budget", "0.0989")
     run_job(build_command(tiny_base_folder, corpus_file, tmp_path, "one", *first))
     assert json.loads((tmp_path / "one" / "summary.json").read_text())["parameters"]["trainable_frac"] == pytest.approx(
         0.0989, rel=0.01
     )
-    second = ("--method.domain", "second", "--method.layers", "1", "--method.heads", "1")
+    second = ("--method.adapter", "second", "--method.layers", "1", "--method.heads", "1")
     second = (*second, "--init_from", str(tmp_path / "one"))
     command = build_command(tiny_base_folder, corpus_file, tmp_path, "two", *second)
     run_job(command)
@@ -71,9 +71,9 @@ def test_a_second_domain_trains_beside_the_frozen_first(
     assert two.keys() - one.keys() == added and all(".layer.1." in name for name in added)
     assert any(two[name].any() for name in added if ".up." in name)
 
-    taken = ("--init_from", str(tmp_path / "one"), "--method.domain", "first")
+    taken = ("--init_from", str(tmp_path / "one"), "--method.adapter", "first")
     three = build_command(tiny_base_folder, corpus_file, tmp_path, "three", *taken)
-    check_mistake(three, "is the name of a domain of --init_from")
+    check_mistake(three, "is the name of an adapter of --init_from")
 
     # The second run stands on its own: it goes on, and exports, when the first is gone.
     shutil.rmtree(tmp_path / "one" / "export")
@@ -110,4 +110,4 @@ def test_lora_is_exported_merged(tiny_base_folder: Path, corpus_file: Path, tmp_
     refused = run_job(
         [sys.executable, str(EXPORT_JOB), "--run", str(tmp_path / "lora"), "--format", "adapterhub"], expect=2
     )
-    assert "has no domain 'domain' to export" in refused.stderr
+    assert "has no adapter 'domain' to export" in refused.stderr
