@@ -90,7 +90,7 @@ def test_only_methods_that_keep_read_general_text() -> None:
     assert all(methods[name].replay.corpus == "general.txt" and methods[name].replay.frac == 0.2 for name in KEPT)
     assert all((methods[name].objective.keep, methods[name].objective.keep_weight) == ("kl", 3.0) for name in KEPT)
     assert not any(methods[name].replay.corpus for name in plain)
-    assert [name for name, preset in SHIPPED.items() if keeps(preset)] == [*KEPT, "af_words_routed"]
+    assert [name for name, preset in SHIPPED.items() if keeps(preset)] == [*KEPT, "af_routed"]
     assert [methods[name].objective.mask_prob for name in KEPT] == [0.15, 0.15, 0.15, 0.3]
     own = "{full: {replay: {frac: 0.5}}, af: {objective: {keep: replay}}}"
     methods = plan(configure(*flags, "--methods", "full,af", "--presets", own))
