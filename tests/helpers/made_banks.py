@@ -1,4 +1,4 @@
-"""Banks of adapters that were never trained: tensors of adapters and heads are drawn, so that each answers otherwise."""
+"""Banks of adapters that were never trained: adapters and heads are drawn, so that each answers otherwise."""
 
 from __future__ import annotations
 
