@@ -17,7 +17,7 @@ from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.training.engine import MaskedLoss, Objective
+from domext_ray.training.losses import MaskedLoss, Objective
 from domext_ray.training.parts import name_parts
 from domext_ray.training.vectors import make_vector_loss
 

@@ -20,7 +20,7 @@ from domext_ray.config.pretrain import ObjectiveConfig
 from domext_ray.corpus.views import pad_contrasted, pad_denoised
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
-from domext_ray.training.engine import Objective
+from domext_ray.training.losses import Objective
 from domext_ray.training.objective import ViewBatch, to_batch
 from domext_ray.training.start import DECODER
 

@@ -45,9 +45,10 @@ from domext_ray.training.checkpoint import (
 )
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
 from domext_ray.training.distillation import distill_new_words
-from domext_ray.training.engine import Engine, MaskedLoss, StepFigures, sum_over_ranks
+from domext_ray.training.engine import Engine, sum_over_ranks
 from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
 from domext_ray.training.keeping import make_loss
+from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.phases import count_epochs, make_phases
@@ -63,6 +64,7 @@ from domext_ray.training.start import (
     load_start,
     pick_fixed,
 )
+from domext_ray.training.step import StepFigures
 from domext_ray.training.tracking import list_tracked_options
 from domext_ray.training.vectors import attach_decoder
 from domext_ray.vocabulary.tokenizer import load_tokenizer

@@ -18,8 +18,9 @@ from benchmarks.steps import SECONDS, VOCAB_SIZE, describe_case, make_model
 from benchmarks.timing import MASK_PROB, Seconds, make_step
 from torch import Tensor, nn
 
-from domext_ray.training.engine import MaskedLoss, move_batch
+from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.training.step import move_batch
 
 KEPT_FRAC = 0.25
 

@@ -24,7 +24,7 @@ from benchmarks.steps import VOCAB_SIZE, describe_case, describe_sizes, make_mod
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.training.cost import Sharding, make_full_batch, plan_memory
-from domext_ray.training.engine import MaskedLoss
+from domext_ray.training.losses import MaskedLoss
 
 WORKER = "benchmarks.memory_worker"
 STAGES = (0, 2, 3)

@@ -34,7 +34,8 @@ from domext_ray.model.build import build_model, choose_attention, detach, store_
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.layouts.table import LAYOUTS
 from domext_ray.training.cost import Roofline, count_flops, time_matmuls
-from domext_ray.training.engine import MaskedLoss, compile_layers
+from domext_ray.training.engine import compile_layers
+from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.objective import MaskedBatch
 
 VOCAB_SIZE = 30_522

@@ -46,10 +46,11 @@ from domext_ray.training.checkpoint import (
     find_latest,
     save_checkpoint,
 )
-from domext_ray.training.engine import Engine, StepFigures, TrainState
+from domext_ray.training.engine import Engine, TrainState
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.start import apply_start, build_run_model, check_vocabulary, find_start, load_start, pick_fixed
+from domext_ray.training.step import StepFigures
 from domext_ray.vocabulary.extension import read_base_vocabulary
 from domext_ray.vocabulary.learn import import_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer

@@ -40,9 +40,10 @@ from domext_ray.model.counts import ParameterCounts, count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.plan import size_run
-from domext_ray.training.engine import StepFigures, TrainState
+from domext_ray.training.engine import TrainState
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.rebuild import rebuild_run
+from domext_ray.training.step import StepFigures
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine

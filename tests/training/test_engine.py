@@ -34,17 +34,11 @@ from domext_ray.model.build import store_base, trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.training.checkpoint import Checkpoint, find_latest, save_checkpoint
-from domext_ray.training.engine import (
-    Engine,
-    StepFigures,
-    TensorState,
-    TrainState,
-    _forbid_compiled_op,
-    seed_step,
-)
+from domext_ray.training.engine import Engine, TensorState, TrainState, _forbid_compiled_op
 from domext_ray.training.evaluate import evaluate
 from domext_ray.training.objective import MaskedBatch, pad_batch
 from domext_ray.training.optimizer import compute_learning_rate
+from domext_ray.training.step import StepFigures, seed_step
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 CPU = torch.device("cpu")

@@ -33,8 +33,9 @@ from domext_ray.model.base import HEADS
 from domext_ray.model.build import trainable_names
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForPreTraining
-from domext_ray.training.engine import Engine, StepFigures
+from domext_ray.training.engine import Engine
 from domext_ray.training.objective import MaskedBatch
+from domext_ray.training.step import StepFigures
 
 pytestmark = pytest.mark.timeout(900)  # processes that import torch and DeepSpeed: minutes on a busy machine
 LONG_FROM = 4

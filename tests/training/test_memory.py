@@ -34,7 +34,8 @@ from domext_ray.training.cost import (
     measure_step_memory,
     plan_memory,
 )
-from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, MaskedLoss
+from domext_ray.training.engine import MAX_BUCKET_ELEMENTS
+from domext_ray.training.losses import MaskedLoss
 
 ALONE = Sharding(stage=0, world_size=1, accumulates=False)
 

@@ -15,7 +15,8 @@ from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig, ShapeCon
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, choose_attention, store_base
 from domext_ray.training.cost import Roofline, count_flops, find_peak, make_full_batch, time_matmuls
-from domext_ray.training.engine import MaskedLoss, move_batch
+from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.step import move_batch
 
 CPU = torch.device("cpu")
 ROWS, LENGTH, VOCAB = 4, 32, 500

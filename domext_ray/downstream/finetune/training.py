@@ -28,8 +28,9 @@ from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.errors import RunError, TrainingError
 from domext_ray.labelled.examples import AnyExample
 from domext_ray.model.build import choose_attention
-from domext_ray.training.engine import Objective, checkpoint_activations, move_batch
-from domext_ray.training.single_process import SingleProcessTrainer
+from domext_ray.training.engine import checkpoint_activations
+from domext_ray.training.losses import Objective
+from domext_ray.training.step import SingleProcessTrainer, move_batch
 
 PREDICTION_TOKENS = 8192
 """Tokens of a batch of predictions, padding counted."""

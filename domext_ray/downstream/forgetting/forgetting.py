@@ -33,8 +33,8 @@ from domext_ray.model.domext.modeling_domext import AUTO, DomextForMaskedLM
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.runtime.cpu_kernels import PREDICTION, as_worker
 from domext_ray.storage import new_file
-from domext_ray.training.engine import move_batch
 from domext_ray.training.objective import pad_batch
+from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer
 
 ACCURACY, BY_SOURCE = "accuracy", "by_source"

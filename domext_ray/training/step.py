@@ -1,0 +1,220 @@
+"""One optimiser step, the same for a run on many workers and for a training in one process.
+
+Enters: an objective, and the micro batches of a step. Leaves: the figures of the step, and a changed model. Rate, seed,
+loss, scale, clipping and what happens to a step that is not finite are said here; `engine.py` adds DeepSpeed, which
+spreads a step over ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from domext_ray.config.pretrain import OptimConfig
+from domext_ray.training.losses import Objective
+from domext_ray.training.objective import DistillRows
+from domext_ray.training.optimizer import build_optimizer, clip_gradients, compute_learning_rate, set_learning_rate
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Figures of one optimiser step, the same on every rank.
+
+    Args:
+        loss: mean loss over the targets of the global batch (negative log-likelihood of masked tokens), nats.
+        next_sentence_loss: the same over the pairs of the global batch, nats; 0 without pairs.
+        distill_loss: mean of the distillation term over its predicted tokens, before its weight, nats; 0 without it.
+        part_losses: sums of the predicted tokens' losses by part of a mixture, nats; empty: there are no parts.
+        grad_norm: L2 norm of the whole gradient before clipping; inf or nan when it is not finite.
+        learning_rate: rate of this step.
+        finite: loss and gradient were finite; else the step was skipped on all ranks.
+    """
+
+    loss: float
+    next_sentence_loss: float
+    distill_loss: float
+    grad_norm: float
+    learning_rate: float
+    finite: bool
+    part_losses: tuple[float, ...] = ()
+
+    @property
+    def skipped(self) -> bool:
+        """The step changed neither parameters nor moments."""
+        return not self.finite
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch's generators (CPU and GPU) from a hash of the run's seed, the step and the rank.
+
+    Dropout of a step then depends on nothing that happened before it, so a resumed run draws what an undisturbed one
+    would have drawn.
+    """
+    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+    number = int.from_bytes(digest[:8], "little") >> 1
+    torch.random.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # torch.manual_seed formats a stack trace where there is no GPU
+        torch.cuda.manual_seed_all(number)
+
+
+def move_batch(batch: Any, device: torch.device) -> dict[str, Any]:
+    """Return a batch's fields by name, their tensors on a device: what an objective's forward takes."""
+    return {name: _move(each, device) for name, each in vars(batch).items()}
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    """Bring the tensors of a batch's field to a device, those in dictionaries and in parts of a batch too."""
+    if isinstance(value, DistillRows):
+        return DistillRows(**move_batch(value, device))
+    if isinstance(value, dict):
+        return {name: _move(each, device) for name, each in value.items()}
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+
+class Trainer(ABC):
+    """Makes optimiser steps; fp32 parameters with `requires_grad` train.
+
+    Args:
+        objective: model and losses, on `device`.
+        optim: AdamW; `decay_steps` is resolved.
+        warmup_steps: length of the warm-up, steps.
+        seed: of dropout.
+        device: where the model is.
+        rate_scales: factors of the learning rate by parameter name, for those that differ from 1.
+    """
+
+    rank, world_size = 0, 1
+
+    def __init__(
+        self,
+        objective: Objective,
+        *,
+        optim: OptimConfig,
+        warmup_steps: int,
+        seed: int,
+        device: torch.device,
+        rate_scales: Mapping[str, float] | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self._optim, self._warmup_steps, self._seed = optim, warmup_steps, seed
+        self._loss_weights, self._num_watched = objective.loss_weights, objective.num_watched
+        self._trainables = list_trainables(objective.model)
+        self._optimizer = build_optimizer(self._trainables, optim, rate_scales)
+
+    def train_step(
+        self,
+        micro_batches: Sequence[Any],
+        num_targets: int,
+        step: int,
+        num_pairs: int = 0,
+        num_distilled: int = 0,
+        progress: float = 0.0,
+    ) -> StepFigures:
+        """Make one optimiser step on the objective's mean loss, or the weighted sum of its mean losses.
+
+        Args:
+            micro_batches: this rank's share of the global batch, equally many on all ranks.
+            num_targets: targets of the global batch (masked tokens, say), over all ranks.
+            step: 0-based; sets the learning rate and the dropout.
+            num_pairs: pairs of the global batch, over all ranks.
+            num_distilled: predicted tokens of the distillation term, likewise.
+            progress: see `compute_learning_rate`.
+
+        Returns:
+            The step's figures. If they are not finite, nothing was changed on any rank.
+        """
+        rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
+        set_learning_rate(self._optimizer, rate)
+        seed_step(self._seed, step, self.rank)
+        counts = torch.tensor([num_targets, num_pairs, num_distilled], dtype=torch.float64, device=self.device)
+        counts = counts.clamp_min(1)[: len(self._loss_weights)]
+        sums = self._accumulate_gradients(micro_batches, counts)
+        if self.world_size > 1:
+            dist.all_reduce(sums)
+        means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
+        grad_norm, applied = self._apply_gradients()
+        loss, next_sentence_loss, distill_loss = means + [0.0] * (3 - len(means))
+        return StepFigures(loss, next_sentence_loss, distill_loss, grad_norm, rate, applied, tuple(watched))
+
+    def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
+        """Run forward and backward over this rank's share; return the sums of its losses, and of what is watched.
+
+        `counts`, float64 [losses], are what the global batch has of each, by which the sums will be divided.
+        """
+        totals = counts.new_zeros(len(counts) + self._num_watched)
+        # Gradients are averaged over ranks, so a local sum times world size / global count becomes the global mean.
+        scales = (self.world_size / counts).float() * torch.tensor(self._loss_weights, device=self.device)
+        for i, batch in enumerate(micro_batches):
+            with self._micro_batch(is_last=i == len(micro_batches) - 1):
+                outputs = self._forward(batch)
+                loss_sums = torch.stack(outputs[: len(counts)])
+                totals[: len(counts)] += loss_sums.detach()
+                totals[len(counts) :] += outputs[-1] if self._num_watched else 0
+                # A loss that is not finite can have a finite gradient (infinite logits): it is made to show in the
+                # gradient's norm, the one figure on which all ranks agree whether to make the step.
+                poisoned = torch.where(loss_sums.detach().isfinite(), scales, torch.nan)
+                self._backward((loss_sums * poisoned).sum())
+        return totals
+
+    @abstractmethod
+    def _micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Enter forward and backward of a micro batch; `is_last`: of its step."""
+
+    @abstractmethod
+    def _forward(self, batch: Any) -> tuple[Tensor, ...]:
+        """Return the objective's outputs for a micro batch."""
+
+    @abstractmethod
+    def _backward(self, loss: Tensor) -> None:
+        """Add a loss's gradient to those that were found before."""
+
+    @abstractmethod
+    def _apply_gradients(self) -> tuple[float, bool]:
+        """Clip the gradients and update; return their norm before clipping, and whether the update was made."""
+
+
+class SingleProcessTrainer(Trainer):
+    """Trains one model in this process, which shares its work with no other: the engine's step without DeepSpeed."""
+
+    def __init__(self, objective: Objective, **settings: Any) -> None:
+        super().__init__(objective, **settings)
+        self._objective = objective
+
+    def _micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        self._objective.train()
+        return contextlib.nullcontext()
+
+    def _forward(self, batch: Any) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self._objective(**move_batch(batch, self.device))
+        return outputs
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def _apply_gradients(self) -> tuple[float, bool]:
+        norm = clip_gradients(self._trainables.values(), self._optim.max_grad_norm).item()
+        if math.isfinite(norm):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return norm, math.isfinite(norm)
+
+    def copy_parameters(self) -> dict[str, Tensor]:
+        """Return copies of the trained parameters, fp32 on the CPU."""
+        return {name: each.detach().to("cpu", torch.float32, copy=True) for name, each in self._trainables.items()}
+
+
+def list_trainables(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that train, by name."""
+    trainables = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    assert trainables, "no parameter trains"
+    assert all(each.dtype == torch.float32 for each in trainables.values()), "trainables are fp32"
+    return trainables
