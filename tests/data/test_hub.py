@@ -22,6 +22,7 @@ OLD, NEW = "1" * 40, "2" * 40
 CARD = "---\nconfigs:\n{}{}---\n".format(
     *(f"- {{config_name: {each}, data_files: [{{split: train, path: {each}/*}}]}}\n" for each in ("notes", "other"))
 )
+ONLINE = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 ASK = """
 import json, sys
 from domext_ray.config.pretrain import PrepareConfig
@@ -87,7 +88,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     places = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub")}
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    yield {**os.environ, **places, **cache, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    yield {**os.environ, **places, **cache, **ONLINE}
     server.shutdown()
 
 
