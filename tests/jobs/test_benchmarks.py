@@ -175,6 +175,7 @@ def test_a_step_is_timed_in_several_processes(tmp_path: Path) -> None:
     assert all(len(each["values"]) == 2 for each in record["results"]), "the median of each process"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(services.JEMALLOC_SO is None, reason="this Ray ships no jemalloc")
 def test_a_benchmark_gets_the_allocator_of_a_jobs_workers(tmp_path: Path) -> None:
     script = tmp_path / "look.py"

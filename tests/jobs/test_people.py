@@ -12,10 +12,10 @@ from pretrain_jobs import train_here
 
 from domext_ray.vocabulary.extension import load_extension
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.jobs)])
+@pytest.mark.parametrize("num_workers", [1, 3])
 def test_no_file_has_the_name(local_ray: None, tiny_base_folder: Path, tmp_path: Path, num_workers: int) -> None:
     notes = write_notes(tmp_path / "notes.jsonl")
     train_here(

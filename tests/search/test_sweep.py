@@ -210,6 +210,7 @@ def make_stub(config: SweepConfig, name: str, *, trackers: tuple[str, ...] = (),
     return replace(config, run=run, search=SearchConfig(**search), score_base=False)
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("local_ray")
 def test_another_corpus_is_refused(config: SweepConfig, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"

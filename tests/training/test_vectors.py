@@ -262,7 +262,7 @@ def test_training_learns_and_the_base_stays(objective: ObjectiveConfig, tiny_bas
 
 
 @each_objective
-@pytest.mark.parametrize("stage", [0, 3, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2))])
+@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2, 3))])
 def test_a_resumed_run_makes_the_same_steps(objective: ObjectiveConfig, stage: int, tiny_base_folder: Path) -> None:
     batches = make_batches(tiny_base_folder, objective)
     whole = make_engine(tiny_base_folder, objective, dropout=0.1, stage=stage)
