@@ -155,7 +155,13 @@ class Figure:
         """Where it went; empty: that is not known."""
         if self.before is None or self.after is None:
             return ""
-        return "stayed" if self.before == self.after else "rose" if self.after > self.before else "fell"
+        if self.before == self.after:
+            return "stayed"
+        went = "rose" if self.after > self.before else "fell"
+        if not self.number:
+            return went
+        low, high = find_change_bounds(self.before, self.after, self.number)
+        return f"{went}, but not beyond its 95 % interval" if low <= 0 <= high else went
 
     def show(self, value: float | None) -> str:
         """Write a value."""

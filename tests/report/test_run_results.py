@@ -33,9 +33,11 @@ def test_the_table_for_the_terminal() -> None:
 
 
 def test_the_result_in_one_sentence() -> None:
-    assert describe_result(SUMMARY) == (
-        "Held-out domain loss fell and domain accuracy rose, while accuracy on general sentences fell."
-    )
+    said = "Held-out domain loss fell and domain accuracy rose, while accuracy on general sentences"
+    assert describe_result(SUMMARY) == f"{said} fell, but not beyond its 95 % interval.", "-1.9 points [-4.0, +0.2]"
+    for after, direction in ((0.30, "fell"), (0.3859, "stayed"), (0.45, "rose")):
+        general = {"mlm_accuracy": {"before": 0.3859, "after": after}}
+        assert describe_result({**SUMMARY, "general": general}) == f"{said} {direction}."
 
 
 def test_a_summary_without_figures_says_so() -> None:
