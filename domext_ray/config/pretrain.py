@@ -55,7 +55,7 @@ class PrepareConfig:
 
     document: Literal["line", "blank_line", "file"] = "line"  # what one document of a text file is
     field: str = "text"  # JSONL field, Parquet column or datasets column that holds the text
-    # two such fields, as title,body: each row is a pair of texts (--objective.kind contrast)
+    # two such fields, as title,body: each row is a pair of texts (--objective.kind infonce)
     pair: tuple[str, ...] = ()
     held_out_frac: Annotated[float, Field(gt=0.0, lt=MOST_HELD_OUT)] = 0.02  # share of documents kept for evaluation
     # single documents, blocks of neighbours, files or groups; auto: blocks of text lines
@@ -192,13 +192,13 @@ class ObjectiveConfig(VectorOptions):
     KL(base || model) at the predicted positions; replay: the masked words, as of the domain's rows, in a mean of their
     own; none: they are rows like the others.
 
-    kind: masked: some tokens are predicted from both sides; left_to_right: every token from those before it, which is
-    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked; denoise, contrast: the model learns
+    kind: masked: some tokens are predicted from both sides; causal: every token from those before it, which is
+    all that a token attends to (BERT section 5.1, "LTR"), and nothing is masked; tsdae, infonce: the model learns
     to make a vector of a row (`VectorOptions`).
     """
 
-    # left_to_right: each token from those before it; denoise, contrast: a row's vector
-    kind: Literal["masked", "left_to_right", "denoise", "contrast"] = "masked"
+    # causal: each token from those before it; tsdae, infonce: a row's vector
+    kind: Literal["masked", "causal", "tsdae", "infonce"] = "masked"
     mask_prob: Share = 0.15  # share of tokens that are predicted
     mask_token_frac: Ratio = 0.8  # of these: replaced by [MASK]
     random_token_frac: Ratio = 0.1  # of these: replaced by a random ordinary token; the rest is kept
@@ -209,10 +209,10 @@ class ObjectiveConfig(VectorOptions):
 
     def __post_init__(self) -> None:
         require(
-            not (self.is_left_to_right and self.next_sentence),
+            not (self.is_causal and self.next_sentence),
             "next_sentence",
             self.next_sentence,
-            "false with --objective.kind left_to_right, where the first token sees nothing of the pair",
+            "false with --objective.kind causal, where the first token sees nothing of the pair",
         )
         rule = f"false with --objective.kind {self.kind}, which reads no pairs"
         require(not (self.makes_vectors and self.next_sentence), "next_sentence", True, rule)
@@ -224,24 +224,24 @@ class ObjectiveConfig(VectorOptions):
         )
 
     @property
-    def is_left_to_right(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether every token is predicted from those before it."""
-        return self.kind == "left_to_right"
+        return self.kind == "causal"
 
     @property
     def makes_vectors(self) -> bool:
         """Whether a row's vector is learned, and no word of it is masked."""
-        return self.kind in ("denoise", "contrast")
+        return self.kind in ("tsdae", "infonce")
 
     @property
     def reads_words(self) -> bool:
         """Whether the MLM head is read, hence trained where the method trains it."""
-        return self.kind != "contrast"
+        return self.kind != "infonce"
 
     @property
     def group_rows(self) -> int:
         """Rows that only one forward pass may have, together."""
-        return self.contrast_rows if self.kind == "contrast" else 1
+        return self.group_rows if self.kind == "infonce" else 1
 
 
 @option_group
@@ -457,16 +457,16 @@ class PretrainConfig:
         if value == "distill":
             has_words = self.vocab.extends_base and self.base != "none"
             require(has_words, option, value, "random without new words beside a base (--vocab.size, --vocab.words)")
-            require(not self.objective.is_left_to_right, option, value, "random or subword_mean with left_to_right")
+            require(not self.objective.is_causal, option, value, "random or subword_mean with causal")
 
     def _check_vectors(self) -> None:
         """Refuse what an objective that makes vectors of rows does not read or train."""
         objective, kind = self.objective, f"--objective.kind {self.objective.kind}"
-        rule = "left out without --objective.kind contrast, which compares two texts of a row"
-        require(not self.prepare.pair or objective.kind == "contrast", "prepare.pair", self.prepare.pair, rule)
+        rule = "left out without --objective.kind infonce, which compares two texts of a row"
+        require(not self.prepare.pair or objective.kind == "infonce", "prepare.pair", self.prepare.pair, rule)
         if not objective.makes_vectors:
             return
-        require(self.base != "none", "objective.kind", objective.kind, "masked or left_to_right when --base is none")
+        require(self.base != "none", "objective.kind", objective.kind, "masked or causal when --base is none")
         for option in ("size", "words"):
             value = getattr(self.vocab, option)
             require(not value, f"vocab.{option}", value, f"left out with {kind}: learn new words in a run before it")
@@ -475,7 +475,7 @@ class PretrainConfig:
         require(not self.prepare.packed, "prepare.packed", True, f"false with {kind}: a row has one vector")
         rule = f"0 with {kind}, whose operations are not counted; give --train.tokens_per_second"
         require(not self.train.teraflops, "train.teraflops", self.train.teraflops, rule)
-        if objective.kind == "contrast":
+        if objective.kind == "infonce":
             self._check_groups()
 
     def _check_groups(self) -> None:
@@ -486,18 +486,18 @@ class PretrainConfig:
         rule = "above 0 with --objective.views dropout: without it, a row's two views are one (or give crop)"
         needs_dropout = objective.views == "dropout" and not pair
         require(not needs_dropout or train.dropout > 0, "train.dropout", train.dropout, rule)
-        value, size = objective.contrast_rows, train.global_batch_size
-        require(size % value == 0, "objective.contrast_rows", value, f"a divisor of --train.global_batch_size ({size})")
-        rule = f"at most {size // value}, for each worker needs a group of --objective.contrast_rows"
+        value, size = objective.group_rows, train.global_batch_size
+        require(size % value == 0, "objective.group_rows", value, f"a divisor of --train.global_batch_size ({size})")
+        rule = f"at most {size // value}, for each worker needs a group of --objective.group_rows"
         require(self.scale.num_workers <= size // value, "scale.num_workers", self.scale.num_workers, rule)
         for name in ("micro_batch_size", "long_micro_batch_size"):
             rows = getattr(train, name)
-            require(rows % value == 0, f"train.{name}", rows, f"a multiple of --objective.contrast_rows ({value})")
+            require(rows % value == 0, f"train.{name}", rows, f"a multiple of --objective.group_rows ({value})")
 
     def _check_packed(self) -> None:
         """Refuse packed rows for objectives that read a row as one text."""
-        reads_whole = self.objective.is_left_to_right or self.objective.next_sentence
-        rule = "false with --objective.next_sentence or left_to_right, which read a row as one text"
+        reads_whole = self.objective.is_causal or self.objective.next_sentence
+        rule = "false with --objective.next_sentence or causal, which read a row as one text"
         require(not (self.prepare.packed and reads_whole), "prepare.packed", True, rule)
 
     @property

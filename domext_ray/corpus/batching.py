@@ -149,7 +149,7 @@ class Masker:
         tokens, lengths = flatten_lists(rows, "input_ids")
         starts, _ = flatten_lists(rows, "word_starts")
         tokens = tokens.astype(np.int64)
-        if self.objective.is_left_to_right:
+        if self.objective.is_causal:
             return _shift(tokens, lengths)
         row_ids, row_of = rows.column("row_id").to_numpy(), np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -1,6 +1,6 @@
 """Rows -> two views of each, for objectives that make a vector of a row; every draw a hash of (seed, epoch, row).
 
-denoise: the first view lacks words, the second is the row. contrast: a row twice (under other dropout, SimCSE), or two
+tsdae: the first view lacks words, the second is the row. infonce: a row twice (under other dropout, SimCSE), or two
 stretches of it, each a tenth to a half of its words, that may overlap ("independent cropping", Izacard et al. 2021,
 "Contriever", section 3.1), or the two texts of a row that has two (corpus/rows.py). As masks do, views move with
 their row, whatever worker reads it; dropout, as everywhere, follows from seed, step and rank.
@@ -75,7 +75,7 @@ class Viewer:
         def draw(make: Callable[..., np.ndarray], *more: int) -> list[np.ndarray]:
             return [make(*each, *more) for each in zip(whole, word_starts, row_ids, epochs, strict=True)]
 
-        if self.objective.kind == "denoise":
+        if self.objective.kind == "tsdae":
             return ViewedRows(draw(self._delete), whole)
         if self.objective.views == "crop":
             return ViewedRows(draw(self._crop, 0), draw(self._crop, 1))
@@ -104,7 +104,7 @@ class Viewer:
 
     def collate(self, rows: ViewedRows, micro_batch_size: int) -> list[Arrays]:
         """Cut viewed rows into micro batches; see `Masker.collate`."""
-        pad = pad_denoised if self.objective.kind == "denoise" else pad_contrasted
+        pad = pad_tsdae if self.objective.kind == "tsdae" else pad_infonce
         spans = [slice(first, first + micro_batch_size) for first in range(0, len(rows.first), micro_batch_size)]
         return [pad(rows.first[each], rows.second[each], self.pad_id) for each in spans]
 
@@ -123,12 +123,12 @@ def _find_words(word_starts: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(np.where(word_starts, np.arange(len(word_starts)), 0))
 
 
-def pad_contrasted(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
+def pad_infonce(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
     """Pad B rows' views into one forward pass of 2B; see `training.objective.ViewBatch`."""
     return {**_pad([*first, *second], pad_id), "weights": np.ones(len(first), dtype=np.float32)}
 
 
-def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
+def pad_tsdae(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_id: int) -> Arrays:
     """Pad B rows' views into one pass whose second views are written; without a token to write, one has weight 0."""
     decoder_ids = _pad(second, pad_id)["input_ids"]
     follows = np.zeros(decoder_ids.shape, dtype=bool)
@@ -145,9 +145,9 @@ def pad_denoised(first: Sequence[np.ndarray], second: Sequence[np.ndarray], pad_
 
 def make_full_views(rows: np.ndarray, objective: ObjectiveConfig) -> Arrays:
     """Return a forward pass of the greatest size that views of full rows [B, N] have, to time."""
-    if objective.kind == "denoise":
-        return pad_denoised([*rows[:, : round(rows.shape[1] * (1 - objective.delete_prob))]], [*rows], 0)
-    return pad_contrasted([*rows], [*rows], 0)
+    if objective.kind == "tsdae":
+        return pad_tsdae([*rows[:, : round(rows.shape[1] * (1 - objective.delete_prob))]], [*rows], 0)
+    return pad_infonce([*rows], [*rows], 0)
 
 
 def _pad(rows: Sequence[np.ndarray], pad_id: int) -> Arrays:

@@ -199,9 +199,9 @@ def _describe_adapter(name: str, adapter: AdapterConfig) -> str:
 
 
 def _describe_objective(config: PretrainConfig) -> str:
-    if config.objective.is_left_to_right:
+    if config.objective.is_causal:
         return "predicting the next token from those before it"
-    if config.objective.kind == "denoise":
+    if config.objective.kind == "tsdae":
         return "writing texts again from vectors of what is left of them (TSDAE)"
     if config.objective.makes_vectors:
         told = "two texts that belong together" if config.prepare.pair else "the same text"
@@ -217,7 +217,7 @@ def _describe_objective(config: PretrainConfig) -> str:
 
 def _describe_masking(config: PretrainConfig) -> str:
     objective = config.objective
-    if objective.is_left_to_right:
+    if objective.is_causal:
         return "none; a token attends to those before it only"
     if objective.makes_vectors:
         pooled = {"mean": "the mean of its tokens' states", "cls": "its first token's state"}[objective.pooling]

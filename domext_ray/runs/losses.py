@@ -1,6 +1,6 @@
 """What a run's loss and accuracy are called, by its objective: in metrics.jsonl, in summary.json and for people.
 
-Figures say themselves which they are: `train/contrast_loss` is that of contrast.
+Figures say themselves which they are: `train/infonce_loss` is that of infonce.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class LossNames:
 
 MLM = LossNames("mlm", "loss", "token", "masked_tokens", "masked-LM loss (nats per token)", "masked tokens predicted")
 _VECTORS = {
-    "contrast": LossNames(
-        "contrast",
-        "contrast loss",
+    "infonce": LossNames(
+        "infonce",
+        "InfoNCE loss",
         "row",
         "compared_rows",
         "loss (nats per row)",
         "rows whose vector is nearest to their other view's",
         "rows matched",
     ),
-    "denoise": LossNames(
-        "denoise",
-        "denoising loss",
+    "tsdae": LossNames(
+        "tsdae",
+        "TSDAE loss",
         "token",
         "written_tokens",
         "loss (nats per written token)",

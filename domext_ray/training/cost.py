@@ -243,7 +243,7 @@ def make_dry_run_model(
         vocab_size=num_words,
         new_words=[[0]] * num_new_words,
         next_sentence=config.objective.next_sentence,
-        causal=config.objective.is_left_to_right,
+        causal=config.objective.is_causal,
         reads_words=config.objective.reads_words,
         pad_token_id=0,
         earlier=earlier,
@@ -284,7 +284,7 @@ def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_ro
     input_ids = torch.randint(vocab_size, (num_rows or max(1, COUNTED_TOKENS // length), length), generator=draw)
     if config.objective.makes_vectors:
         return cast(ViewBatch, to_batch(make_full_views(input_ids.numpy(), config.objective)))
-    share = 1.0 if config.objective.is_left_to_right else config.objective.mask_prob
+    share = 1.0 if config.objective.is_causal else config.objective.mask_prob
     num_positions = round_up(max(1, round(share * input_ids.numel())))
     positions = torch.arange(min(num_positions, input_ids.numel()))
     labels = input_ids.flatten()[positions]

@@ -42,7 +42,7 @@ def make_loss(
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     teacher = cast(DomextForMaskedLM, model)
     if not config.method.keeps_base or base.tensors.keys() & {*trained, *fixed}:
-        engine, causal = config.engine, config.objective.is_left_to_right
+        engine, causal = config.engine, config.objective.is_causal
         teacher = build_base(base, device, causal=causal, bf16=engine.uses_bf16, is_narrow=engine.has_narrow_base)
     return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
 

@@ -104,10 +104,10 @@ class ViewBatch:
     """One forward pass of an objective that makes vectors of B rows.
 
     Args:
-        input_ids: int64 [R, N], what becomes vectors: the first views and, for contrast, the second behind them.
+        input_ids: int64 [R, N], what becomes vectors: the first views and, for infonce, the second behind them.
         attention_mask: int64 [R, N], or None when nothing is padded.
-        weights: float32, 1 for what counts and 0 for filler: [B], a row, for contrast; [P], a token, for denoise.
-        decoder_ids: int64 [B, M], denoise: the second views, padded, as the decoder reads them; None for contrast.
+        weights: float32, 1 for what counts and 0 for filler: [B], a row, for infonce; [P], a token, for tsdae.
+        decoder_ids: int64 [B, M], tsdae: the second views, padded, as the decoder reads them; None for infonce.
         positions: int64 [P], in the flattened [B·M], whose next token is written; None likewise.
         labels: int64 [P], these tokens; None likewise.
     """
@@ -123,7 +123,7 @@ class ViewBatch:
 
     @property
     def num_masked(self) -> int:
-        """What the loss is a mean of: rows (contrast), or tokens to write (denoise)."""
+        """What the loss is a mean of: rows (infonce), or tokens to write (tsdae)."""
         return int(self.weights.sum().item())
 
     def without_weight(self) -> ViewBatch:

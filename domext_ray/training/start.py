@@ -74,7 +74,7 @@ def build_run_model(
         vocab_size=max(tokenizer.get_vocab().values()) + 1 - len(new_words),
         new_words=new_words,
         next_sentence=config.objective.next_sentence,
-        causal=config.objective.is_left_to_right,
+        causal=config.objective.is_causal,
         reads_words=config.objective.reads_words,
         pad_token_id=tokenizer.pad_token_id,
         earlier=earlier,

@@ -1,4 +1,4 @@
-"""Objectives that teach a model to make a vector of a row: contrast and denoise.
+"""Objectives that teach a model to make a vector of a row: infonce and tsdae.
 
 Enters: a model and `ViewBatch`es. Leaves: losses for the engine. A group of rows that are compared with each other is
 made of neighbours in the canonical order, and is in one forward pass of one rank. So the loss of a global batch depends
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from domext_ray.config.pretrain import ObjectiveConfig
-from domext_ray.corpus.views import pad_contrasted, pad_denoised
+from domext_ray.corpus.views import pad_infonce, pad_tsdae
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.pooling import pool_states
 from domext_ray.training.losses import Objective
@@ -56,13 +56,13 @@ class VectorLoss(Objective):
         return (losses * weights).sum(), nothing, nothing, num_right, nothing, nothing
 
 
-class ContrastLoss(VectorLoss):
+class InfoNCELoss(VectorLoss):
     """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
 
     def make_empty(self) -> ViewBatch:
         """See `Objective.make_empty`."""
         rows = [np.zeros(8, dtype=np.int64)] * 2
-        return cast(ViewBatch, to_batch(pad_contrasted(rows, rows, pad_id=0)).without_weight())
+        return cast(ViewBatch, to_batch(pad_infonce(rows, rows, pad_id=0)).without_weight())
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None, weights: Tensor, **_: None) -> Any:
         """Return the sum of the rows' losses (fp32), and in eval mode how many rows found their own second view."""
@@ -70,19 +70,19 @@ class ContrastLoss(VectorLoss):
             vectors = self.embed(input_ids, attention_mask)
         first, second = F.normalize(vectors.float()).chunk(2)
         own = torch.arange(len(first), device=first.device)
-        groups = own // self.objective.contrast_rows
+        groups = own // self.objective.group_rows
         scores = (first @ second.T) / self.objective.temperature
         scores = scores.masked_fill(groups[:, None] != groups, -torch.inf)
         return self.sum_up(F.cross_entropy(scores, own, reduction="none"), weights, scores, own)
 
 
-class DenoiseLoss(VectorLoss):
+class TSDAELoss(VectorLoss):
     """TSDAE: from the vector of a row that lacks words, a decoder writes the row, each token from those before it."""
 
     def make_empty(self) -> ViewBatch:
         """See `Objective.make_empty`."""
         rows = [np.zeros(8, dtype=np.int64)]
-        return cast(ViewBatch, to_batch(pad_denoised(rows, rows, pad_id=0)).without_weight())
+        return cast(ViewBatch, to_batch(pad_tsdae(rows, rows, pad_id=0)).without_weight())
 
     def forward(
         self,
@@ -106,7 +106,7 @@ class DenoiseLoss(VectorLoss):
 
 def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:
     """Return the loss of a run that makes vectors, for the engine to put around its model."""
-    return functools.partial({"contrast": ContrastLoss, "denoise": DenoiseLoss}[objective.kind], objective=objective)
+    return functools.partial({"infonce": InfoNCELoss, "tsdae": TSDAELoss}[objective.kind], objective=objective)
 
 
 class Decoder(nn.Module):
@@ -176,7 +176,7 @@ def count_decoder(objective: ObjectiveConfig, width: int, longest: int) -> int:
         width: d, of the model.
         longest: tokens of its longest row.
     """
-    if objective.kind != "denoise":
+    if objective.kind != "tsdae":
         return 0
     with torch.device("meta"):
         decoder = Decoder(width, 1, objective.decoder_layers, longest, 0.0)
@@ -192,7 +192,7 @@ def attach_decoder(model: DomextForMaskedLM, objective: ObjectiveConfig, longest
         longest: tokens of its longest row.
         seed: of the decoder's start.
     """
-    if objective.kind != "denoise":
+    if objective.kind != "tsdae":
         return
     config = cast(Any, model.config)
     sizes = config.hidden_size, config.num_attention_heads, objective.decoder_layers, longest

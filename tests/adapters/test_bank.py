@@ -644,7 +644,7 @@ def test_a_run_that_makes_vectors_leaves_its_pooling(
     pooling: Any, bank: AdapterBank, base: Base, tmp_path: Path
 ) -> None:
     method = MethodConfig(name="houlsby", heads=0, ffn_units=0, bottleneck_size=5)
-    make_run(base, tmp_path / "notes", method, objective=ObjectiveConfig(kind="contrast", pooling=pooling))
+    make_run(base, tmp_path / "notes", method, objective=ObjectiveConfig(kind="infonce", pooling=pooling))
     assert bank.add_run("law", tmp_path / "notes").origin["pooling"] == pooling and bank.verify() == []
 
 

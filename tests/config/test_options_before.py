@@ -16,6 +16,7 @@ RENAMED: dict[str, str] = {
     "run.tensorboard": "run.trackers",
     "mlflow": "run.trackers",
     "domain": "adapter",
+    "objective.contrast_rows": "objective.group_rows",
     "method.domain": "method.adapter",
     "method.active_domains": "method.active_adapters",
     "finetune.method.domain": "finetune.method.adapter",

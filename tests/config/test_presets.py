@@ -91,11 +91,11 @@ def test_ablations_of_one_table_differ_in_one_thing() -> None:
         found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob(pattern))]
         return [{name: value for name, value in each.items() if name not in (*left_out, "run")} for each in found]
 
-    tasks = [read(f"{name}.yaml", "objective")[0] for name in ("next_sentence", "no_next_sentence", "left_to_right")]
+    tasks = [read(f"{name}.yaml", "objective")[0] for name in ("next_sentence", "no_next_sentence", "causal")]
     for table in (read("masks_*.yaml", "objective"), read("size_*.yaml", "shape"), tasks):
         assert len(table) >= 3 and all(each == table[0] for each in table)
-    left_to_right = parse_config(PretrainConfig, "", ["--config", str(folder / "left_to_right.yaml")])
-    assert left_to_right.objective == ObjectiveConfig(kind="left_to_right")
+    left_to_right = parse_config(PretrainConfig, "", ["--config", str(folder / "causal.yaml")])
+    assert left_to_right.objective == ObjectiveConfig(kind="causal")
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])

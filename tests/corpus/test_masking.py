@@ -181,7 +181,7 @@ def test_a_batch_without_a_masked_token_has_one_filler() -> None:
 
 
 def test_left_to_right_predicts_the_next_token(tokenizer: BertTokenizer) -> None:
-    masker = Masker(tokenizer, ObjectiveConfig(kind="left_to_right"), seed=1)
+    masker = Masker(tokenizer, ObjectiveConfig(kind="causal"), seed=1)
     rows = pa.concat_tables([make_rows(2, length=30), make_rows(1, length=20), make_rows(1, length=1)])
     first, second = collate(masker, masker.mask(rows.combine_chunks(), epoch=3), micro_batch_size=3)
     ids = rows.column("input_ids").to_pylist()
@@ -193,9 +193,9 @@ def test_left_to_right_predicts_the_next_token(tokenizer: BertTokenizer) -> None
     assert list(zip(first.masked_positions[counts].tolist(), first.labels[counts].tolist(), strict=True)) == pairs
     assert first.num_masked == len(pairs) and first.num_pairs == 0 and first.token_type_ids is None
     assert second.input_ids[0, :3].tolist() == ids[3] and second.labels.tolist() == ids[3][1:]
-    with pytest.raises(ConfigError, match=r"--next_sentence is True; it must be false with .*left_to_right"):
-        ObjectiveConfig(kind="left_to_right", next_sentence=True)
-    with pytest.raises(ConfigError, match=r"--kind is 'backwards'; it must be one of masked, left_to_right"):
+    with pytest.raises(ConfigError, match=r"--next_sentence is True; it must be false with .*causal"):
+        ObjectiveConfig(kind="causal", next_sentence=True)
+    with pytest.raises(ConfigError, match=r"--kind is 'backwards'; it must be one of masked, causal"):
         ObjectiveConfig(kind="backwards")  # type: ignore[arg-type]
 
 

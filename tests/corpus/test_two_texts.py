@@ -35,7 +35,7 @@ from domext_ray.vocabulary.tokenizer import load_tokenizer
 PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "title", "body", "a", *(f"{i}" for i in range(10))]
 VOCABULARY += [f"##{i}" for i in range(10)]
-CONTRAST = ObjectiveConfig(kind="contrast", contrast_rows=4)
+CONTRAST = ObjectiveConfig(kind="infonce", group_rows=4)
 NUM_ROWS = 700
 
 
@@ -209,9 +209,9 @@ def test_two_fields_are_asked_for(pair: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"objective": ObjectiveConfig()}, "--prepare.pair is 'title,body'; .*without --objective.kind contrast"),
-        ({"objective": ObjectiveConfig(kind="denoise")}, "--prepare.pair is 'title,body'; .*without --objective.kind"),
-        ({"objective": ObjectiveConfig(kind="contrast", views="crop")}, "--objective.views is 'crop'; .*left out with"),
+        ({"objective": ObjectiveConfig()}, "--prepare.pair is 'title,body'; .*without --objective.kind infonce"),
+        ({"objective": ObjectiveConfig(kind="tsdae")}, "--prepare.pair is 'title,body'; .*without --objective.kind"),
+        ({"objective": ObjectiveConfig(kind="infonce", views="crop")}, "--objective.views is 'crop'; .*left out with"),
     ],
 )
 def test_what_does_not_go_with_pairs_is_refused(values: dict[str, Any], message: str) -> None:
@@ -220,7 +220,7 @@ def test_what_does_not_go_with_pairs_is_refused(values: dict[str, Any], message:
 
 
 def test_pairs_need_no_dropout_and_no_other_option_names_a_field() -> None:
-    PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="contrast"), train=TrainConfig(dropout=0.0))
+    PretrainConfig(prepare=PAIR, objective=ObjectiveConfig(kind="infonce"), train=TrainConfig(dropout=0.0))
     with pytest.raises(ConfigError, match=r"--field is 'body'; .*left out with --prepare.pair"):
         PrepareConfig(pair=("title", "body"), field="body")
     with pytest.raises(ConfigError, match=r"--prepare.pair is 'title,body'; .*left out here"):

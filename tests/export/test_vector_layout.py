@@ -63,13 +63,13 @@ def test_an_export_says_how_a_text_becomes_a_vector(pooling: Pooling, tiny_base_
 @pytest.mark.parametrize("method", ["heads", "full"])
 def test_the_card_of_a_model_of_vectors_says_how_to_get_them(method: str, tiny_base_folder: Path) -> None:
     base = load_base(str(tiny_base_folder))
-    objective = ObjectiveConfig(kind="contrast", views="crop", pooling="cls")
+    objective = ObjectiveConfig(kind="infonce", views="crop", pooling="cls")
     config = PretrainConfig(base=str(tiny_base_folder), method=METHODS[method], objective=objective)
     model = build_model(base, config.shape, config.method, vocab_size=base.config.vocab_size, dropout=0.1, seed=0)
     summary = {
         "domain": {
-            "contrast_loss": {"before": 2.0, "after": 1.0},
-            "contrast_accuracy": {"before": 0.5, "after": 0.75},
+            "infonce_loss": {"before": 2.0, "after": 1.0},
+            "infonce_accuracy": {"before": 0.5, "after": 0.75},
         },
         "train": {"tokens": 1000},
     }

@@ -44,7 +44,7 @@ READERS = {
     "Parquet": "records.parquet",
     "Arrow": "records.arrow",
     "a saved dataset": "saved",
-    "two texts a row": "records.parquet --prepare.pair title,text --objective.kind contrast",
+    "two texts a row": "records.parquet --prepare.pair title,text --objective.kind infonce",
 }
 VOCABULARIES = {
     "bert": "WordPiece, uncased",
@@ -111,7 +111,7 @@ BATCHES = {
     "single tokens": f"{_PLAIN} --objective.whole_word false",
     "other shares": f"{_PLAIN} --objective.mask_prob 0.4 --objective.mask_token_frac 0.5 "
     "--objective.random_token_frac 0.5",
-    "left to right": f"{_PLAIN} --objective.kind left_to_right",
+    "left to right": f"{_PLAIN} --objective.kind causal",
     "packed": f"{_PLAIN} --prepare.packed true",
     "Han words": _PLAIN.replace("bert", "cased").replace("lines", "han"),
     "next sentences": _PLAIN.replace("lines", "paragraphs")
@@ -149,8 +149,7 @@ LOSSES = {
     "af": "af --replay.corpus none --method.heads 1 --method.ffn_units 10 --train.dropout 0.1",
     "af, word shifts, kept to the base": f"af {_KEPT} kl --method.heads 1 --method.ffn_units 10",
     "af, mixture of three": f"af {_KEPT} replay --method.heads 1 --method.ffn_units 6 --method.word_rows 40 {_PARTS}",
-    "fl_tuning, left to right": f"af --replay.corpus none {_SIZES0} --method.ffn_units 10 "
-    "--objective.kind left_to_right",
+    "fl_tuning, left to right": f"af --replay.corpus none {_SIZES0} --method.ffn_units 10 --objective.kind causal",
     "bottleneck": "bottleneck --method.bottleneck_size 6",
     "second bottleneck after the first": "bottleneck --method.bottleneck_size 5 --method.adapter second "
     "--init_from trained/bottleneck",
@@ -166,9 +165,9 @@ LOSSES = {
     "biases, distilbert": f"bert --base bases/distilbert --method.trains biases {_SIZES0} --method.name biases",
     "bottleneck, modernbert, packed": "bottleneck --base bases/modernbert --method.bottleneck_size 4 "
     "--prepare.packed true --train.long_seq_length 48 --train.long_frac 0.5",
-    "af, contrast": "af --replay.corpus none --method.heads 1 --method.ffn_units 8 --objective.kind contrast "
-    "--objective.contrast_rows 4 --corpus texts/records.parquet --prepare.pair title,text",
-    "bottleneck, denoise": "bottleneck --method.bottleneck_size 6 --objective.kind denoise",
+    "af, contrast": "af --replay.corpus none --method.heads 1 --method.ffn_units 8 --objective.kind infonce "
+    "--objective.group_rows 4 --corpus texts/records.parquet --prepare.pair title,text",
+    "bottleneck, denoise": "bottleneck --method.bottleneck_size 6 --objective.kind tsdae",
 }
 IN_CLUSTER = ("bottleneck", "exbert, pairs, new words", "af, mixture of three")
 """Those that the tier `slow` also trains on Ray Train."""
@@ -396,7 +395,7 @@ pretrain af --base bases/bert --corpus broken/cut.jsonl
 pretrain af --base bases/bert --corpus broken/cut.parquet
 pretrain af --base bases/bert --corpus broken/file.pdf
 pretrain af --base bases/bert --corpus texts/records.jsonl --prepare.field body
-pretrain af --base bases/bert --corpus texts/lines.txt --objective.kind contrast --replay.corpus none --prepare.pair a,b
+pretrain af --base bases/bert --corpus texts/lines.txt --objective.kind infonce --replay.corpus none --prepare.pair a,b
 pretrain af --base ./bases/none
 pretrain af --base broken/config
 pretrain af --base broken/tensors

@@ -45,7 +45,7 @@ scale.num_workers 2 0 1000|scale.use_gpu false maybe|method.heads 2 -1|method.ff
 method.lora_rank 4 -2|method.lora_targets query,key keys|method.bottleneck_size 8 -1
 method.bottleneck_place attention middle|method.trains all adapter nothing|method.adapter d 'a b'
 method.trainable_budget 0.1 1.5|method.word_rows 100 -1|method.word_init subword_mean mean|method.name mine lora a/b
-objective.kind left_to_right denoise contrast causal|objective.mask_prob 0.3 0 2|objective.random_token_frac 0.1 0.9
+objective.kind causal tsdae infonce left_to_right|objective.mask_prob 0.3 0 2|objective.random_token_frac 0.1 0.9
 objective.whole_word false 2|objective.next_sentence true|objective.keep replay none all|objective.keep_weight 2 0
 prepare.document file paragraph|prepare.held_out_frac 0.1 0.9|prepare.min_document_chars 5 0
 prepare.shard_bytes 4096 1|prepare.pair a,b a a,a|prepare.held_out_by file row|vocab.size 100 -1

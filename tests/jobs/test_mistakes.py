@@ -80,7 +80,7 @@ OPTIONS = _of(
     ("--objective.mask_prob 0", "--objective.mask_prob", "between 0 and 1"),
     ("--objective.mask_prob 2", "--objective.mask_prob", "2"),
     ("--objective.mask_token_frac 0.9 --objective.random_token_frac 0.2", "--objective.random_token_frac", "0.2"),
-    ("--objective.kind causal", "--objective.kind", "causal", "left_to_right"),
+    ("--objective.kind left_to_right", "--objective.kind", "left_to_right", "causal"),
     ("--train.seq_length 4", "--train.seq_length", "8 or more"),
     ("--base {base} --train.seq_length 4096", "--train.seq_length", "4096", "128"),
     ("--train.long_seq_length 64", "--train.long_seq_length", "--train.seq_length"),

@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 NUM_STEPS = 16
 TEXTS = ["the cold river", "blood and heart disease", "a book"]
 OBJECTIVES = {
-    "denoise": ("--objective.kind", "denoise", "--objective.pooling", "cls"),
-    "contrast": ("--objective.kind", "contrast", "--objective.views", "crop", "--objective.contrast_rows", "4"),
-    "pairs": ("--objective.kind", "contrast", "--prepare.pair", "title,body", "--objective.contrast_rows", "4"),
+    "tsdae": ("--objective.kind", "tsdae", "--objective.pooling", "cls"),
+    "infonce": ("--objective.kind", "infonce", "--objective.views", "crop", "--objective.group_rows", "4"),
+    "pairs": ("--objective.kind", "infonce", "--prepare.pair", "title,body", "--objective.group_rows", "4"),
 }
 
 
@@ -59,7 +59,7 @@ def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus:
     objective, text = OBJECTIVES[kind], pair_up(corpus) if kind == "pairs" else corpus
     places = (tiny_base_folder, text, tmp_path)
     train_here(build_command(*places, "plain", *objective))
-    name = "denoise_loss" if kind == "denoise" else "contrast_loss"
+    name = "tsdae_loss" if kind == "tsdae" else "infonce_loss"
     losses = read_losses(tmp_path / "plain", NUM_STEPS, name)
     lines = [json.loads(line) for line in (tmp_path / "plain" / "metrics.jsonl").read_text().splitlines()]
     held_out = [line[f"eval/domain_{name}"] for line in lines if f"eval/domain_{name}" in line]
@@ -69,7 +69,7 @@ def test_a_whole_job(kind: str, local_ray: None, tiny_base_folder: Path, corpus:
         train_here(build_command(*places, "cut", *objective, *scale, "--train.max_steps", str(max_steps)))
     np.testing.assert_allclose(read_losses(tmp_path / "cut", NUM_STEPS, name), losses, atol=1e-4)
     tensors = load_file(max((tmp_path / "cut" / "checkpoints").iterdir()) / "tensors.safetensors")
-    assert any(name.startswith(DECODER) for name in tensors) == (kind == "denoise")
+    assert any(name.startswith(DECODER) for name in tensors) == (kind == "tsdae")
     exported = load_file(tmp_path / "cut" / "export" / "model.safetensors")
     assert not any(DECODER in name for name in exported), "an export leaves the decoder out"
     run, export = (load_start_model(str(tmp_path / "cut" / each)) for each in ("", "export"))

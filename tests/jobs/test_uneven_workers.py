@@ -17,9 +17,9 @@ RUNS = {
     "one text": ("--train.global_batch_size", "26", "--train.micro_batch_size", "4"),
     "packed": ("--train.global_batch_size", "16", "--prepare.packed", "true"),
     "mixture": ("--train.global_batch_size", "16", "--objective.keep", "kl", "--replay.frac", "0.3"),
-    "contrast": (
-        *("--train.global_batch_size", "28", "--objective.kind", "contrast", "--objective.views", "crop"),
-        *("--objective.contrast_rows", "4", "--train.micro_batch_size", "4"),
+    "infonce": (
+        *("--train.global_batch_size", "28", "--objective.kind", "infonce", "--objective.views", "crop"),
+        *("--objective.group_rows", "4", "--train.micro_batch_size", "4"),
     ),
 }
 
@@ -51,7 +51,7 @@ def test_three_five_and_two_workers_make_one_workers_steps(
     kind: str, local_ray: None, tiny_base_folder: Path, texts: Path, tmp_path: Path
 ) -> None:
     general = ("--replay.corpus", str(texts / "general.txt") if kind == "mixture" else "none")
-    loss = "contrast_loss" if kind == "contrast" else "mlm_loss"
+    loss = "infonce_loss" if kind == "infonce" else "mlm_loss"
     places = (tiny_base_folder, texts, tmp_path)
     train_here(build_command(*places, "alone", *RUNS[kind], *general))
     for max_steps, workers, stage in ((4, 3, 3), (8, 5, 0), (NUM_STEPS, 2, 2)):

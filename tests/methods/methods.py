@@ -26,7 +26,7 @@ class Row:
         roberta: on the tiny RoBERTa.
         new_words: beside the base's words there are new ones.
         pairs: rows are pairs, and a fresh next-sentence head trains.
-        left_to_right: every token predicts the next one (`--objective.kind`).
+        causal: every token predicts the next one (`--objective.kind`).
         after: name of the row whose run this one goes on from (`--init_from`).
         keep: some rows are general text, and what they teach (`--objective.keep`); empty: there are none.
     """
@@ -40,7 +40,7 @@ class Row:
     roberta: bool = False
     new_words: bool = False
     pairs: bool = False
-    left_to_right: bool = False
+    causal: bool = False
     after: str = ""
     keep: Literal["", "kl", "replay"] = ""
 
@@ -56,7 +56,7 @@ class Row:
 
     def make_objective(self) -> ObjectiveConfig:
         """Return what the row's run predicts."""
-        kind: Literal["masked", "left_to_right"] = "left_to_right" if self.left_to_right else "masked"
+        kind: Literal["masked", "causal"] = "causal" if self.causal else "masked"
         return ObjectiveConfig(kind=kind, next_sentence=self.pairs, keep=self.keep or "none", keep_weight=2.0)
 
     def trains(self, name: str) -> bool:
@@ -136,7 +136,7 @@ ROWS = [
         r"\.attention\.output\.adapters\.domain\.(down|up|norm)\.",
         SHIPPED_BOTTLENECK,
         roberta=True,
-        left_to_right=True,
+        causal=True,
     ),
     Row("word shifts", {"word_rows": 10**6}, SHIFTS, {}),
     Row(

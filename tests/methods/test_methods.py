@@ -182,7 +182,7 @@ def test_starts_at_the_base(row: Row, places: Places, runs: dict[str, Any]) -> N
         reference = rebuild_run(places.run_of(find_row(row.after))).model
     else:
         size = built.base.config.vocab_size
-        plain = {"vocab_size": size, "causal": row.left_to_right}
+        plain = {"vocab_size": size, "causal": row.causal}
         reference = build_model(built.base, ShapeConfig(), PLAIN, **plain, dropout=0.0, seed=0)
     expected = score(reference, known, places)
     found = score(built.model, known, places)[..., : expected.shape[-1]]

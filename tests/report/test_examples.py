@@ -129,6 +129,6 @@ def test_a_start_that_has_gone_or_trained_on_is_left_out(run_dir: Path, config: 
 def test_a_model_that_reads_from_left_to_right_has_no_masks(
     run_dir: Path, config: PretrainConfig, tmp_path: Path
 ) -> None:
-    changed = replace(config, objective=ObjectiveConfig(kind="left_to_right"))
+    changed = replace(config, objective=ObjectiveConfig(kind="causal"))
     (run_dir / "config.yaml").write_text(dump_yaml(changed))
     assert make_examples(run_dir, write_texts(tmp_path / "corpus", SENTENCES)) == []

@@ -26,7 +26,7 @@ from domext_ray.report.summary import read_summary
 from domext_ray.training.cost import estimate_memory, make_dry_run_model
 from domext_ray.training.metrics import RunProgress
 
-TITLES = {"contrast": ("contrast loss", "rows matched"), "denoise": ("denoising loss", "tokens written")}
+TITLES = {"infonce": ("InfoNCE loss", "rows matched"), "tsdae": ("TSDAE loss", "tokens written")}
 each_kind = pytest.mark.parametrize("kind", TITLES)
 
 
@@ -42,7 +42,7 @@ def make_vector_records(kind: str) -> list[dict[str, Any]]:
 
 
 def summarise(kind: str) -> dict[str, Any]:
-    parameters = {**SUMMARY["parameters"], **({"decoder": 50_000} if kind == "denoise" else {})}
+    parameters = {**SUMMARY["parameters"], **({"decoder": 50_000} if kind == "tsdae" else {})}
     return {**measure_run(make_vector_records(kind)), "parameters": parameters}
 
 
@@ -53,20 +53,20 @@ def test_the_result_names_the_loss(kind: str) -> None:
     assert "mlm_loss" not in summary["domain"]
     assert describe_result(summary) == f"Held-out {title} fell and {share} rose."
     decoder = ", 32.1% of base and extension, and 50,000 of a decoder;"
-    assert (decoder in format_summary(summary)) == (kind == "denoise")
+    assert (decoder in format_summary(summary)) == (kind == "tsdae")
     lines = format_summary(summary).splitlines()
     assert lines[1].split() == ["held-out", *title.split(), "4.800", "3.600", "-25.0%"]
     assert lines[2].startswith(f"held-out {share} ") and len(lines) == 4, "nothing of what was not measured"
     loss, accuracy = list_rows(summary)
     assert loss[0] == f"held-out {title}" and "[" in accuracy[1]
-    counted = {"contrast": "rows", "denoise": "tokens"}[kind]
+    counted = {"infonce": "rows", "tsdae": "tokens"}[kind]
     assert describe_sizes(summary).startswith(f"Measured on 5,000 {counted} of held-out text, the same ones before")
 
 
 @each_kind
 def test_page_and_index_name_the_loss(kind: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "run", make_vector_records(kind), summarise(kind))
-    if kind == "denoise":
+    if kind == "tsdae":
         parameters = {**ABOUT["parameters"], "decoder": 50_000}
         write_origin(run, {**ABOUT, "parameters": parameters})
     (run / "config.yaml").write_text(dump_yaml(PretrainConfig(objective=ObjectiveConfig(kind=kind))))
@@ -74,7 +74,7 @@ def test_page_and_index_name_the_loss(kind: Any, tmp_path: Path) -> None:
     assert f"held-out {title}" in page and f"Held-out {share}" in page and f"{title} (nats per" in page
     for word in ("MLM", "masked", "General accuracy", "Bits per character", "general-probe"):
         assert word not in page.partition("How it was made")[0], word
-    assert ("beside them a decoder of 50,000" in page) == (kind == "denoise")
+    assert ("beside them a decoder of 50,000" in page) == (kind == "tsdae")
     index = write_index(tmp_path / "runs").read_text(encoding="utf-8")
     assert f"4.800 → 3.600 ({title})" in index and read_summary(run / "summary.json")["domain"][f"{kind}_loss"]
 
@@ -103,7 +103,7 @@ def test_a_summary_that_lacks_its_loss_is_damaged(kind: str, tmp_path: Path) -> 
 
 
 def test_rows_of_two_texts_are_told_as_such() -> None:
-    config = PretrainConfig(objective=ObjectiveConfig(kind="contrast"), prepare=PrepareConfig(pair=("title", "body")))
+    config = PretrainConfig(objective=ObjectiveConfig(kind="infonce"), prepare=PrepareConfig(pair=("title", "body")))
     forecast = Forecast((RowEstimate(900, 50_000, 200_000, 1.0),))
     said = "900 of two texts of 128 tokens at most (estimated from 100% of the text)"
     assert said in describe_forecast(forecast, config)
@@ -111,7 +111,7 @@ def test_rows_of_two_texts_are_told_as_such() -> None:
 
 
 def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) -> None:
-    config = PretrainConfig(base=str(tiny_base_folder), objective=ObjectiveConfig(kind="denoise", decoder_layers=2))
+    config = PretrainConfig(base=str(tiny_base_folder), objective=ObjectiveConfig(kind="tsdae", decoder_layers=2))
     config = replace(
         config, run=replace(config.run, dir=str(tmp_path)), train=TrainConfig(seq_length=16, long_seq_length=32)
     )
@@ -128,7 +128,7 @@ def test_a_dry_run_counts_the_decoder(tiny_base_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", ["masked", "denoise", "contrast"])
+@pytest.mark.parametrize("kind", ["masked", "tsdae", "infonce"])
 def test_a_fresh_head_is_told_by_the_plan_alone_and_where_it_trains(
     kind: Any, tiny_base_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,4 +140,4 @@ def test_a_fresh_head_is_told_by_the_plan_alone_and_where_it_trains(
     capsys.readouterr()
     plan_run(replace(config, run=replace(config.run, dir=str(tmp_path))))
     note = f"note: the base {str(base)!r} has no masked-LM head, so a fresh one is made and trains.\n"
-    assert capsys.readouterr() == ("" if kind == "contrast" else note, "")
+    assert capsys.readouterr() == ("" if kind == "infonce" else note, "")

@@ -322,8 +322,8 @@ def test_words_that_do_not_train_are_carried_by_checkpoints(
         ({}, "method.word_init is 'distill'; it must be random without new words beside a base"),
         ({"base": "none", "vocab": VocabConfig(size=100)}, "random without new words beside a base"),
         (
-            {"vocab": VocabConfig(size=100), "objective": ObjectiveConfig(kind="left_to_right")},
-            "random or subword_mean with left_to_right",
+            {"vocab": VocabConfig(size=100), "objective": ObjectiveConfig(kind="causal")},
+            "random or subword_mean with causal",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: Pre
 
 def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (30,))
-    config = PretrainConfig(objective=ObjectiveConfig(kind="left_to_right"))
+    config = PretrainConfig(objective=ObjectiveConfig(kind="causal"))
     found = build_evaluations(config, manifest, tokenizer)
     assert found.general == [] and found.characters == CharacterSet([], 0, 0) and found.words.num_chars == 0
     assert sum(each.num_masked for each in found.domain) == 30 * 21

@@ -135,7 +135,7 @@ def test_a_dry_run_plans_the_longest_rows_and_a_gpu_without_one(tiny_base_folder
     on_gpu = plan(replace(config, scale=ScaleConfig(use_gpu=True)))
     assert on_gpu["activations"] < plan(config)["activations"], "fused attention keeps no weights"
     plain = replace(config, train=TrainConfig(seq_length=16, global_batch_size=8))
-    contrast = plan(replace(plain, objective=ObjectiveConfig(kind="contrast", contrast_rows=8)))
+    contrast = plan(replace(plain, objective=ObjectiveConfig(kind="infonce", group_rows=8)))
     assert contrast["activations"] > 0 and "buffers" in contrast
 
 

@@ -59,8 +59,8 @@ def test_what_is_frozen_has_no_gradient_of_its_weights() -> None:
     assert work.backward < 2 * (passed + 2 * extension) < plain.backward
 
 
-@pytest.mark.parametrize("kind", ["masked", "left_to_right"])
-def test_every_layout_is_counted(kind: Literal["masked", "left_to_right"], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["masked", "causal"])
+def test_every_layout_is_counted(kind: Literal["masked", "causal"], tmp_path: Path) -> None:
     objective = ObjectiveConfig(kind=kind, whole_word=kind == "masked", next_sentence=False)
     for name, layout in TINY_LAYOUTS.items():
         base = load_base(str(layout.save(tmp_path / name)))

@@ -37,10 +37,10 @@ from domext_ray.training.step import move_batch
 from domext_ray.training.vectors import attach_decoder, make_vector_loss
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-DENOISE = ObjectiveConfig(kind="denoise")
-CROP = ObjectiveConfig(kind="contrast", views="crop", contrast_rows=4)
-DROPOUT = ObjectiveConfig(kind="contrast", contrast_rows=4)
-OBJECTIVES = {"denoise": DENOISE, "crop": CROP, "dropout": DROPOUT}
+DENOISE = ObjectiveConfig(kind="tsdae")
+CROP = ObjectiveConfig(kind="infonce", views="crop", group_rows=4)
+DROPOUT = ObjectiveConfig(kind="infonce", group_rows=4)
+OBJECTIVES = {"tsdae": DENOISE, "crop": CROP, "dropout": DROPOUT}
 METHODS = {
     "bottlenecks": MethodConfig(name="bottleneck", heads=0, ffn_units=0, bottleneck_size=8),
     "shifts": MethodConfig(heads=1, ffn_units=8, word_rows=1000, word_head=True),
@@ -273,7 +273,7 @@ def test_a_resumed_run_makes_the_same_steps(objective: ObjectiveConfig, stage: i
     assert train(second, batches, range(3, 6)) == losses[3:]
 
 
-@pytest.mark.parametrize("objective", [DENOISE, CROP], ids=["denoise", "crop"])
+@pytest.mark.parametrize("objective", [DENOISE, CROP], ids=["tsdae", "crop"])
 def test_micro_batches_change_nothing(objective: ObjectiveConfig, tiny_base_folder: Path) -> None:
     one = train(make_engine(tiny_base_folder, objective), make_batches(tiny_base_folder, objective, 8), range(3))
     two = train(make_engine(tiny_base_folder, objective), make_batches(tiny_base_folder, objective, 4), range(3))
@@ -288,13 +288,13 @@ VALID = PretrainConfig(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"vocab": VocabConfig(size=10)}, r"--vocab.size is 10; .*left out with --objective.kind contrast"),
+        ({"vocab": VocabConfig(size=10)}, r"--vocab.size is 10; .*left out with --objective.kind infonce"),
         ({"replay": ReplayConfig(corpus="x.txt")}, "--replay.corpus is 'x.txt'; .*which keeps nothing"),
         ({"prepare": PrepareConfig(packed=True)}, "--prepare.packed is True; .*a row has one vector"),
-        ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400.0; .*0 with --objective.kind contrast"),
-        ({"base": "none"}, "--objective.kind is 'contrast'; .*masked or left_to_right when --base is none"),
+        ({"train": TrainConfig(teraflops=400)}, "--train.teraflops is 400.0; .*0 with --objective.kind infonce"),
+        ({"base": "none"}, "--objective.kind is 'infonce'; .*masked or causal when --base is none"),
         ({"scale": ScaleConfig(num_workers=5)}, "--scale.num_workers is 5; .*at most 4, for each worker needs a group"),
-        ({"train": TrainConfig(global_batch_size=18)}, "--objective.contrast_rows is 4; .*a divisor of .*_size .18"),
+        ({"train": TrainConfig(global_batch_size=18)}, "--objective.group_rows is 4; .*a divisor of .*_size .18"),
         ({"train": TrainConfig(global_batch_size=16, micro_batch_size=2)}, "--train.micro_batch_size is 2; .*multiple"),
         (
             {"objective": replace(CROP, views="dropout"), "train": TrainConfig(global_batch_size=16, dropout=0.0)},
@@ -310,10 +310,10 @@ def test_what_does_not_fit_is_refused(values: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     "values",
     [
-        {"kind": "denoise", "next_sentence": True},
+        {"kind": "tsdae", "next_sentence": True},
         {"delete_prob": 1.0},
         {"decoder_layers": 0},
-        {"contrast_rows": 1},
+        {"group_rows": 1},
         {"temperature": 0.0},
         {"views": "other"},
         {"pooling": "max"},
@@ -326,7 +326,7 @@ def test_values_outside_their_rules_are_refused(values: dict[str, Any]) -> None:
 
 def test_automatic_micro_batches_cut_no_group() -> None:
     train = TrainConfig(global_batch_size=96)
-    config = replace(VALID, train=train, objective=replace(CROP, contrast_rows=48))
+    config = replace(VALID, train=train, objective=replace(CROP, group_rows=48))
     assert resolve_micro_batch_size(config) == 48
-    assert resolve_micro_batch_size(replace(config, objective=replace(CROP, contrast_rows=12))) == 24
+    assert resolve_micro_batch_size(replace(config, objective=replace(CROP, group_rows=12))) == 24
     assert resolve_micro_batch_size(replace(config, objective=ObjectiveConfig())) == 32

@@ -275,23 +275,23 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
 
 
-@pytest.mark.parametrize("kind", ["contrast", "denoise"])
+@pytest.mark.parametrize("kind", ["infonce", "tsdae"])
 def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, task: Run, tmp_path: Path) -> None:
-    """contrast with titles and bodies, which are both read; denoise with a decoder, which is in the checkpoints."""
-    config = replace(task.config, objective=ObjectiveConfig(kind=kind, contrast_rows=2))
-    if kind == "contrast":
+    """infonce with titles and bodies, which are both read; tsdae with a decoder, which is in the checkpoints."""
+    config = replace(task.config, objective=ObjectiveConfig(kind=kind, group_rows=2))
+    if kind == "infonce":
         sentences = Path(config.corpus).read_text().splitlines()
         rows = [{"title": each[:20], "body": each} for each in sentences]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         prepare = replace(config.prepare, pair=("title", "body"))
         config = replace(config, corpus=str(tmp_path / "rows.jsonl"), prepare=prepare)
     made = prepare_run(plan_run(config))
-    count = {"contrast": "compared_rows", "denoise": "written_tokens"}[kind]
+    count = {"infonce": "compared_rows", "tsdae": "written_tokens"}[kind]
     names = (f"train/{kind}_loss", f"train/{count}", "train/tokens")
     straight, _ = train_in_cuts(made, tmp_path / "straight", (16,), names)
     cut, worker = train_in_cuts(made, tmp_path / "cut", (7, 16), names)
     assert straight == cut and len(cut) == 16
-    assert all(each[1] == 4 for each in cut) == (kind == "contrast")
+    assert all(each[1] == 4 for each in cut) == (kind == "infonce")
     records = read_metrics(tmp_path / "cut" / "metrics.jsonl")
     assert not any("mlm_loss" in name or name == "train/masked_tokens" for each in records for name in each)
     measured = measure_run(records)
@@ -299,7 +299,7 @@ def test_objectives_of_vectors_go_on_exactly_and_name_their_figures(kind: Any, t
     assert loss["after"] < loss["before"] and 0 <= share["after"] <= 1
     counts = made.counts
     trained = sum(each.numel() for each in worker.model.parameters() if each.requires_grad)
-    assert counts.trainable + counts.decoder == trained and (counts.decoder > 0) == (kind == "denoise")
+    assert counts.trainable + counts.decoder == trained and (counts.decoder > 0) == (kind == "tsdae")
 
 
 def test_word_bits_are_measured_at_the_start_and_at_the_end(start: Start, task: Run, tmp_path: Path) -> None:
