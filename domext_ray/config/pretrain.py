@@ -239,7 +239,7 @@ class ObjectiveConfig(VectorOptions):
         return self.kind != "infonce"
 
     @property
-    def group_rows(self) -> int:
+    def inseparable_rows(self) -> int:
         """Rows that only one forward pass may have, together."""
         return self.group_rows if self.kind == "infonce" else 1
 
@@ -544,7 +544,7 @@ def check_batch(train: TrainConfig, scale: ScaleConfig) -> None:
 
 def find_largest_share(config: PretrainConfig, num_workers: int = 0) -> int:
     """Return the rows of a global batch that a worker has at most; `num_workers` 0: as many as the run has."""
-    group, number = config.objective.group_rows, num_workers or config.scale.num_workers
+    group, number = config.objective.inseparable_rows, num_workers or config.scale.num_workers
     return group * -(-(config.train.global_batch_size // group) // number)
 
 
@@ -560,7 +560,7 @@ def resolve_micro_batch_size(config: PretrainConfig) -> int:
 
 def _choose_rows(config: PretrainConfig, at_most: int) -> int:
     """The rows of a pass that cut no group of rows, in passes of about one size, as few as a number of rows allows."""
-    group = config.objective.group_rows
+    group = config.objective.inseparable_rows
     groups, most = find_largest_share(config) // group, max(at_most // group, 1)
     passes = -(-groups // most)
     return group * -(-groups // passes)

@@ -65,5 +65,5 @@ class BatchMaker:
         """Return what reads a rank's share of the batches of a phase."""
         sampler = phase.sampler
         corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
-        rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.group_rows)
+        rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.inseparable_rows)
         return BatchReader(corpora, sampler, self.maskers, self.is_distilled, rows, phase.micro_batch_size)

@@ -94,7 +94,9 @@ def build_domain_batches(
         packed: rows have several documents.
     """
     order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")[:num_rows]
-    num_grouped = len(order) // objective.group_rows * objective.group_rows  # a smaller group would be an easier one
+    num_grouped = (
+        len(order) // objective.inseparable_rows * objective.inseparable_rows
+    )  # a smaller group would be an easier one
     shard_rows = [each.num_rows for each in manifest.records(split)]
     table = take_numbered(manifest.paths(split), shard_rows, np.sort(order[: num_grouped or len(order)]))
     masker: Any = make_masker(tokenizer, objective, EVALUATION_SEED, packed=packed)
