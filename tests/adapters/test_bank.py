@@ -493,7 +493,7 @@ def test_a_flipped_byte_is_one_sentence(file: str, bank: AdapterBank, base: Base
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{", "[" * 5000, '{"format": 3}', '{"format": 3, "values": {"base": "x"}}', "\0"]
+    "content", ["[]", "{", "[" * 5000, '{"format": 4}', '{"format": 4, "values": {"base": "x"}}', "\0"]
 )
 def test_damaged_json_of_a_bank_is_one_sentence(content: str, bank: AdapterBank, base: Base) -> None:
     bank.add("law", make_model(base), "own")
@@ -624,8 +624,8 @@ def test_a_folder_that_is_no_bank_is_refused(tmp_path: Path, tiny_base_folder: P
     with pytest.raises(RunError, match="exists already"):
         AdapterBank.create(bank.folder, str(tiny_base_folder))
     header = bank.folder / "bank.json"
-    header.write_text(header.read_text().replace('"format": 3', '"format": 1'))
-    with pytest.raises(RunError, match="has format 1, and this version reads 3; make the bank again"):
+    header.write_text(header.read_text().replace('"format": 4', '"format": 1'))
+    with pytest.raises(RunError, match="has format 1, and this version reads 4; make the bank again"):
         AdapterBank.open(bank.folder)
 
 

@@ -419,7 +419,7 @@ VARIED = Extensions({"law": {"bottleneck_size": 16, "bottleneck_parallel": True}
             lambda: describe({"adapter": "law"}, EARLIER),
             "--method.adapter 'law' is the name of an adapter of --init_from",
         ),
-        (lambda: describe({"adapter": "a b"}), "--method.adapter is 'a b'; it must be"),
+        (lambda: describe({"adapter": "a b"}), "--adapter is 'a b'; it must be"),
         (
             lambda: PretrainConfig(method=MethodConfig(heads=0, ffn_units=0, bottleneck_size=0)),
             "--method.trains is 'extensions'; it must be all when there is no extension",

@@ -22,6 +22,7 @@ from domext_ray.runs.attempts import supersede
 from domext_ray.storage import Place, Where
 from domext_ray.training import checkpoint as checkpoint_module
 from domext_ray.training.checkpoint import (
+    FORMAT,
     CheckpointId,
     agree_on_resume_point,
     find_latest,
@@ -213,7 +214,7 @@ def test_the_kernel_refuses_the_write(tmp_path: Path) -> None:
 
 def test_another_format_is_not_read(tmp_path: Path) -> None:
     manifest = save(tmp_path, 1) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 9'))
+    manifest.write_text(manifest.read_text().replace(f'"format": {FORMAT}', '"format": 9'))
     with pytest.warns(UserWarning, match="format 9"):
         assert find_path(tmp_path) is None
 

@@ -26,7 +26,7 @@ from domext_ray.errors import ConfigError, RunError
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, compare_paired
 from domext_ray.model.base import hash_tensors
 from domext_ray.model.domext.configuration_domext import DomextConfig
-from domext_ray.model.domext.layers_domext import ExtensionOutput, Layer, NormShift
+from domext_ray.model.domext.layers_domext import DeltaProjection, Layer, NormShift
 from domext_ray.options.build import describe_difference
 from domext_ray.progress import StatusLine, format_seconds
 from domext_ray.storage import write_json
@@ -128,7 +128,7 @@ def remove_parts(model: nn.Module, adapter: str, layers: Collection[int], *, nor
         layers: places of the layers, from 0.
         norms: the adapter's shifts of these layers' LayerNorms are set to 0 too; else they stay.
     """
-    kinds = (ExtensionOutput, NormShift) if norms else (ExtensionOutput,)
+    kinds = (DeltaProjection, NormShift) if norms else (DeltaProjection,)
     kept: list[tuple[nn.Parameter, Tensor]] = []
     for index in sorted(layers):
         for part in _find_parts(model, adapter, index):

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 OWN_FIELDS = "domext"
-"""Key of an export's config.json; below it are values that are another to those who do not load the export's code."""
+"""Key of an export's config.json: values for this code alone, in the place of those at the top, for others."""
 LAYOUT_DEFAULTS: dict[str, Any] = {
     "norm_place": "post",
     "gated_ffn": False,
@@ -275,9 +275,10 @@ class DomextConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read config.json; of an export, with the values that it keeps from transformers' own BERT."""
+        """Read config.json; of an export, with the values below `OWN_FIELDS` in the place of those at the top."""
         values, unused = super().get_config_dict(*args, **kwargs)
-        return values | values.pop(OWN_FIELDS, {}), unused
+        own = values.pop(OWN_FIELDS, {})
+        return values | own, unused
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON keeps them; those of a layout only where they are not BERT's."""
@@ -321,7 +322,7 @@ class DomextConfig(PreTrainedConfig):
 
     @property
     def has_extension(self) -> bool:
-        """Whether this is more than a plain encoder, or another: one that reads from left to right."""
+        """Whether it differs from a plain encoder: by adapters, new words, modules or causal reading."""
         return bool(self.adapters or self.extension_vocab_size or self.module_hidden_size or self.causal)
 
     @property

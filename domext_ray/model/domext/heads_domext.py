@@ -382,7 +382,9 @@ class DomextForMultipleChoice(PooledHeadModel):
         if given is None:
             raise ValueError("give exactly one of input_ids and inputs_embeds.")
         num_choices = given.shape[1]
-        names = None if adapter_names is None else [name for name in adapter_names for _ in range(num_choices)]
+        # A router reads all choices of an example as one row.
+        own = self.bert.name_rows(adapter_names, None if input_ids is None else input_ids.flatten(1))
+        names = None if own is None else [name for name in own for _ in range(num_choices)]
         mask = _join_choices(attention_mask)
         asked, states = self._encode(
             _join_choices(input_ids),

@@ -1,7 +1,7 @@
 """Layers of the augmented encoder: the base's modules under BERT's names, and the extensions beside them.
 
 This file is exported as it is: it imports torch and transformers only. The base is frozen while extensions train, so
-the two never share a matmul: joining their weights would compute the base's weight gradients only to throw them away.
+their matrices stay apart: joining them would compute the base's weight gradients only to throw them away.
 Shapes: B rows, N tokens, d hidden size, h heads of size d_k = d / h, i extra heads, a extra FFN units, h' and
 f' width and FFN units of an extension module, m width of a bottleneck, T tokens without padding, P tokens whose output
 is asked for (`output_indices`, int64 [P], in the flattened [B·N]; None: all).
@@ -81,7 +81,7 @@ class Delta:
 
 
 def add_deltas(total: Tensor, deltas: Sequence[Delta]) -> Tensor:
-    """Add deltas to [B, ..., d], in their order; exact zeros leave it bit for bit."""
+    """Add deltas to [B, ..., d], in their order; exact zeros change no value."""
     for is_whole, group in itertools.groupby(deltas, key=lambda delta: delta.rows is None):
         if not is_whole:
             total = _add_rows(total, list(group))
@@ -239,8 +239,8 @@ class HeadGroup(nn.Module):
         return context if padding is None else padding.unpad_input(context), weights
 
 
-class ExtensionOutput(Linear):
-    """Output projection of an extension: a class of its own, because it alone decides whether step 0 is the base."""
+class DeltaProjection(Linear):
+    """Output projection of an adapter's delta: a class of its own, for it alone decides whether step 0 is the base."""
 
 
 class AdapterHeads(HeadGroup):
@@ -248,7 +248,7 @@ class AdapterHeads(HeadGroup):
 
     def __init__(self, config: DomextConfig, num_heads: int) -> None:
         super().__init__(config, num_heads)
-        self.output = ExtensionOutput(num_heads * self.head_size, config.hidden_size)
+        self.output = DeltaProjection(num_heads * self.head_size, config.hidden_size)
 
     def forward(  # type: ignore[override]
         self, hidden_states: Tensor, attention_mask: Tensor | None, output_indices: Tensor | None = None, **kwargs: Any
@@ -267,7 +267,7 @@ class AdapterUnits(nn.Module):
         super().__init__()
         self.input = Linear(config.hidden_size, num_units)
         self.gate = Linear(config.hidden_size, num_units) if config.gated_ffn else None
-        self.output = ExtensionOutput(num_units, config.hidden_size)
+        self.output = DeltaProjection(num_units, config.hidden_size)
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -296,7 +296,7 @@ class BottleneckInput(Linear):
     """W_down: a class of its own, because it has a start of its own."""
 
 
-class BottleneckOutput(ExtensionOutput):
+class BottleneckOutput(DeltaProjection):
     """W_up, likewise."""
 
 
@@ -329,18 +329,13 @@ def select_adapters(
 ) -> list[tuple[Any, Tensor | None]]:
     """Return the extensions of one place that take part, in the configuration's order, each with its rows (None: all).
 
-    `adapter_rows` are the rows of the batch that named an adapter; they join the adapters that are active by name.
+    `adapter_rows` are the rows of the batch by the adapter that they use; None: all rows use the active adapters.
     """
-    active = config.active_adapters
-    if adapter_rows is None:
-        adapter_rows, active = {}, list(config.adapters) if active is None else active
-    chosen: list[tuple[Any, Tensor | None]] = []
-    for name in config.adapters:
-        if name in extensions and name in (active or ()):
-            chosen.append((extensions[name], None))
-        elif name in extensions and name in adapter_rows:
-            chosen.append((extensions[name], adapter_rows[name]))
-    return chosen
+    rows: dict[str, Any] | None = adapter_rows
+    if rows is None:
+        active = config.active_adapters
+        rows = dict.fromkeys(config.adapters if active is None else active)
+    return [(extensions[name], rows[name]) for name in config.adapters if name in extensions and name in rows]
 
 
 class SublayerOutput(nn.Module):
@@ -377,7 +372,7 @@ class SublayerOutput(nn.Module):
         total = add_deltas(output, inner) + residual
         return total if self.config.has_pre_norm else self._normalize(total, bottlenecks)
 
-    def normalize(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
+    def normalize_input(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Return what the sublayer reads of the residual stream, [B, N, d]."""
         if not self.config.has_pre_norm:
             return hidden_states
@@ -416,7 +411,7 @@ class Attention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d], or [P, d], and the base heads' attention weights, if any."""
-        normalized = self.output.normalize(hidden_states, adapter_rows)
+        normalized = self.output.normalize_input(hidden_states, adapter_rows)
         read = to_autocast_dtype(normalized)
         context, weights = self.self(read, attention_mask, cos_sin=cos_sin, **kwargs)
         deltas = []
@@ -485,11 +480,11 @@ class ExtensionModule(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """Mix what the base's layer made of `hidden_states` and this branch, [B, N, d] or [P, d] each."""
-        read = to_autocast_dtype(self.attention_output.normalize(hidden_states))
+        read = to_autocast_dtype(self.attention_output.normalize_input(hidden_states))
         context, _ = self.heads(read, attention_mask, cos_sin, **kwargs)
         context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, read))
         attended = self.attention_output(context, residual, [])
-        inputs = to_autocast_dtype(self.output.normalize(attended))
+        inputs = to_autocast_dtype(self.output.normalize_input(attended))
         units = self.activation(self.intermediate(inputs))
         if self.intermediate_gate is not None:
             units = units * self.intermediate_gate(inputs)
@@ -560,7 +555,7 @@ class Layer(GradientCheckpointingLayer):
         attended, weights = self.attention(
             hidden_states, attention_mask, adapter_rows, cos_sin, output_indices, **kwargs
         )
-        normalized = self.output.normalize(attended, adapter_rows)
+        normalized = self.output.normalize_input(attended, adapter_rows)
         read = to_autocast_dtype(normalized)
         deltas = [
             Delta(rows, each(take_rows(read, rows)))

@@ -32,8 +32,8 @@ from .layers_domext import (
     AttentionInputs,
     BottleneckInput,
     BottleneckOutput,
+    DeltaProjection,
     Encoder,
-    ExtensionOutput,
     Gate,
     Layer,
     NormShift,
@@ -88,6 +88,18 @@ class DomextPreTrainedModel(PreTrainedModel):
             )
         return cast(nn.Embedding, self.get_input_embeddings())
 
+    def set_active_adapters(self, names: Sequence[str] | None) -> None:
+        """Say which adapters take part in the forward pass.
+
+        Args:
+            names: the adapters; None: all of them.
+
+        Raises:
+            ValueError: the model has no adapter of such a name.
+        """
+        check_active(list(names or ()), self.config.adapters)
+        self.config.active_adapters = None if names is None else list(names)
+
     def _check_base_rows(self, module: nn.Module) -> None:
         """Refuse a base's table of another size where new words come after it."""
         num_rows, expected = cast(Tensor, module.weight).shape[0], self.config.base_vocab_size
@@ -120,7 +132,7 @@ class DomextPreTrainedModel(PreTrainedModel):
         elif isinstance(module, Gate):
             init.constant_(module.bias, self.config.gate_bias)
         elif isinstance(module, NormShift) or (
-            isinstance(module, ExtensionOutput) and self.config.adapter_init == "zero"
+            isinstance(module, DeltaProjection) and self.config.adapter_init == "zero"
         ):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
@@ -184,18 +196,6 @@ class DomextModel(DomextPreTrainedModel):
                 del part.adapters[name]
         for layer in cast(list[Layer], self.encoder.layer):
             layer.detach_adapter(name)
-
-    def set_active_adapters(self, names: Sequence[str] | None) -> None:
-        """Say which adapters take part in the forward pass.
-
-        Args:
-            names: the adapters; None: all of them.
-
-        Raises:
-            ValueError: the model has no adapter of such a name.
-        """
-        check_active(list(names or ()), self.config.adapters)
-        self.config.active_adapters = None if names is None else list(names)
 
     def set_router(self, name: str, table: Tensor, threshold: float) -> None:
         """Give an adapter a router, or another one; see `Router`.
@@ -277,14 +277,16 @@ class DomextModel(DomextPreTrainedModel):
         return self.route(input_ids)
 
     def find_rows(self, adapter_names: Sequence[str] | None, num_rows: int) -> dict[str, Tensor] | None:
-        """Return the rows that name an adapter, by adapter; None without names."""
+        """Return which rows use which adapter, by adapter; None without names."""
         if adapter_names is None:
             return None
         if len(adapter_names) != num_rows:
             raise ValueError(f"adapter_names has {len(adapter_names)} names; the batch has {num_rows} rows.")
-        named = dict.fromkeys(name for name in adapter_names if name != BASE_NAME)
-        check_active(list(named), self.config.adapters)
-        rows = {name: [i for i, each in enumerate(adapter_names) if each == name] for name in named}
+        named = {i: name for i, name in enumerate(adapter_names) if name != BASE_NAME}
+        check_active([*named.values()], self.config.adapters)
+        active = self.config.active_adapters or ()
+        used = dict.fromkeys([*named.values(), *(active if named else ())])
+        rows = {name: [i for i, each in named.items() if each == name or name in active] for name in used}
         return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
 
     def run_layers(
@@ -397,8 +399,8 @@ class DomextModel(DomextPreTrainedModel):
             output_hidden_states: also return the embeddings and every layer's output.
             output_attentions: also return the base heads' weights (attn_implementation="eager" only).
             pool: run the pooler, if the model has one.
-            adapter_names: for each row the adapter that it uses, besides those in `config.active_adapters` if these are
-                set, or "__base__" for none, as in peft: one batch serves many adapters. "auto": the adapters' routers
+            adapter_names: for each row the adapter that it uses, beside those that `config.active_adapters` lists, or
+                "__base__" for none at all, as in peft: one batch serves many adapters. "auto": the adapters' routers
                 choose (`route`). None: all rows use the active adapters.
             document_ids: int64 [B, N], which of its row's documents each token is of, neighbours together. A document
                 does not see another, and its positions are its own. None: a row is one document.

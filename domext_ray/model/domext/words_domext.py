@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from .configuration_domext import AdapterConfig, DomextConfig
-from .layers_domext import Delta, ExtensionOutput, Linear, NormShift, add_deltas, make_norm, select_adapters, take_rows
+from .layers_domext import Delta, DeltaProjection, Linear, NormShift, add_deltas, make_norm, select_adapters, take_rows
 
 
 class WordShift(nn.Module):
@@ -140,7 +140,7 @@ class HeadShift(nn.Module):
     def __init__(self, config: DomextConfig, adapter: AdapterConfig) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(adapter.word_rows))
-        self.dense = ExtensionOutput(config.hidden_size, config.hidden_size) if adapter.word_head else None
+        self.dense = DeltaProjection(config.hidden_size, config.hidden_size) if adapter.word_head else None
         self.norm = NormShift(config) if adapter.word_head else None
 
     def forward(self) -> Tensor:
@@ -214,7 +214,7 @@ class PredictionHead(nn.Module):
 
 
 def _add_scores(logits: Tensor, scores: Delta, words: Tensor | None) -> Tensor:
-    """Add one adapter's scores [..., K] of some words (None: the first K) to logits [B, ..., V]."""
+    """Add one adapter's scores [..., K] of some words, in ascending order (None: all), to logits [B, ..., V]."""
     value = scores.value.to(logits.dtype)
     if words is not None:
         spread = value.new_zeros(*value.shape[:-1], logits.shape[-1])

@@ -38,6 +38,7 @@ from domext_ray.model.domext.heads_domext import (
     rotate,
 )
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining, DomextModel
+from domext_ray.model.domext.routers_domext import ROUTER_PAIRS
 
 VOCAB, LENGTH, WIDTH = 90, 12, 32
 ADAPTERS = {"law": {"heads": 1, "ffn_units": 6}, "art": {"heads": 2, "ffn_units": 0}}
@@ -282,9 +283,12 @@ def test_choices_take_the_adapter_of_their_example() -> None:
     model = make_model(DomextForMultipleChoice, active_adapters=[])
     ids = torch.randint(1, VOCAB, (2, 3, LENGTH), generator=torch.Generator().manual_seed(2))
     mixed = model(ids, adapter_names=["law", "art"]).logits
-    model.bert.set_active_adapters(["art"])
+    model.set_active_adapters(["art"])
     torch.testing.assert_close(mixed[1], model(ids).logits[1], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(mixed[0], model(ids).logits[0], atol=1e-4)
+    model.set_active_adapters([])
+    model.bert.set_router("art", torch.ones(VOCAB + ROUTER_PAIRS, dtype=torch.int32), threshold=0.0)
+    torch.testing.assert_close(model(ids, adapter_names="auto").logits, model(ids, adapter_names=["art"] * 2).logits)
 
 
 def test_a_relation_reads_the_row_and_both_marks(ids: Tensor) -> None:
