@@ -135,9 +135,10 @@ def test_executions_follow_each_other_up_to_the_end(monkeypatch: pytest.MonkeyPa
     reader = BatchReader((), make_alone(512), (), (), slice(0, 512), 32)
     batches: Iterator[Any] = stream_batches(reader, 5)
     assert list(itertools.islice(batches, 40)) == [*range(5, 45)]
-    assert ranges[:2] == [(5, 13), (13, 21)] and {last - first for first, last in ranges} == {8}
+    # Each begins in a thread of its own.
+    assert sorted(ranges)[:2] == [(5, 13), (13, 21)] and {last - first for first, last in ranges} == {8}
     ranges.clear()
-    assert list(stream_batches(reader, 0, 41)) == [*range(41)] and ranges[-1] == (40, 41)
+    assert list(stream_batches(reader, 0, 41)) == [*range(41)] and max(ranges) == (40, 41)
     assert list(stream_batches(reader, 3, 3)) == []
 
 
