@@ -266,8 +266,8 @@ def describe_result(summary: Mapping[str, Any]) -> str:
     """Return in one sentence where a run's figures went; the figures stand in the table below it."""
     loss, accuracy, *others = list_figures(summary).values()
     if not loss.direction:
-        return f"{loss.name.capitalize()} was not measured after training."
-    said = f"{loss.name.capitalize()} {loss.direction}"
+        return f"{loss.name[0].upper()}{loss.name[1:]} was not measured after training."
+    said = f"{loss.name[0].upper()}{loss.name[1:]} {loss.direction}"
     if accuracy.direction:
         said += f" and {accuracy.name.removeprefix('held-out ')} {accuracy.direction}"
     if others and others[-1].direction:

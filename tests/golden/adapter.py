@@ -125,12 +125,14 @@ def read_batches(command: str, world_size: int, number: int) -> list[list[dict[s
     tokenizer = load_tokenizer(inputs.tokenizer.local())
     general = load_tokenizer(inputs.general_tokenizer.local()) if inputs.general_tokenizer else tokenizer
     maker = BatchMaker(config, make_phases(config, inputs.texts), tokenizer, general)
-    stream.ROWS_PER_TASK = 8 * number  # a task that reads no more than is asked for
-    streams = [maker.make(0, rank=rank, world_size=world_size) for rank in range(world_size)]
-    batches = [[row for each in streams for batch in next(each)[0] for row in _list_rows(batch)] for _ in range(number)]
-    for each in streams:
-        each.close()  # type: ignore[attr-defined]
-    return batches
+    with contextlib.ExitStack() as ends:
+        ends.callback(setattr, stream, "ROWS_PER_TASK", stream.ROWS_PER_TASK)
+        stream.ROWS_PER_TASK = 8 * number  # a task that reads no more than is asked for
+        streams = [maker.make(0, rank=rank, world_size=world_size) for rank in range(world_size)]
+        for each in streams:
+            ends.callback(each.close)  # type: ignore[attr-defined]
+        steps = ([batch for each in streams for batch in next(each)[0]] for _ in range(number))
+        return [[row for batch in batches for row in _list_rows(batch)] for batches in steps]
 
 
 def _list_rows(batch: Any) -> Iterator[dict[str, Any]]:
