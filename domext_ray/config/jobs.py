@@ -32,6 +32,7 @@ from domext_ray.options.declare import (
     ModelPlace,
     Share,
     ShareOrZero,
+    UseGpu,
     check_different,
     check_place,
     filled,
@@ -132,6 +133,7 @@ class ForgettingConfig:
     max_length: Length = 128  # tokens of a row; longer texts are cut, at the same character for all models
     shared_words: bool = True  # models with different vocabularies are compared on the words that all have as one token
     batch_size: Count = 32  # rows of a forward pass; the figures do not depend on it
+    use_gpu: UseGpu = free("auto")  # predict on a GPU; auto: where there is one
     route: bool = False  # a model with a router sends each text to the adapter, or the base, that it belongs to
     seed: NonNegativeInt = 0  # of the texts and masks
     prepare: PrepareConfig = field(default_factory=PrepareConfig)

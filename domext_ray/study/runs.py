@@ -182,6 +182,7 @@ def configure_retention(
         corpus=config.retention,
         output=str(folder),
         num_texts=config.retention_texts,
+        use_gpu=config.scale.use_gpu,
         route=route,
         prepare=config.prepare,
     )

@@ -169,7 +169,7 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
     Raises:
         DomextError: a model or the corpus cannot be read, or they cannot be compared (`build_mask_set`).
     """
-    output = Path(config.output).expanduser()
+    output, device = Path(config.output).expanduser(), _choose_device(config)
     check_corpus(config.corpus, config.prepare)
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     hashes: dict[str, str] = {}
@@ -189,7 +189,7 @@ def measure_forgetting(config: ForgettingConfig) -> Forgetting:
     )
     figures: list[ModelFigures] = []
     for name, place in config.named_models:
-        is_right = _predict_or_read(config, masks, name, place, tokenizers[name], hashes[name])
+        is_right = _predict_or_read(config, masks, name, place, tokenizers[name], hashes[name], device)
         score = score_predictions(is_right, masks)
         lost: dict[str, PairedDifference] = {}
         if figures:
@@ -221,6 +221,7 @@ def _predict_or_read(
     place: str,
     tokenizer: PreTrainedTokenizerBase,
     sha256: str,
+    device: torch.device,
 ) -> np.ndarray:
     """Return which tokens a model predicts, bool [tokens], from an earlier call if it was asked the same."""
     fingerprint = fingerprint_tokenizer(tokenizer)
@@ -244,6 +245,7 @@ def _predict_or_read(
             tokenizer.pad_token_id,
             config.batch_size,
             name,
+            device=device,
             adapter_names=AUTO if config.route and model.bert.router.adapters else None,
         )
     with new_file(path) as temporary, temporary.open("wb") as file:
@@ -252,6 +254,15 @@ def _predict_or_read(
 
 
 @torch.inference_mode()
+def _choose_device(config: ForgettingConfig) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if config.use_gpu is True and not has_gpu:
+        raise ConfigError(
+            "--use_gpu is True, and torch finds no GPU; leave it out, or start the job where there is one."
+        )
+    return torch.device("cuda" if has_gpu and config.use_gpu else "cpu")
+
+
 def predict_masked(
     model: DomextForMaskedLM,
     rows: Sequence[MaskedText],
@@ -259,9 +270,10 @@ def predict_masked(
     batch_size: int,
     name: str = "",
     *,
+    device: torch.device | str = "cpu",
     adapter_names: str | None = None,
 ) -> np.ndarray:
-    """Predict the masked tokens of rows, those of a length side by side, on the GPU where there is one.
+    """Predict the masked tokens of rows, those of a length side by side.
 
     Args:
         model: in evaluation mode.
@@ -269,12 +281,13 @@ def predict_masked(
         pad_id: id of [PAD].
         batch_size: rows of a forward pass.
         name: for the progress line.
+        device: where to compute.
         adapter_names: "auto": the model's routers choose each row's adapter; None: its active adapters.
 
     Returns:
         bool [tokens], row after row: whether the most likely entry of the vocabulary is the right one.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(device)
     cast(nn.Module, model).to(device)
     found: list[np.ndarray] = [np.zeros(0, dtype=bool)] * len(rows)
     progress = _Progress(name, len(rows))

@@ -309,6 +309,14 @@ def test_a_run_and_its_export_are_one_model(tiny_base_folder: Path, tmp_path: Pa
     assert hashes != {hash_model(load_masked_lm(str(tiny_base_folder))[0])}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    config = ForgettingConfig(models=("a=b",), corpus=str(tmp_path), output=str(tmp_path / "out"), use_gpu=True)
+    with pytest.raises(ConfigError, match="--use_gpu is True, and torch finds no GPU; leave it out"):
+        measure_forgetting(config)
+    assert not (tmp_path / "out").exists()
+
+
 def test_models_without_a_head_are_refused(tiny_base_folder: Path, tmp_path: Path) -> None:
     config = BertConfig.from_pretrained(tiny_base_folder)
     for name, model_class in (("encoder", BertModel), ("tagger", BertForTokenClassification)):
