@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import FEW_SENTENCES, REPOSITORY, write_corpus
 from ray._private import services
 
 from domext_ray.errors import RunError
@@ -189,6 +189,17 @@ def test_a_benchmark_gets_the_allocator_of_a_jobs_workers(tmp_path: Path) -> Non
     command = [sys.executable, str(script), "an option"]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
     assert said.startswith("an option True ") and "'LD_PRELOAD'" not in said
+
+
+@pytest.mark.jobs
+def test_a_job_is_held_against_a_bare_loop(tiny_base_folder: Path, tmp_path: Path) -> None:
+    from benchmarks.output import read_records
+
+    job = ["--base", str(tiny_base_folder), "--corpus", str(write_corpus(tmp_path / "text.txt", 400))]
+    job += ["--train.seq_length", "32", "--train.general_probe", str(FEW_SENTENCES), "--engine.precision", "fp32"]
+    run_verb("overhead", "--steps", "8", "--window", "2", "--output", str(tmp_path / "out"), "--", *job)
+    (record,) = read_records(tmp_path / "out")
+    assert record["kind"] == "overhead" and [len(each["values"]) for each in record["results"]] == [3, 3]
 
 
 @pytest.mark.jobs
