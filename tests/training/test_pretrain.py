@@ -44,8 +44,11 @@ def test_processes_that_a_job_does_not_need_are_spared(
     assert own == [each for each in theirs if each not in spared]
 
 
-def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_due_is_not_yet_the_one_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The workers, asked while they save it, make one more step and save that."""
+    monkeypatch.setattr("domext_ray.training.metrics.CHECK_REST", 0)  # they look at every step
     run = supersede(tmp_path)
     assert isinstance(run.fence, Attempt)
     ask, is_done = _plan_save(run.fence)
