@@ -53,7 +53,7 @@ from domext_ray.training.checkpoint import (
 )
 from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.metrics import find_last_step
-from domext_ray.training.phases import Phase, describe_order, make_phases, resolve_max_steps
+from domext_ray.training.phases import ORDER, Phase, make_phases, resolve_max_steps
 from domext_ray.training.pretrain import pretrain, reserve
 from domext_ray.training.router import get_or_train_routers
 from domext_ray.training.run import Run
@@ -142,7 +142,7 @@ def train_run(run: Run) -> None:
     write_run(
         run_dir,
         identity=identify_run(run),
-        order=describe_order(),
+        order=ORDER,
         versions=add_versions(run_dir, run.goes_on_from.step if run.goes_on_from else 0),
         origin=_describe_origin(run, phases),
     )
@@ -275,7 +275,7 @@ def _say_finished(run: Run) -> None:
 
 def _look_back(run_dir: Place) -> CheckpointId | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
-    for changed in check_order(run_dir, describe_order()):
+    for changed in check_order(run_dir, ORDER):
         print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)
     point = find_resume_point(run_dir / "checkpoints")
     for sentence in point.passed_over:

@@ -73,7 +73,15 @@ class MaskedRows:
     def cut(self, rows: slice) -> MaskedRows:
         """Return some rows that follow each other."""
         first = int(self.lengths[: rows.start].sum())
-        tokens = slice(first, first + int(self.lengths[rows].sum()))
+        return self._pick(rows, slice(first, first + int(self.lengths[rows].sum())))
+
+    def take(self, rows: np.ndarray) -> MaskedRows:
+        """Return rows by their indices, int64, in this order."""
+        lengths, firsts = self.lengths[rows], np.cumsum(self.lengths) - self.lengths
+        shifts = firsts[rows] - (np.cumsum(lengths) - lengths)
+        return self._pick(rows, np.repeat(shifts, lengths) + np.arange(lengths.sum()))
+
+    def _pick(self, rows: slice | np.ndarray, tokens: slice | np.ndarray) -> MaskedRows:
         values = {name: value for name, value in vars(self).items() if value is not None}
         return MaskedRows(**{name: each[tokens if name in _FLAT else rows] for name, each in values.items()})
 
@@ -89,27 +97,13 @@ def join_rows(
     Of each group there is where in the batch its rows are, int64, the number of its part, and whether the distillation
     term reads it; `is_distilled` None: there is no such term.
     """
-    order = np.argsort(np.concatenate(places), kind="stable")
-    lengths = np.concatenate([each.lengths for each in groups])
-    firsts = np.cumsum(lengths) - lengths
-    tokens = np.concatenate([np.arange(firsts[row], firsts[row] + lengths[row]) for row in order])
-
-    def join(name: str) -> np.ndarray | None:
-        values = [getattr(each, name) for each in groups]
-        return None if any(each is None for each in values) else np.concatenate(values)[order]
-
-    flat = {name: np.concatenate([getattr(each, name) for each in groups])[tokens] for name in _FLAT}
-
-    def spread(values: Sequence[int]) -> np.ndarray:
-        return np.concatenate([np.full(len(each), value) for each, value in zip(places, values, strict=True)])[order]
-
-    return MaskedRows(
-        **flat,
-        lengths=lengths[order],
-        second_starts=join("second_starts"),
-        next_sentence=join("next_sentence"),
-        is_distilled=None if is_distilled is None else spread(is_distilled),
-        parts=spread(numbers),
+    values: dict[str, list[Any]] = {name: [getattr(each, name) for each in groups] for name in vars(groups[0])}
+    sizes = [len(each) for each in places]
+    values["parts"] = [*map(np.full, sizes, numbers)]
+    values["is_distilled"] = [None] if is_distilled is None else [*map(np.full, sizes, is_distilled)]
+    there = {name: own for name, own in values.items() if not any(each is None for each in own)}
+    return MaskedRows(**{name: np.concatenate(own) for name, own in there.items()}).take(
+        np.argsort(np.concatenate(places), kind="stable")
     )
 
 

@@ -30,7 +30,7 @@ from domext_ray.model.build import bypass_extensions
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.progress import format_seconds
-from domext_ray.training.evaluate import build_domain_batches
+from domext_ray.training.evaluate import build_domain_set
 from domext_ray.training.run import Inputs
 from domext_ray.vocabulary.extension import base_token_ids, load_extension
 from domext_ray.vocabulary.family import tokenizer_family
@@ -129,10 +129,10 @@ def distill_new_words(
         order = np.argsort(hash_counters(seed, _ORDER, np.arange(len(words))), kind="stable")
         _fit_embeddings(model, [words[i] for i in order], tokenizer, tell)
         num_rows = max(1, BIAS_TOKENS // manifest.seq_length)
-        batches = build_domain_batches(manifest, tokenizer, objective, num_rows=num_rows, batch_size=16, split="train")
+        known = build_domain_set(manifest, tokenizer, objective, num_rows=num_rows, batch_size=16, split="train")
         # A word that is nowhere counts as half an occurrence, so that it is hardly predicted.
         frequencies = torch.from_numpy((snippets.counts + 0.5) / snippets.num_tokens)
-        fit_biases(model, *_score_known(model, batches), frequencies)
+        fit_biases(model, *_score_known(model, known.batches), frequencies)
     module.to("cpu").train(was_training)
     missing = f"; {num_missing:,} that no row has start from the mean of their pieces" if num_missing else ""
     tell(f"new words: fitted in {format_seconds(time.monotonic() - started)}{missing}")

@@ -1,7 +1,7 @@
-"""Masked words of held-out passages, chosen by their characters and so the same for every vocabulary, in two forms.
+"""Rows with masked words, the same words for every vocabulary: passages of held-out text, and the general probe.
 
-Enters: a prepared corpus' held-out text and a run's tokenizer. Leaves: rows to score, and the characters that the bits
-are divided by.
+Enters: a prepared corpus' held-out text, or plain sentences, and a run's tokenizer. Leaves: rows to score, and the
+characters that bits are divided by. Words of passages are chosen by their characters, and asked for in two forms.
 
 Bits per character mask all chosen words of a passage and all of their pieces at once, and sum -log2 p over the pieces.
 The number of masks shows a model into how many pieces its vocabulary cuts a word, and the pieces of a word do not see
@@ -23,59 +23,60 @@ than 0.23 (the whole price).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from domext_ray.corpus.batching import MaskedRows, pad_masked
 from domext_ray.corpus.draws import hash_counters, to_uniform
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.data.sentences import split_sentences
-from domext_ray.training.objective import MaskedBatch, pad_batch
+from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.vocabulary.tokenizer import group_pieces, make_backend
 
 CHOSEN_WORDS_FRAC = 0.15
 READ_PASSAGES = 4
 """Passages that are looked at for every one that is used; the texts of a large corpus need not be read to the end."""
+PROBE_PASSES = 7
 EVALUATION_SEED = 0x0DD_BA11
 _WORDS = 31  # purpose of a hash: no two draws share their counters
 _BEGINS_AFTER_SPACE = ("Ġ", "▁")  # of the pieces of byte-level BPE, and of SentencePiece
+Row = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Tokens that the model sees, tokens as they were, and which of them it is asked for."""
 
 
 @dataclass(frozen=True)
-class CharacterSet:
-    """What bits per character are measured on.
+class EvalSet:
+    """Fixed rows that an evaluation scores.
 
     Args:
-        batches: masked passages; all pieces of the scored words are predicted.
-        num_chars: characters of the scored words.
-        num_words: scored words.
-    """
-
-    batches: list[MaskedBatch]
-    num_chars: int
-    num_words: int
-
-
-@dataclass(frozen=True)
-class WordSet:
-    """What word bits per character are measured on.
-
-    Args:
-        batches: rows with one masked word each, of which one piece is predicted.
+        rows: what the rows are, in the order of their batches.
+        collate: makes batches of some of them.
+        num_chars: characters of the scored words; 0: no bits are measured on them.
         price_bits: bits of the scored words' numbers of pieces, in sum.
-        num_chars: characters of the scored words.
     """
 
-    batches: list[MaskedBatch]
-    price_bits: float
-    num_chars: int
+    rows: Any
+    collate: Callable[[Any], list[Any]]
+    num_chars: int = 0
+    price_bits: float = 0.0
+
+    @property
+    def batches(self) -> list[Any]:
+        """Made anew each time: they take more memory than rows, and little time."""
+        return self.collate(self.rows)
+
+
+NOTHING = EvalSet(None, lambda rows: [])
 
 
 @dataclass(frozen=True)
@@ -109,86 +110,81 @@ def read_passages(
         num_passages: passages at most.
         max_length: tokens of a row, at most, [CLS] and [SEP] included; the passages depend on it.
     """
-    backend = make_backend(tokenizer)
     texts = _choose_passages(manifest, num_passages, 2 * (max_length - 2))
     found = []
-    for text, encoding in zip(texts, backend.encode_batch(texts, add_special_tokens=False), strict=True):
+    for text, encoding in zip(
+        texts, make_backend(tokenizer).encode_batch(texts, add_special_tokens=False), strict=True
+    ):
         size = min(len(encoding.ids), max_length - 2)
         ids = [tokenizer.cls_token_id, *encoding.ids[:size], tokenizer.sep_token_id]
-        chosen, others = _choose_words(text, encoding)
+        words = _find_words(text, encoding)
+        firsts = np.array([first for first, *_ in words], dtype=np.int64)
+        seed = int.from_bytes(_hash_text(text), "big") >> 1
+        is_chosen = to_uniform(hash_counters(EVALUATION_SEED, _WORDS, seed, firsts)) < CHOSEN_WORDS_FRAC
+        chosen = [*itertools.compress(words, is_chosen)]
         scored = [
-            (chars, [1 + place for place in pieces])
-            for chars, pieces in chosen
+            (end - first, [1 + place for place in pieces])
+            for first, end, pieces in chosen
             if pieces[-1] < size and all(encoding.ids[place] != tokenizer.unk_token_id for place in pieces)
         ]
-        places = [[1 + place for place in pieces if place < size] for _, pieces in chosen]
-        found.append(Passage(np.array(ids, dtype=np.int64), places, scored, [len(each) for each in others]))
+        places = [[1 + place for place in pieces if place < size] for *_, pieces in chosen]
+        others = [len(pieces) for *_, pieces in itertools.compress(words, ~is_chosen)]
+        found.append(Passage(np.array(ids, dtype=np.int64), places, scored, others))
     return found
 
 
-def build_character_batches(
-    passages: Sequence[Passage],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    batch_size: int,
-    full_length: int = 0,
-) -> CharacterSet:
+def build_character_set(
+    passages: Sequence[Passage], tokenizer: PreTrainedTokenizerBase, *, batch_size: int, full_length: int = 0
+) -> EvalSet:
     """Mask the chosen words of every passage together; those that are not scored are masked, too.
 
     Args:
         passages: see `read_passages`.
         tokenizer: the run's tokenizer.
         batch_size: rows of a forward pass.
-        full_length: see `pad_rows`.
+        full_length: tokens of a full row: a batch of shorter ones has more of them, up to the tokens of `batch_size`
+            full ones. 0: no batch has more.
     """
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    scored = [word for each in passages for word in each.scored]
-    for passage in passages:
-        masked, is_scored = passage.ids.copy(), np.zeros(len(passage.ids), dtype=bool)
-        for places in passage.chosen:
-            masked[places] = tokenizer.mask_token_id
-        for _, places in passage.scored:
-            is_scored[places] = True
-        if is_scored.any():
-            rows.append((masked, passage.ids, is_scored))
-    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, full_length)
-    return CharacterSet(batches, sum(chars for chars, _ in scored), len(scored))
+    rows = [
+        _mask(each.ids, itertools.chain(*each.chosen), itertools.chain(*(own for _, own in each.scored)), tokenizer)
+        for each in passages
+        if each.scored
+    ]
+    num_chars = sum(chars for each in passages for chars, _ in each.scored)
+    return _make_set(rows, tokenizer, batch_size, full_length, num_chars)
 
 
-def build_word_batches(
-    passages: Sequence[Passage],
+def build_word_set(
+    passages: Sequence[Passage], tokenizer: PreTrainedTokenizerBase, *, batch_size: int, full_length: int = 0
+) -> EvalSet:
+    """Mask every scored word alone, once for each of its pieces: it and those after it; see `build_character_set`."""
+    words = [(each.ids, chars, places) for each in passages for chars, places in each.scored]
+    rows = [_mask(ids, places[i:], [place], tokenizer) for ids, _, places in words for i, place in enumerate(places)]
+    counts = Counter(size for each in passages for size in each.other_sizes)
+    # A number of pieces is as likely as it is frequent, with one word more spread over all numbers.
+    prices = (-math.log2((counts[len(places)] + 0.5 ** len(places)) / (counts.total() + 1)) for *_, places in words)
+    num_chars = sum(chars for _, chars, _ in words)
+    return _make_set(rows, tokenizer, batch_size, full_length, num_chars, sum(prices), find_kinds(tokenizer))
+
+
+def build_probe_set(
+    sentences: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     *,
     batch_size: int,
+    max_length: int,
     full_length: int = 0,
-) -> WordSet:
-    """Mask every scored word alone, once for each of its pieces: the piece and those after it are masked.
-
-    Args:
-        passages: see `read_passages`.
-        tokenizer: the run's tokenizer.
-        batch_size: rows of a forward pass.
-        full_length: see `pad_rows`.
-    """
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    prices = _price_sizes(Counter(size for each in passages for size in each.other_sizes))
-    price_bits, num_chars = 0.0, 0
-    for passage in passages:
-        for chars, places in passage.scored:
-            price_bits, num_chars = price_bits + prices(len(places)), num_chars + chars
-            for i, place in enumerate(places):
-                masked, is_asked = passage.ids.copy(), np.zeros(len(passage.ids), dtype=bool)
-                masked[places[i:]], is_asked[place] = tokenizer.mask_token_id, True
-                rows.append((masked, passage.ids, is_asked))
-    kinds = find_kinds(tokenizer)
-    batches = pad_rows(rows, tokenizer.pad_token_id, batch_size, full_length)
-    return WordSet([replace(each, kinds=kinds) for each in batches], price_bits, num_chars)
-
-
-def _price_sizes(counts: Counter[int]) -> Callable[[int], float]:
-    """Return what a number of pieces costs, bits: its frequency, with one word more spread over all numbers."""
-    total = counts.total() + 1
-    return lambda size: -math.log2((counts[size] + 0.5**size) / total)
+) -> EvalSet:
+    """Mask every word of plain sentences once, over seven passes; one-token words count; see `build_character_set`."""
+    rows: list[Row] = []
+    encoded = tokenizer(list(sentences), truncation=True, max_length=max_length)
+    for i, ids in enumerate(encoded["input_ids"]):
+        words = [pieces for *_, pieces in _find_words(sentences[i], encoded[i])]
+        for own in (words[start::PROBE_PASSES] for start in range(PROBE_PASSES)):
+            counted = [pieces[0] for pieces in own if len(pieces) == 1 and ids[pieces[0]] != tokenizer.unk_token_id]
+            if counted:
+                rows.append(_mask(np.asarray(ids, dtype=np.int64), itertools.chain(*own), counted, tokenizer))
+    return _make_set(rows, tokenizer, batch_size, full_length)
 
 
 def find_kinds(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
@@ -209,31 +205,50 @@ def find_kinds(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     return kinds
 
 
-def pad_rows(
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    pad_id: int,
-    batch_size: int,
-    full_length: int = 0,
-) -> list[MaskedBatch]:
-    """Batch rows of inputs, labels and what counts, those of a length side by side.
+def _find_words(text: str, encoding: Encoding) -> list[tuple[int, int, list[int]]]:
+    """First and end character, and piece places, of every word that has a letter or digit, in order."""
+    found = []
+    for places in group_pieces(encoding.word_ids):
+        first, end = encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]
+        if any(map(str.isalnum, text[first:end])):
+            found.append((first, end, places))
+    return found
 
-    Args:
-        rows: what is batched; they are sorted.
-        pad_id: the padding token.
-        batch_size: rows of a batch.
-        full_length: tokens of a full row: a batch of shorter ones has more of them, up to the tokens of `batch_size`
-            full ones. 0: no batch has more.
-    """
+
+def _mask(ids: np.ndarray, masked: Iterable[int], asked: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> Row:
+    inputs, is_asked = ids.copy(), np.zeros(len(ids), dtype=bool)
+    inputs[[*masked]], is_asked[[*asked]] = tokenizer.mask_token_id, True
+    return inputs, ids, is_asked
+
+
+def _make_set(
+    rows: list[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+    full_length: int,
+    num_chars: int = 0,
+    price_bits: float = 0.0,
+    kinds: torch.Tensor | None = None,
+) -> EvalSet:
+    """Put rows of a length side by side."""
+    if not rows:
+        return NOTHING
     rows.sort(key=lambda row: len(row[0]))
-    batches, first, num_tokens = [], 0, batch_size * full_length
-    while first < len(rows):
-        end = first + batch_size
-        while end < len(rows) and (end + 1 - first) * len(rows[end][0]) <= num_tokens:
-            end += 1
-        inputs, labels, is_counted = zip(*rows[first:end], strict=True)
-        batches.append(pad_batch(inputs, labels, is_counted, pad_id))
-        first = end
-    return batches
+    lengths = np.array([len(inputs) for inputs, *_ in rows])
+
+    def collate(some: MaskedRows) -> list[MaskedBatch]:
+        batches, first, lengths = list[MaskedBatch](), 0, some.lengths
+        while first < len(lengths):
+            end = first + batch_size
+            while end < len(lengths) and (end + 1 - first) * lengths[end] <= batch_size * full_length:
+                end += 1
+            batch = to_batch(pad_masked(some.cut(slice(first, end)), tokenizer.pad_token_id))
+            batches.append(replace(batch, kinds=kinds))
+            first = end
+        return batches
+
+    inputs, labels, selected = (np.concatenate(each) for each in zip(*rows, strict=True))
+    return EvalSet(MaskedRows(inputs, labels, selected, lengths), collate, num_chars, price_bits)
 
 
 def _choose_passages(manifest: Manifest, num_passages: int, width: int) -> list[str]:
@@ -278,20 +293,3 @@ def _cut_passage(passage: str, width: int) -> Iterator[str]:
 def _measure_width(text: str) -> int:
     """Characters, those beyond ASCII counted twice: many tokenizers give a Han character or a symbol a token each."""
     return len(text) if text.isascii() else 2 * len(text) - sum(map(str.isascii, text))
-
-
-def _choose_words(passage: str, encoding: Encoding) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Draw words with a letter or digit by (passage, offset): characters and piece places, and those of the others."""
-    pieces = group_pieces(encoding.word_ids)
-    spans = [(encoding.offsets[places[0]][0], encoding.offsets[places[-1]][1]) for places in pieces]
-    seed = int.from_bytes(_hash_text(passage), "big") >> 1
-    firsts = np.array([first for first, _ in spans], dtype=np.int64)
-    drawn = to_uniform(hash_counters(EVALUATION_SEED, _WORDS, seed, firsts)) < CHOSEN_WORDS_FRAC
-    words = [
-        (end - first, places, is_drawn)
-        for (first, end), places, is_drawn in zip(spans, pieces, drawn, strict=True)
-        if any(each.isalnum() for each in passage[first:end])
-    ]
-    return [(size, own) for size, own, is_drawn in words if is_drawn], [
-        own for _, own, is_drawn in words if not is_drawn
-    ]

@@ -1,7 +1,4 @@
-"""The length phases of a run: which steps have rows of which length, and the canonical order of each phase's rows.
-
-Also what that order is made with, which a run records: a version that draws in another way may not go on with it.
-"""
+"""The length phases of a run: which steps have rows of which length, and the canonical order of each phase's rows."""
 
 from __future__ import annotations
 
@@ -11,24 +8,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import (
-    ObjectiveConfig,
     PretrainConfig,
     resolve_first_long_step,
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
-from domext_ray.corpus.batching import Masker
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage
 
+ORDER = {"version": 1, "max_lanes": MAX_LANES, "block_rows": BLOCK_ROWS}
+"""What decides rows and masks beside a run's options: a run records it, and only code with the same goes on with it.
+Whoever changes the golden orders and masks of tests/corpus gives another version."""
 _REPLAY, _PART = 61, 67  # purposes of a hash: no two draws share their counters
 
 
@@ -182,39 +178,3 @@ def seed_parts(config: PretrainConfig) -> list[int]:
         purposes = [_REPLAY] if part.name == GENERAL else [_PART, int.from_bytes(digest, "little") >> 1]
         seeds.append(int(hash_counters(config.seed, *purposes)[0] >> np.uint64(1)))
     return seeds
-
-
-def describe_order() -> dict[str, Any]:
-    """Return what decides the rows and masks of a run beside its options: constants, and digests of made examples."""
-    sampler = Sampler((Part("", (2 * BLOCK_ROWS + 37, 101), seed=1),), global_batch_size=96)
-    numbers = np.concatenate([sampler.draw(batch)[1] for batch in range(0, 300, 9)])
-    located = [each for *_, shards, rows in sampler.locate(0, numbers) for each in (shards, rows)]
-    return {
-        "max_lanes": MAX_LANES,
-        "block_rows": BLOCK_ROWS,
-        "rows": _digest(located),
-        "masks": _digest(_mask_example()),
-    }
-
-
-def _mask_example() -> list[np.ndarray]:
-    from transformers import BertTokenizer
-
-    words = [f"w{i}" for i in range(95)]
-    tokens = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
-    ids = [[2, *((7 * i + 11 * row) % 95 + 5 for i in range(60)), 3] for row in range(8)]
-    starts = [[i % 3 != 2 for i in range(62)]] * 8
-    columns = {"input_ids": pa.array(ids, pa.list_(pa.int32())), "word_starts": pa.array(starts, pa.list_(pa.bool_()))}
-    rows = pa.table({**columns, "row_id": pa.array(range(100, 108), pa.int64())})
-    made = [
-        Masker(BertTokenizer(vocab=tokens), ObjectiveConfig(whole_word=whole_word), seed=5).mask(rows, epoch=2)
-        for whole_word in (True, False)
-    ]
-    return [array for each in made for array in (each.inputs, each.selected)]
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for each in arrays:
-        digest.update(np.ascontiguousarray(each.astype("<i8")).tobytes())
-    return digest.hexdigest()[:16]

@@ -46,13 +46,14 @@ from domext_ray.training.checkpoint import (
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine, sum_over_ranks
-from domext_ray.training.evaluate import Score, build_evaluations, evaluate, evaluate_characters, evaluate_words
+from domext_ray.training.evaluate import Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
 from domext_ray.training.keeping import make_loss
 from domext_ray.training.losses import MaskedLoss
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.parts import PartFigures
+from domext_ray.training.passages import EvalSet
 from domext_ray.training.phases import count_epochs, make_phases
-from domext_ray.training.routed_evaluation import find_routed_model
+from domext_ray.training.router import attach_routers, read_records
 from domext_ray.training.run import Run
 from domext_ray.training.start import (
     NEW_WORD_TENSORS,
@@ -117,7 +118,6 @@ class PretrainWorker:
         self.batches = Prefetch(maker.make(self.step, rank=rank, world_size=world_size))
         self.base = None if self.config.base == "none" else _load_checked_base(run)
         self.engine = self._build_engine()
-        self.score: Score = functools.partial(evaluate, self.engine)
         tokenizers = [general_tokenizer if part.keep else self.tokenizer for part in self.config.parts]
         shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
@@ -371,6 +371,10 @@ class PretrainWorker:
                 f"--objective.mask_prob ({self.config.objective.mask_prob:g}) is too low."
             )
 
+    def score(self, asked: EvalSet) -> Scores:
+        """Score a fixed set of rows; collective."""
+        return evaluate(self.engine, asked.batches)
+
     def _evaluate(self) -> dict[str, Any]:
         self._enter_evaluation("held-out text")
         domain = self.score(self.evaluations.domain)
@@ -381,7 +385,7 @@ class PretrainWorker:
             DOMAIN + self.losses.loss: domain.loss,
             DOMAIN + self.losses.accuracy: domain.accuracy,
             "eval/domain_tokens": domain.num_tokens,
-            "eval/domain_bits_per_character": evaluate_characters(self.score, self.evaluations.characters),
+            "eval/domain_bits_per_character": measure_bits(self.score, self.evaluations.characters),
             "eval/domain_characters": self.evaluations.characters.num_chars,
             "eval/general_mlm_accuracy": general.accuracy if general.num_tokens else None,
             "eval/general_words": general.num_tokens,
@@ -397,22 +401,21 @@ class PretrainWorker:
     def _evaluate_words(self) -> dict[str, Any]:
         """At the run's start and end only: it takes as long as the rest of an evaluation."""
         self._enter_evaluation("word bits per character")
-        return {"eval/domain_word_bits_per_character": evaluate_words(self.score, self.evaluations.words)}
+        return {"eval/domain_word_bits_per_character": measure_bits(self.score, self.evaluations.words)}
 
     def _evaluate_routed(self) -> dict[str, Any]:
         """What users get who let the run's router choose; empty where it has none."""
-        masks = self.config.objective.kind == "masked"
-        routed = find_routed_model(self.model, self.run_dir) if masks else None
-        if routed is None:
+        if self.config.objective.kind != "masked" or not read_records(self.run_dir):
             return {}
+        attach_routers(cast(DomextForMaskedLM, self.model), self.run_dir)
         self._enter_evaluation("all of it, with the router")
-        score = functools.partial(routed.evaluate, self.engine)
+        score = functools.partial(evaluate_routed, self.engine, self.model)
         domain, general = score(self.evaluations.domain), score(self.evaluations.general)
         return {
             "eval/routed_domain_mlm_loss": domain.loss,
             "eval/routed_domain_mlm_accuracy": domain.accuracy,
-            "eval/routed_domain_bits_per_character": evaluate_characters(score, self.evaluations.characters),
-            "eval/routed_domain_word_bits_per_character": evaluate_words(score, self.evaluations.words),
+            "eval/routed_domain_bits_per_character": measure_bits(score, self.evaluations.characters),
+            "eval/routed_domain_word_bits_per_character": measure_bits(score, self.evaluations.words),
             "eval/routed_general_mlm_accuracy": general.accuracy if general.num_tokens else None,
         }
 

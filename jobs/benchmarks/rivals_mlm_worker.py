@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -159,13 +159,13 @@ class Curve(TrainerCallback):
         self.points: list[Point] = []
         with clock.pause():
             from domext_ray.corpus.manifest import read_manifest
-            from domext_ray.training.passages import build_character_batches, read_passages
+            from domext_ray.training.passages import build_character_set, read_passages
             from domext_ray.vocabulary.tokenizer import load_tokenizer
 
             tokenizer = load_tokenizer(Path(settings.base))
             manifest = read_manifest(Path(settings.held_out))
             passages = read_passages(manifest, tokenizer, num_passages=settings.eval_rows, max_length=settings.length)
-            self.characters = build_character_batches(passages, tokenizer, batch_size=16)
+            self.characters = build_character_set(passages, tokenizer, batch_size=16)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -181,24 +181,24 @@ class Curve(TrainerCallback):
     def _add(self, step: int) -> None:
         seconds = self.clock.read()
         with self.clock.pause():
-            from domext_ray.training.evaluate import evaluate_characters
+            from domext_ray.training.evaluate import measure_bits
 
             self.model.eval()
-            self.points.append(Point(step, seconds, evaluate_characters(self._score, self.characters)))
+            self.points.append(Point(step, seconds, measure_bits(self._score, self.characters)))
             self.model.train()
 
-    def _score(self, batches: Sequence[Any]) -> Any:
+    def _score(self, asked: Any) -> Any:
         from domext_ray.training.evaluate import Scores
 
         loss, number, device = 0.0, 0, next(self.model.parameters()).device
-        for batch in batches:
+        for batch in asked.batches:
             mask = None if batch.attention_mask is None else batch.attention_mask.to(device)
             with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.settings.bf16):
                 logits = self.model(input_ids=batch.input_ids.to(device), attention_mask=mask).logits
             own = logits.flatten(0, 1)[batch.masked_positions.to(device)].float()
             loss += float(nn.functional.cross_entropy(own, batch.labels.to(device), reduction="sum"))
             number += batch.num_masked
-        return Scores(loss / number, float("nan"), number)
+        return Scores(loss, num_tokens=number)
 
 
 def run(settings: Settings) -> dict[str, Any]:

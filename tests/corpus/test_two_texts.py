@@ -29,7 +29,7 @@ from domext_ray.data.dropped import Dropped
 from domext_ray.data.sample import check_corpus
 from domext_ray.data.sources import resolve_sources
 from domext_ray.errors import ConfigError, CorpusError
-from domext_ray.training.evaluate import build_domain_batches
+from domext_ray.training.evaluate import build_domain_set
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 PAIR = PrepareConfig(pair=("title", "body"), min_document_chars=1, shard_bytes=4096, held_out_frac=0.1)
@@ -180,7 +180,7 @@ def test_batches_hold_pairs_whatever_the_workers_and_go_on_anywhere(prepared: Ma
 
 
 def test_held_out_pairs_are_scored(prepared: Manifest, tokenizer_dir: Path) -> None:
-    batches = build_domain_batches(prepared, load_tokenizer(tokenizer_dir), CONTRAST, num_rows=22, batch_size=4)
+    batches = build_domain_set(prepared, load_tokenizer(tokenizer_dir), CONTRAST, num_rows=22, batch_size=4).batches
     assert [each.num_masked for each in batches] == [4] * 5
     for each in batches:
         titles, bodies = each.input_ids.numpy().reshape(2, 4, -1)

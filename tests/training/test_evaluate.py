@@ -7,7 +7,6 @@ import math
 import string
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +29,21 @@ from domext_ray.model.build import build_model
 from domext_ray.training.engine import Engine
 from domext_ray.training.evaluate import (
     GENERAL_PROBE,
-    PROBE_PASSES,
-    build_domain_batches,
+    build_domain_set,
     build_evaluations,
-    build_probe_batches,
     evaluate,
-    evaluate_characters,
+    measure_bits,
     read_probe,
 )
-from domext_ray.training.passages import CharacterSet, _split_passages, build_character_batches, read_passages
+from domext_ray.training.passages import (
+    NOTHING,
+    PROBE_PASSES,
+    EvalSet,
+    _split_passages,
+    build_character_set,
+    build_probe_set,
+    read_passages,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +67,7 @@ def write_held_out(folder: Path, tokenizer: PreTrainedTokenizerBase, shard_rows:
 
 def test_probe_masks_every_word_once(tokenizer: PreTrainedTokenizerBase) -> None:
     sentence = "the old man and the dog walk in the garden by the river, every day."
-    batches = build_probe_batches([sentence], tokenizer, batch_size=3, max_length=64)
+    batches = build_probe_set([sentence], tokenizer, batch_size=3, max_length=64).batches
     counted = sum(each.num_masked for each in batches)
     encoded = tokenizer(sentence)
     words = [word for word in encoded.word_ids() if word is not None]
@@ -94,25 +99,23 @@ def test_an_unusable_probe_is_an_error(tmp_path: Path, content: bytes) -> None:
 
 def test_domain_batches_depend_on_the_corpus_only(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (30, 3, 41))
-    whole = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=50)[0]
-    parts = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=8)
+    whole = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=50).batches[0]
+    parts = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=50, batch_size=8).batches
     assert torch.equal(torch.cat([each.input_ids for each in parts]), whole.input_ids)
     labels = torch.cat([each.labels[each.weights > 0] for each in parts])
     assert torch.equal(labels, whole.labels[whole.weights > 0])
     assert whole.num_masked / (50 * 20) == pytest.approx(0.15, abs=0.04)
-    assert (
-        len(build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=500, batch_size=500)[0].input_ids)
-        == 74
-    )
+    (every,) = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=500, batch_size=500).batches
+    assert len(every.input_ids) == 74
 
 
 def test_left_to_right_measures_no_masked_words(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (30,))
     config = PretrainConfig(objective=ObjectiveConfig(kind="causal"))
     found = build_evaluations(config, manifest, tokenizer)
-    assert found.general == [] and found.characters == CharacterSet([], 0, 0) and found.words.num_chars == 0
-    assert sum(each.num_masked for each in found.domain) == 30 * 21
-    assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain)
+    assert found.general is found.characters is found.words is NOTHING and NOTHING.batches == []
+    assert sum(each.num_masked for each in found.domain.batches) == 30 * 21
+    assert all((each.input_ids != tokenizer.mask_token_id).all() for each in found.domain.batches)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +142,7 @@ def test_scores_are_the_models(
     make_engine: Callable[[nn.Module], Engine],
 ) -> None:
     manifest = write_held_out(tmp_path, tokenizer, (25,))
-    batches = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4)
+    batches = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=25, batch_size=4).batches
     model = make_model(tiny_base_folder, len(tokenizer))
     scores = evaluate(make_engine(model), batches)
     loss, correct, count = 0.0, 0, 0
@@ -182,7 +185,7 @@ def extended(tokenizer: PreTrainedTokenizerBase) -> BertTokenizer:
     return BertTokenizer(vocab={each: i for i, each in enumerate([*words, "thalamus", "##amus", "brain", "1998"])})
 
 
-def read_words(characters: CharacterSet, tokenizer: PreTrainedTokenizerBase) -> Counter[tuple[str, str]]:
+def read_words(characters: EvalSet, tokenizer: PreTrainedTokenizerBase) -> Counter[tuple[str, str]]:
     """The (passage, chosen words in their places) of every row."""
     found: Counter[tuple[str, str]] = Counter()
     for batch in characters.batches:
@@ -204,9 +207,9 @@ def read_words(characters: CharacterSet, tokenizer: PreTrainedTokenizerBase) -> 
 
 def build_characters(
     manifest: Manifest, tokenizer: PreTrainedTokenizerBase, num_passages: int, max_length: int, batch_size: int
-) -> CharacterSet:
+) -> EvalSet:
     passages = read_passages(manifest, tokenizer, num_passages=num_passages, max_length=max_length)
-    return build_character_batches(passages, tokenizer, batch_size=batch_size)
+    return build_character_set(passages, tokenizer, batch_size=batch_size)
 
 
 def test_characters_are_chosen_whatever_the_vocabulary(
@@ -217,10 +220,10 @@ def test_characters_are_chosen_whatever_the_vocabulary(
     rows = [read_words(each, used) for each, used in zip(sets, (tokenizer, extended), strict=True)]
     assert rows[0] == rows[1]
     assert 120 < sum(rows[0].values()) <= 150
-    assert sets[0].num_chars == sets[1].num_chars and sets[0].num_words == sets[1].num_words
+    assert sets[0].num_chars == sets[1].num_chars
     words = [each.split(":")[1] for _, chosen in rows[0] for each in chosen.split()]
     assert {"thalamus", "brain"} <= set(words)
-    assert sets[0].num_chars == sum(map(len, words)) and sets[0].num_words == len(words)
+    assert sets[0].num_chars == sum(map(len, words))
     total = sum(sum(each not in "." for each in text.split()) for text, _ in rows[0])
     assert len(words) / total == pytest.approx(0.15, abs=0.03)
     pieces = [sum(each.num_masked for each in characters.batches) for characters in sets]
@@ -295,9 +298,10 @@ def test_a_uniform_model_needs_the_logarithm_of_the_vocabulary(
                 assert "word_embeddings" in name or "bias" in name
     pieces = sum(each.num_masked for each in characters.batches)
     expected = math.log2(len(tokenizer)) * pieces / characters.num_chars
-    score = partial(evaluate, make_engine(model))
-    assert evaluate_characters(score, characters) == pytest.approx(expected, rel=1e-6)
-    assert math.isnan(evaluate_characters(score, CharacterSet([], 0, 0)))
+    engine = make_engine(model)
+    for asked, bits in ((characters, expected), (NOTHING, math.nan)):
+        found = measure_bits(lambda each: evaluate(engine, each.batches), asked)
+        assert found == pytest.approx(bits, rel=1e-6, nan_ok=True)
 
 
 def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
@@ -314,12 +318,12 @@ def write_pairs(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Manifest:
 def test_domain_batches_of_pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Pairs are those of the held-out rows, in any batches."""
     manifest = write_pairs(tmp_path, tokenizer)
-    whole = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=400)[0]
+    whole = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=400).batches[0]
     assert whole.next_sentence_labels is not None and whole.token_type_ids is not None
     assert 0.4 < whole.next_sentence_labels.float().mean() < 0.6
     separators = (whole.input_ids == tokenizer.sep_token_id).sum(1)
     assert (separators == 2).all() and (whole.token_type_ids.sum(1) > 1).all()
-    parts = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=64)
+    parts = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=400, batch_size=64).batches
     labels = torch.cat([each.next_sentence_labels for each in parts if each.next_sentence_labels is not None])
     assert torch.equal(labels, whole.next_sentence_labels)
 
@@ -331,7 +335,7 @@ def test_scores_of_pairs_are_the_models(
     make_engine: Callable[[nn.Module], Engine],
 ) -> None:
     manifest = write_pairs(tmp_path, tokenizer)
-    batches = build_domain_batches(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8)
+    batches = build_domain_set(manifest, tokenizer, ObjectiveConfig(), num_rows=60, batch_size=8).batches
     model = make_model(tiny_base_folder, len(tokenizer), next_sentence=True)
     scores = evaluate(make_engine(model), batches)
     model.eval()

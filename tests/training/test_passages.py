@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from domext_ray.corpus import shards
 from domext_ray.corpus.manifest import Manifest
 from domext_ray.training.engine import Engine
-from domext_ray.training.evaluate import evaluate, evaluate_characters, evaluate_words
+from domext_ray.training.evaluate import evaluate, measure_bits
 from domext_ray.training.objective import MaskedBatch
 from domext_ray.training.passages import (
+    NOTHING,
+    EvalSet,
     Passage,
-    WordSet,
-    build_character_batches,
-    build_word_batches,
+    build_character_set,
+    build_word_set,
     find_kinds,
     read_passages,
 )
@@ -112,11 +112,12 @@ def measure(
 ) -> tuple[float, float]:
     """Word bits and bits per character."""
     passages = passages or read_passages(manifest, tokenizer, num_passages=300, max_length=128)
-    words, characters = (
-        build(passages, tokenizer, batch_size=16) for build in (build_word_batches, build_character_batches)
-    )
-    score = partial(evaluate, engine)
-    return evaluate_words(score, words), evaluate_characters(score, characters)
+    words, characters = (build(passages, tokenizer, batch_size=16) for build in (build_word_set, build_character_set))
+    return measure_set(engine, words), measure_set(engine, characters)
+
+
+def measure_set(engine: Engine, asked: EvalSet) -> float:
+    return measure_bits(lambda each: evaluate(engine, each.batches), asked)
 
 
 def test_the_cuts_of_words_do_not_matter(manifest: Manifest, make_engine: Callable[[nn.Module], Engine]) -> None:
@@ -141,7 +142,7 @@ def test_the_cuts_of_words_do_not_matter(manifest: Manifest, make_engine: Callab
 def test_a_word_is_masked_alone_and_read_from_left_to_right(manifest: Manifest) -> None:
     tokenizer = make_tokenizer(MIXED)
     passages = read_passages(manifest, tokenizer, num_passages=40, max_length=128)
-    words = build_word_batches(passages, tokenizer, batch_size=7)
+    words = build_word_set(passages, tokenizer, batch_size=7)
     wanted = sorted(
         (passage.ids.tolist(), places[i:])
         for passage in passages
@@ -164,7 +165,7 @@ def test_short_rows_share_a_batch_up_to_its_tokens(manifest: Manifest) -> None:
     tokenizer = make_tokenizer(MIXED)
     passages = read_passages(manifest, tokenizer, num_passages=40, max_length=128)
     apart, together = (
-        build_word_batches(passages, tokenizer, batch_size=4, full_length=length).batches for length in (0, 128)
+        build_word_set(passages, tokenizer, batch_size=4, full_length=length).batches for length in (0, 128)
     )
     assert max(len(each.input_ids) for each in together) > 4 and len(together) < len(apart)
     assert all(each.input_ids.numel() <= 4 * 128 or len(each.input_ids) == 4 for each in together)
@@ -184,17 +185,15 @@ def test_the_price_of_a_number_of_pieces_is_how_often_other_words_have_it() -> N
     tokenizer = make_tokenizer(CUT)
     ids = np.array([tokenizer.cls_token_id, *tokenizer.convert_tokens_to_ids(["he", "##art"]), tokenizer.sep_token_id])
     passage = Passage(ids, [[1, 2]], [(5, [1, 2])], other_sizes=[1, 1, 2, 3])
-    words = build_word_batches([passage], tokenizer, batch_size=4)
+    words = build_word_set([passage], tokenizer, batch_size=4)
     assert words.price_bits == pytest.approx(-math.log2((1 + 0.25) / 5))
-    unseen = build_word_batches([Passage(ids, [[1, 2]], [(5, [1, 2])], [1, 1, 1])], tokenizer, batch_size=4)
+    unseen = build_word_set([Passage(ids, [[1, 2]], [(5, [1, 2])], [1, 1, 1])], tokenizer, batch_size=4)
     assert unseen.price_bits == pytest.approx(-math.log2(0.25 / 4))
 
 
 def test_nothing_to_score_is_not_a_number(make_engine: Callable[[nn.Module], Engine]) -> None:
     tokenizer = make_tokenizer(WHOLE)
-    assert math.isnan(
-        evaluate_words(partial(evaluate, make_engine(Knowing(tokenizer, WHOLE, 0.0))), WordSet([], 0.0, 0))
-    )
+    assert math.isnan(measure_set(make_engine(Knowing(tokenizer, WHOLE, 0.0)), NOTHING))
 
 
 @pytest.mark.parametrize("base", ["tiny_base_folder", "tiny_roberta_folder"])
@@ -209,13 +208,11 @@ def test_a_piece_competes_with_those_that_can_stand_in_its_place(
     sizes = {flag: sum(marked[each] == flag for each in ordinary) for flag in (True, False)}
     texts = write_texts(tmp_path, ["heart", "thalamus", "garden"], [0.3, 0.3, 0.4], " ")
     passages = read_passages(texts, tokenizer, num_passages=30, max_length=100)
-    words = build_word_batches(passages, tokenizer, batch_size=16)
+    words = build_word_set(passages, tokenizer, batch_size=16)
     labels = [names[each] for batch in words.batches for each in batch.labels.tolist()]
     assert {marked[each] for each in labels} == {True, False}
     expected = sum(math.log2(sizes[marked[each]]) for each in labels) + words.price_bits
-    assert evaluate_words(partial(evaluate, make_engine(Ignorant(len(names)))), words) == pytest.approx(
-        expected / words.num_chars, rel=1e-6
-    )
+    assert measure_set(make_engine(Ignorant(len(names))), words) == pytest.approx(expected / words.num_chars, rel=1e-6)
 
 
 def test_a_chinese_word_is_a_character(tmp_path: Path) -> None:
@@ -223,6 +220,6 @@ def test_a_chinese_word_is_a_character(tmp_path: Path) -> None:
     tokenizer = BertTokenizer(vocab={each: i for i, each in enumerate(entries)})
     texts = write_texts(tmp_path, ["患者", "治疗", "心脏"], [0.3, 0.3, 0.4], "，")
     passages = read_passages(texts, tokenizer, num_passages=50, max_length=64)
-    words = build_word_batches(passages, tokenizer, batch_size=16)
+    words = build_word_set(passages, tokenizer, batch_size=16)
     assert words.num_chars == sum(len(batch.labels) for batch in words.batches) > 100
     assert words.price_bits / words.num_chars < 0.01

@@ -270,7 +270,7 @@ def test_packed_rows_train_and_go_on_exactly(task: Run, mixed: Run, tmp_path: Pa
     cut, worker = train_in_cuts(packed, tmp_path / "cut", (7, 16), names)
     assert straight == cut and len(cut) == 16
     assert cut[0][1] == pytest.approx(0.0, abs=1e-6), "the base reads packed rows as the model does"
-    batch = worker.evaluations.domain[0]
+    batch = worker.evaluations.domain.batches[0]
     assert batch.document_ids is not None and int(batch.document_ids.max()) > 1
     assert torch.equal(batch.document_ids, (batch.input_ids == worker.tokenizer.cls_token_id).cumsum(1))
 
