@@ -22,7 +22,7 @@ from domext_ray.plan import count_planned_words, load_run_base, pin_corpus, read
 from domext_ray.runs.run_directory import RunPaths, resolve_paths
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place
-from domext_ray.training.keeping import needs_teacher
+from domext_ray.training.losses import needs_teacher
 from domext_ray.training.run import Inputs
 from domext_ray.training.writing import get_or_write_text, prepare_written
 from domext_ray.vocabulary.extension import ExtensionVocabulary, format_statistics, load_extension

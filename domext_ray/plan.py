@@ -36,10 +36,10 @@ from domext_ray.runs.run_directory import (
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision
 from domext_ray.storage import Place, Where, hash_values
 from domext_ray.training.checkpoint import find_latest
+from domext_ray.training.decoder import count_decoder
 from domext_ray.training.evaluate import read_probe
 from domext_ray.training.run import Run, Start
 from domext_ray.training.start import find_start
-from domext_ray.training.vectors import count_decoder
 from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer

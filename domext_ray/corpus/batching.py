@@ -65,6 +65,12 @@ class MaskedRows:
     is_distilled: np.ndarray | None = None
     parts: np.ndarray | None = None
 
+    @classmethod
+    def join(cls, rows: Sequence[Sequence[np.ndarray]], is_distilled: np.ndarray | None = None) -> MaskedRows:
+        """Make R rows of inputs, labels and what is selected, each [n]."""
+        inputs, labels, selected = (np.concatenate(each) for each in zip(*rows, strict=True))
+        return cls(inputs, labels, selected, np.array([len(first) for first, *_ in rows]), is_distilled=is_distilled)
+
     def count_tokens(self, num_parts: int) -> list[int]:
         """Return the tokens of each part of a mixture; of other rows all of them."""
         parts = np.zeros(len(self.lengths), dtype=np.int64) if self.parts is None else self.parts

@@ -26,7 +26,7 @@ class ParameterCounts:
         trainable: those that the method trains.
         encoder: base and extensions, pooler in, MLM head out: the denominator of the papers' shares.
         kinds: of those that train, the extensions' by the class of `extensions.table`.
-        decoder: what trains beside the model and no export has, see `training.vectors.count_decoder`.
+        decoder: what trains beside the model and no export has, see `training.decoder.count_decoder`.
     """
 
     total: int

@@ -43,12 +43,11 @@ from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import Extensions, build_model, choose_attention, store_base
 from domext_ray.runtime.cpu_kernels import TRAINING, as_worker
+from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.engine import MAX_BUCKET_ELEMENTS, checkpoint_activations
-from domext_ray.training.keeping import needs_teacher
-from domext_ray.training.losses import MaskedLoss, Objective
+from domext_ray.training.losses import MaskedLoss, Objective, make_vector_loss, needs_teacher
 from domext_ray.training.objective import MaskedBatch, ViewBatch, to_batch
 from domext_ray.training.step import SingleProcessTrainer, move_batch
-from domext_ray.training.vectors import attach_decoder, make_vector_loss
 
 META = torch.device("meta")
 COUNTED_TOKENS = 1024

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +31,7 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.progress import format_seconds
 from domext_ray.training.evaluate import build_domain_set
 from domext_ray.training.run import Inputs
+from domext_ray.training.step import move_batch
 from domext_ray.vocabulary.extension import base_token_ids, load_extension
 from domext_ray.vocabulary.family import tokenizer_family
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -56,19 +56,6 @@ Word = tuple[tuple[int, ...], tuple[int, ...]]
 """A word of a snippet: its tokens with the new words, and the base's."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """Snippets as one of the two models reads them, B rows padded to N tokens.
-
-    Args:
-        ids: int64 [B, N].
-        words: the word of each token, counted over the batch, int64 [B, N]; -1 for padding.
-    """
-
-    ids: Tensor
-    words: Tensor
-
-
 def choose_snippets(inputs: Inputs, seed: int) -> None:
     """Store beside a run's corpus what every rank fits its new words on; before the ranks start."""
     folder = inputs.tokenizer.local()
@@ -87,6 +74,12 @@ def _ask_for_snippets(
     return SnippetRequest(manifest, is_continuation, first_id, per_word, SNIPPET_TOKENS, seed)
 
 
+def _list_entries(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The vocabulary by id; ids without an entry are empty."""
+    entries = {number: entry for entry, number in tokenizer.get_vocab().items()}
+    return [entries.get(number, "") for number in range(max(entries) + 1)]
+
+
 def distill_new_words(
     model: DomextForMaskedLM,
     manifest: Manifest,
@@ -101,17 +94,8 @@ def distill_new_words(
     """Fit the new words' vectors and biases; nothing else of the model changes.
 
     A word that the training rows do not have keeps its vector. The result depends on the arguments alone, on a CPU to
-    the last digit.
-
-    Args:
-        model: at its start, the new words at the mean of their pieces; on the CPU, where it is afterwards.
-        manifest: the prepared corpus, beside which `choose_snippets` has stored its own.
-        tokenizer: over base and new words.
-        base_tokenizer: the base's.
-        objective: what the run predicts.
-        seed: decides which snippets are read, and in which order.
-        device: where to compute.
-        tell: takes a sentence on how far it is, now and then.
+    the last digit. The model is at its start, the new words at the mean of their pieces, on the CPU, where it is
+    afterwards. `choose_snippets` came before; `seed` decides which are read, and in which order.
     """
     started = time.monotonic()
     first_id = cast(DomextConfig, model.config).base_vocab_size
@@ -124,8 +108,7 @@ def distill_new_words(
     module.to(device).eval()
     with bypass_extensions(module):
         longest = cast(DomextConfig, model.config).max_row_length - 2
-        words = _split_words(snippets.ids, request, tokenizer, base_tokenizer)
-        words = [_shorten(each, longest) for each in words]
+        words = _split_words(snippets.ids, request, tokenizer, base_tokenizer, longest)
         order = np.argsort(hash_counters(seed, _ORDER, np.arange(len(words))), kind="stable")
         _fit_embeddings(model, [words[i] for i in order], tokenizer, tell)
         num_rows = max(1, BIAS_TOKENS // manifest.seq_length)
@@ -138,22 +121,14 @@ def distill_new_words(
     tell(f"new words: fitted in {format_seconds(time.monotonic() - started)}{missing}")
 
 
-def _list_entries(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The vocabulary by id; ids without an entry are empty."""
-    vocabulary = tokenizer.get_vocab()
-    entries = [""] * (max(vocabulary.values()) + 1)
-    for entry, number in vocabulary.items():
-        entries[number] = entry
-    return entries
-
-
 def _split_words(
     snippets: Sequence[np.ndarray],
     request: SnippetRequest,
     tokenizer: PreTrainedTokenizerBase,
     base_tokenizer: PreTrainedTokenizerBase,
+    longest: int,
 ) -> list[list[Word]]:
-    """Cut snippets into words, each with its tokens of both vocabularies."""
+    """Cut snippets into words, each with its tokens of both vocabularies, as many as the base's row has room for."""
     family, entries = tokenizer_family(tokenizer), _list_entries(tokenizer)
     split = [
         [tuple(each.tolist()) for each in np.split(ids, np.flatnonzero(~request.is_continuation[ids])) if len(each)]
@@ -162,17 +137,21 @@ def _split_words(
     changed = sorted({word for words in split for word in words if max(word) >= request.first_id})
     names = [family.to_name(*[entries[each] for each in word]) for word in changed]
     pieces = dict(zip(changed, map(tuple, base_token_ids(base_tokenizer, names)), strict=True))
-    return [[(word, pieces.get(word, word)) for word in words] for words in split]
+    found = []
+    for words in split:
+        both = [(word, pieces.get(word, word)) for word in words]
+        ends = np.cumsum([len(own) for _, own in both])
+        found.append(both[: int(np.searchsorted(ends, longest, side="right"))])
+    return found
 
 
-def _shorten(words: list[Word], longest: int) -> list[Word]:
-    """Leave words out from the end until the base's tokens fit into a row."""
-    ends = np.cumsum([len(pieces) for _, pieces in words])
-    return words[: int(np.searchsorted(ends, longest, side="right"))]
+def _lay_out(
+    snippets: Sequence[Sequence[Word]], side: int, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Tensor, Tensor]:
+    """Make the rows of one vocabulary (`Word`), [CLS], the words, [SEP]: ids and words' numbers, int64 [B, N].
 
-
-def _lay_out(snippets: Sequence[Sequence[Word]], side: int, tokenizer: PreTrainedTokenizerBase) -> Side:
-    """Make the rows of one vocabulary (`Word`): [CLS], the words, [SEP]; the same words have the same numbers."""
+    The same words have the same numbers, counted over the batch; padding has -1.
+    """
     rows, numbers, first = [], [], 0
     for words in snippets:
         tokens = [(tokenizer.cls_token_id,), *(word[side] for word in words), (tokenizer.sep_token_id,)]
@@ -180,7 +159,7 @@ def _lay_out(snippets: Sequence[Sequence[Word]], side: int, tokenizer: PreTraine
         numbers.append(torch.tensor([first + place for place, token in enumerate(tokens) for _ in token]))
         first += len(tokens)
     ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
-    return Side(ids, nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=-1))
+    return ids, nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=-1)
 
 
 def _fit_embeddings(
@@ -201,8 +180,8 @@ def _fit_embeddings(
     for step in range(steps):
         batch = snippets[step * size : (step + 1) * size]
         with torch.no_grad():
-            target = _encode(model, _lay_out(batch, 1, tokenizer), table)
-        loss = nn.functional.mse_loss(_encode(model, _lay_out(batch, 0, tokenizer), table), target)
+            target = _encode(model, table, *_lay_out(batch, 1, tokenizer))
+        loss = nn.functional.mse_loss(_encode(model, table, *_lay_out(batch, 0, tokenizer)), target)
         (table.grad,) = torch.autograd.grad(loss, table)
         optimizer.step()
         schedule.step()
@@ -214,17 +193,15 @@ def _fit_embeddings(
         new.copy_(table)
 
 
-def _encode(model: DomextForMaskedLM, side: Side, table: Tensor) -> Tensor:
+def _encode(model: DomextForMaskedLM, table: Tensor, ids: Tensor, words: Tensor) -> Tensor:
     """Return the mean state of each word of a batch after the lower half of the layers, [words, d]."""
-    bert, device = model.bert, table.device
-    ids, words = side.ids.to(device), side.words.to(device)
-    new_ids = ids - cast(DomextConfig, model.config).base_vocab_size
+    bert, config = model.bert, cast(DomextConfig, model.config)
+    ids, words = ids.to(table.device), words.to(table.device)
+    new_ids, is_token = ids - config.base_vocab_size, words >= 0
     known = bert.embeddings.word_embeddings(ids.masked_fill(new_ids >= 0, 0)).to(table.dtype)
     vectors = torch.where((new_ids >= 0)[..., None], nn.functional.embedding(new_ids.clamp_min(0), table), known)
     states = bert.embeddings(None, None, None, vectors)
-    num_layers = -(-cast(DomextConfig, model.config).num_hidden_layers // 2)
-    states = bert.run_layers(states, (words >= 0).long(), num_layers=num_layers)[0]
-    is_token = words >= 0
+    states = bert.run_layers(states, is_token.long(), num_layers=-(-config.num_hidden_layers // 2))[0]
     numbers, values = words[is_token], states[is_token]
     sums = values.new_zeros(int(numbers.max()) + 1, values.shape[-1]).index_add(0, numbers, values)
     return sums / torch.bincount(numbers)[:, None]
@@ -233,15 +210,12 @@ def _encode(model: DomextForMaskedLM, side: Side, table: Tensor) -> Tensor:
 @torch.no_grad()
 def _score_known(model: DomextForMaskedLM, batches: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Return the head's states at the predicted positions, [P, d], and the base's words' log partition there, [P]."""
-    states, known = [], []
+    states, known, head = [], [], model.cls.predictions
     for batch in batches:
-        device = model.cls.predictions.bias.device
-        mask = None if batch.attention_mask is None else batch.attention_mask.to(device)
-        types = None if batch.token_type_ids is None else batch.token_type_ids.to(device)
-        encoded = model.bert(batch.input_ids.to(device), mask, types, pool=False).last_hidden_state.flatten(0, 1)
-        places = batch.masked_positions[batch.weights > 0].to(device)
-        head = model.cls.predictions
-        transformed = head.transform(encoded[places], [])
+        given = move_batch(batch, head.bias.device)
+        rows = (given[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
+        encoded = model.bert(*rows, pool=False).last_hidden_state.flatten(0, 1)
+        transformed = head.transform(encoded[given["masked_positions"][given["weights"] > 0]], [])
         states.append(transformed)
         known.append(head.decoder(transformed, []).float().logsumexp(dim=-1))
     return torch.cat(states), torch.cat(known)
@@ -253,12 +227,8 @@ def fit_biases(model: DomextForMaskedLM, states: Tensor, known: Tensor, frequenc
 
     At the best biases of a softmax, the predicted probabilities of a word sum up to its occurrences; each round scales
     every word by what is missing (iterative scaling, Darroch and Ratcliff 1972).
-
-    Args:
-        model: its new words have their vectors.
-        states: of the head at P predicted positions, [P, d].
-        known: log of the sum of the base's words' exponentiated scores there, [P].
-        frequencies: share of each new word among all tokens, above 0, [E].
+    States are the head's at P predicted positions, [P, d]; `known` is the log of the sum of the base's words'
+    exponentiated scores there, [P]; `frequencies`, [E] and above 0, are each new word's share of all tokens.
     """
     if not len(states):
         return

@@ -145,16 +145,9 @@ def build_domain_set(
     split: Split = "held_out",
     packed: bool = False,
 ) -> EvalSet:
-    """Mask a fixed choice of rows, those that are held out unless told otherwise; or make views of them.
+    """Mask a fixed choice of rows, or make views of them.
 
-    Args:
-        manifest: the prepared corpus.
-        tokenizer: the run's tokenizer.
-        objective: the run's masking; the seed of the draws is the evaluation's own.
-        num_rows: rows at most; which ones depends on the corpus only.
-        batch_size: rows of a forward pass.
-        split: where the rows are from.
-        packed: rows have several documents.
+    Which rows these are depends on the corpus only, and the seed of the draws is the evaluation's own.
     """
     order = np.argsort(hash_counters(EVALUATION_SEED, np.arange(manifest.num_rows(split))), kind="stable")[:num_rows]
     # A smaller group of inseparable rows would be an easier one.

@@ -2,23 +2,33 @@
 
 Enters: a batch's fields by name. Leaves: sums of losses, which whoever trains divides by their counts over the global
 batch. BERT section 3.1: masked words, and whether the second text follows the first; Hinton et al. 2015: the base's
-predictions, which the model keeps to.
+predictions, which the model keeps to on general text. Or what teaches a model to make a vector of a row, infonce and
+tsdae: rows that are compared with each other are neighbours in the canonical order, and in one forward pass of one
+rank, so the loss of a global batch depends neither on the number of workers nor on the micro batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from domext_ray.model.build import bypass_extensions
-from domext_ray.training.objective import NO_LABEL, DistillRows, pad_batch
+from domext_ray.config.pretrain import ObjectiveConfig, PretrainConfig
+from domext_ray.corpus.views import pad_infonce, pad_tsdae
+from domext_ray.model.base import Base
+from domext_ray.model.build import build_base, bypass_extensions
+from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.pooling import pool_states
+from domext_ray.training.decoder import DECODER
+from domext_ray.training.objective import NO_LABEL, DistillRows, ViewBatch, pad_batch, to_batch
 
 
 class Objective(nn.Module):
@@ -119,19 +129,19 @@ class MaskedLoss(Objective):
             order_loss_sum = F.cross_entropy(order.float(), next_sentence_labels, reduction="sum")
             num_in_order = (order.argmax(-1) == next_sentence_labels).sum()
         if distill_rows is not None and asked is not None:
-            distill_loss_sum = (self._compare(logits, asked, distill_rows) * distill_rows.weights).sum()
+            own = logits.index_select(0, distill_rows.prediction_indices)[:, : self.num_words].float().log_softmax(-1)
+            divergences = F.kl_div(own, asked, reduction="none", log_target=True).sum(-1)
+            distill_loss_sum = (divergences * distill_rows.weights).sum()
         elif distill_rows is not None:
             distill_loss_sum = (losses.index_select(0, distill_rows.prediction_indices) * distill_rows.weights).sum()
-        watched = nothing if parts is None else self._sum_by_part(losses.detach(), parts)
+        watched = nothing
+        if parts is not None:  # without atomic additions, whose order is not fixed
+            is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
+            watched = torch.where(is_own, losses.detach(), 0.0).sum(1)
         if self.training:  # nobody looks at the predictions, and they cost a pass over [P, V]
             return loss_sum, order_loss_sum, distill_loss_sum, nothing, nothing, watched
         num_correct = ((logits.argmax(-1) == labels) & (weights > 0)).sum()
         return loss_sum, order_loss_sum, distill_loss_sum, num_correct, num_in_order, watched
-
-    def _sum_by_part(self, losses: Tensor, parts: Tensor) -> Tensor:
-        """Sums of losses [P] by part, [num_parts]; without atomic additions, whose order is not fixed."""
-        is_own = parts == torch.arange(self.num_watched, device=parts.device).unsqueeze(1)
-        return torch.where(is_own, losses, 0.0).sum(1)
 
     def _ask_base(self, rows: Mapping[str, Tensor | None], asked: DistillRows | None) -> Tensor | None:
         """Return the base's log-probabilities at the asked positions, fp32 [P', V]; None where it is not asked."""
@@ -146,13 +156,92 @@ class MaskedLoss(Objective):
         teacher.train(self.teaches_itself)
         return logits[:, : self.num_words].float().log_softmax(-1)
 
-    def _compare(self, logits: Tensor, base: Tensor, asked: DistillRows) -> Tensor:
-        """KL(base || model) over the base's words, [P']."""
-        own = logits.index_select(0, asked.prediction_indices)[:, : self.num_words].float().log_softmax(-1)
-        return F.kl_div(own, base, reduction="none", log_target=True).sum(-1)
-
 
 def _keep_kinds(logits: Tensor, labels: Tensor, kinds: Tensor) -> Tensor:
     """Leave out the entries [P, V] that are of another kind than the label; rows without an entry are of kind 0."""
     kinds = F.pad(kinds, (0, logits.shape[-1] - len(kinds)))
     return logits.masked_fill(kinds != kinds[labels][:, None], -torch.inf)
+
+
+class VectorLoss(Objective):
+    """What both objectives that make vectors share: rows' vectors, and sums over what is scored."""
+
+    def __init__(self, model: nn.Module, device: torch.device, *, bf16: bool, objective: ObjectiveConfig) -> None:
+        super().__init__(model, device, bf16=bf16)
+        self.objective = objective
+
+    def make_empty(self) -> ViewBatch:
+        """See `Objective.make_empty`."""
+        pad, rows = pad_tsdae if self.objective.kind == "tsdae" else pad_infonce, [np.zeros(8, dtype=np.int64)]
+        return cast(ViewBatch, to_batch(pad(rows, rows, pad_id=0)).without_weight())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, weights: Tensor, **written: Any) -> Any:
+        """Return what `MaskedLoss` returns: there are no pairs, nothing is kept, and nothing is watched."""
+        with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=self.bf16):
+            encoder = cast(Any, self.model).bert
+            states = encoder(input_ids, attention_mask=attention_mask, pool=False).last_hidden_state
+            scores, labels = self.score(pool_states(states, attention_mask, self.objective.pooling), **written)
+        nothing = torch.zeros((), device=scores.device)
+        loss_sum = (F.cross_entropy(scores.float(), labels, reduction="none") * weights).sum()
+        num_right = nothing if self.training else ((scores.argmax(-1) == labels) & (weights > 0)).sum()
+        return loss_sum, nothing, nothing, num_right, nothing, nothing
+
+    @abstractmethod
+    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
+        """Return scores [P, C] and which of each is right, int64 [P], of rows' vectors, fp32 [R, d]."""
+
+
+class InfoNCELoss(VectorLoss):
+    """InfoNCE: among the second views of its group, a row's own is nearest to its first view."""
+
+    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
+        """Compare first views with second ones."""
+        with torch.autocast(self.device_type, enabled=False):
+            first, second = F.normalize(vectors).chunk(2)
+            own = torch.arange(len(first), device=first.device)
+            groups = own // self.objective.group_rows
+            scores = (first @ second.T) / self.objective.temperature
+            return scores.masked_fill(groups[:, None] != groups, -torch.inf), own
+
+
+class TSDAELoss(VectorLoss):
+    """TSDAE: from the vector of a row that lacks words, a decoder writes the row, each token from those before it."""
+
+    def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
+        """Predict tokens of the second views."""
+        model = cast(Any, self.model)
+        states = getattr(model, DECODER)(model.bert.embeddings.embed_words(written["decoder_ids"]), vectors)
+        states = states.flatten(0, 1).index_select(0, written["positions"])
+        return model.cls(states, model.bert.embeddings.adapters), written["labels"]
+
+
+def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:
+    """Return the loss of a run that makes vectors, for the engine to put around its model."""
+    return functools.partial({"infonce": InfoNCELoss, "tsdae": TSDAELoss}[objective.kind], objective=objective)
+
+
+def make_loss(
+    config: PretrainConfig, base: Base | None, model: nn.Module, fixed: Collection[str], device: torch.device
+) -> Callable[..., Objective]:
+    """Return the loss of a run, for the engine to put around its model.
+
+    A frozen base in the model costs nothing beside one more forward pass of the general rows. A method that changes the
+    base, or wraps its matrices (LoRA), needs a copy; so does a run whose base an earlier one changed (`fixed`, names).
+    """
+    if config.objective.makes_vectors:
+        return make_vector_loss(config.objective)
+    num_parts = len(config.texts) if config.parts else 0
+    loss = functools.partial(MaskedLoss, distill_weight=config.objective.keep_weight, num_parts=num_parts)
+    if base is None or not needs_teacher(config):
+        return loss
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    teacher = cast(DomextForMaskedLM, model)
+    if not config.method.keeps_base or base.tensors.keys() & {*trained, *fixed}:
+        engine, causal = config.engine, config.objective.is_causal
+        teacher = build_base(base, device, causal=causal, bf16=engine.uses_bf16, is_narrow=engine.has_narrow_base)
+    return functools.partial(loss, teacher=cast(nn.Module, teacher), num_words=base.config.vocab_size)
+
+
+def needs_teacher(config: PretrainConfig) -> bool:
+    """Whether the base is asked what it predicts."""
+    return config.has_general_text and config.objective.keep == "kl"

@@ -154,17 +154,6 @@ def pad_batch(
     is_distilled: np.ndarray | None = None,
     with_filler: bool = False,
 ) -> MaskedBatch:
-    """Pad rows into one forward pass; see `pad_masked`.
-
-    Args:
-        inputs: B arrays of token ids that the model sees.
-        labels: B arrays of token ids to predict.
-        selected: B boolean arrays, what to predict.
-        pad_id: id of [PAD].
-        pad_to: padded length N; 0: the longest row, rounded up to a multiple of 8.
-        is_distilled: bool [B], rows that the distillation term reads; None: there is no such term.
-        with_filler: more filler makes few numbers of predicted positions.
-    """
-    tokens, targets, chosen = (np.concatenate(each) for each in (inputs, labels, selected))
-    rows = MaskedRows(tokens, targets, chosen, np.array([len(each) for each in inputs]), is_distilled=is_distilled)
+    """Pad B rows, each of `MaskedRows`' fields, into one forward pass; see `pad_masked`."""
+    rows = MaskedRows.join([*zip(inputs, labels, selected, strict=True)], is_distilled)
     return cast(MaskedBatch, to_batch(pad_masked(rows, pad_id, pad_to=pad_to, with_filler=with_filler)))

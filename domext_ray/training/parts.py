@@ -11,61 +11,35 @@ from typing import Any
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.training.phases import Phase, count_epochs
 
-CURSOR = "part_tokens"
-
-
-def name_parts(config: PretrainConfig) -> list[str]:
-    """Return what the texts of a mixture are called, in the order of its parts; empty: there is one text."""
-    return [text.name for text in config.texts] if config.parts else []
+TOKENS = "part_tokens"
 
 
 class PartFigures:
-    """Counts on, step after step.
+    """Counts on, step after step, from what the checkpoint says that the run goes on from; nothing without parts."""
 
-    Args:
-        config: the run.
-        phases: its length phases.
-        cursor: of the checkpoint that the run goes on from; None: it begins.
-    """
-
-    def __init__(self, config: PretrainConfig, phases: Sequence[Phase], cursor: Mapping[str, Any] | None) -> None:
-        self.names = name_parts(config)
-        self._phases = phases
-        self._tokens: list[int] | None = [0] * len(self.names)
-        if cursor is not None:
-            found = cursor.get(CURSOR)  # a version that did not count them left none: they stay unknown
-            self._tokens = None if found is None else [int(found[name]) for name in self.names]
+    def __init__(
+        self, config: PretrainConfig, phases: Sequence[Phase], trainer_state: Mapping[str, Any] | None
+    ) -> None:
+        self.names, self._phases = [text.name for text in config.texts] if config.parts else [], phases
+        self._tokens = [0 if trainer_state is None else int(trainer_state[TOKENS][name]) for name in self.names]
 
     def count(self, micro_batches: Sequence[Any], tokens: Sequence[int]) -> list[int]:
-        """Return what is to be added up over ranks: tokens of every part, then predicted ones; nothing without parts.
-
-        Args:
-            micro_batches: of this rank.
-            tokens: in them, by part.
-        """
+        """Return what is to be added up over ranks: tokens of every part, given here, and then predicted ones."""
         if not self.names:
             return []
         predicted = [each.count_predicted(len(self.names)) for each in micro_batches]
         return [*tokens, *(sum(each) for each in zip(*predicted, strict=True))]
 
     def describe(self, step: int, counts: Sequence[int], loss_sums: Sequence[float]) -> dict[str, Any]:
-        """Return the entries of a step.
-
-        Args:
-            step: from 1.
-            counts: sums over ranks of what `count` returned.
-            loss_sums: losses of the predicted tokens, by part, nats.
-        """
+        """Return the entries of a step, from 1, given the sums over ranks of counts and of losses by part, nats."""
         record: dict[str, Any] = {}
         if not self.names:
             return record
         tokens, predicted = counts[: len(self.names)], counts[len(self.names) :]
-        if self._tokens is not None:
-            self._tokens = [before + here for before, here in zip(self._tokens, tokens, strict=True)]
-            record |= {f"parts/{name}/tokens": each for name, each in zip(self.names, self._tokens, strict=True)}
-        epochs = count_epochs(self._phases, step)
-        for name, read, number, loss in zip(self.names, epochs, predicted, loss_sums, strict=True):
-            record[f"parts/{name}/epochs"] = read
+        self._tokens = [before + here for before, here in zip(self._tokens, tokens, strict=True)]
+        figures = zip(self.names, self._tokens, count_epochs(self._phases, step), predicted, loss_sums, strict=True)
+        for name, read, epochs, number, loss in figures:
+            record |= {f"parts/{name}/tokens": read, f"parts/{name}/epochs": epochs}
             record |= {f"parts/{name}/train_loss": loss / number} if number else {}
         return record
 
@@ -73,8 +47,6 @@ class PartFigures:
         """Return the entries of an evaluation, given the loss on each part's held-out rows, nats."""
         return {f"parts/{name}/held_out_loss": loss for name, loss in zip(self.names, losses, strict=True)}
 
-    def to_cursor(self) -> dict[str, Any]:
+    def to_trainer_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it."""
-        if not self.names or self._tokens is None:
-            return {}
-        return {CURSOR: dict(zip(self.names, self._tokens, strict=True))}
+        return {TOKENS: dict(zip(self.names, self._tokens, strict=True))}

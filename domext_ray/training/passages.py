@@ -234,7 +234,6 @@ def _make_set(
     if not rows:
         return NOTHING
     rows.sort(key=lambda row: len(row[0]))
-    lengths = np.array([len(inputs) for inputs, *_ in rows])
 
     def collate(some: MaskedRows) -> list[MaskedBatch]:
         batches, first, lengths = list[MaskedBatch](), 0, some.lengths
@@ -247,8 +246,7 @@ def _make_set(
             first = end
         return batches
 
-    inputs, labels, selected = (np.concatenate(each) for each in zip(*rows, strict=True))
-    return EvalSet(MaskedRows(inputs, labels, selected, lengths), collate, num_chars, price_bits)
+    return EvalSet(MaskedRows.join(rows), collate, num_chars, price_bits)
 
 
 def _choose_passages(manifest: Manifest, num_passages: int, width: int) -> list[str]:

@@ -1,26 +1,35 @@
-"""The length phases of a run: which steps have rows of which length, and the canonical order of each phase's rows."""
+"""The length phases of a run: which steps have rows of which length, the order of these rows, and their batches.
+
+Enters: a run's prepared texts. Leaves: this rank's masked micro batches, step after step; equally many on every rank.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.mixture import GENERAL
 from domext_ray.config.pretrain import (
     PretrainConfig,
+    count_passes,
     resolve_first_long_step,
     resolve_long_micro_batch_size,
     resolve_micro_batch_size,
 )
 from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest
-from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage
+from domext_ray.corpus.sampler import BLOCK_ROWS, MAX_LANES, Part, Sampler, Stage, share_rows
+from domext_ray.corpus.stream import BatchReader, stream_batches
+from domext_ray.corpus.views import make_masker
+from domext_ray.training.objective import to_batch
 
 ORDER = {"version": 1, "max_lanes": MAX_LANES, "block_rows": BLOCK_ROWS}
 """What decides rows and masks beside a run's options: a run records it, and only code with the same goes on with it.
@@ -178,3 +187,45 @@ def seed_parts(config: PretrainConfig) -> list[int]:
         purposes = [_REPLAY] if part.name == GENERAL else [_PART, int.from_bytes(digest, "little") >> 1]
         seeds.append(int(hash_counters(config.seed, *purposes)[0] >> np.uint64(1)))
     return seeds
+
+
+class BatchMaker:
+    """Makes the micro batches of one rank from any step on, the same whatever came before."""
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        phases: list[Phase],
+        tokenizer: PreTrainedTokenizerBase,
+        general_tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        self.config, self.phases = config, phases
+        is_general = [text.keep for text in config.texts]
+        tokenizers = [general_tokenizer if each else tokenizer for each in is_general]
+        self.maskers = tuple(
+            make_masker(each, config.objective, seed, packed=config.prepare.packed)
+            for each, seed in zip(tokenizers, seed_parts(config), strict=True)
+        )
+        self.is_distilled = tuple(is_general) if any(is_general) and config.objective.keep != "none" else ()
+
+    def make(self, step: int, *, rank: int, world_size: int) -> Iterator[tuple[list[Any], list[int]]]:
+        """Yield this rank's micro batches of every step from one on, and the tokens in them, by part of a mixture."""
+        for phase in self.phases:
+            if step >= phase.end_step:
+                continue
+            passes = count_passes(self.config, phase.micro_batch_size, world_size)
+            reader = self.open(phase, rank=rank, world_size=world_size)
+            end = min(phase.end_step, self.config.train.max_steps or sys.maxsize)
+            for arrays, tokens in stream_batches(reader, step - phase.first_step, end - phase.first_step):
+                batches = [to_batch(each) for each in arrays]
+                # A rank with a row less may have a pass less, for which the others would wait for ever at ZeRO-3.
+                batches += [batches[-1].without_weight()] * (passes - len(batches))
+                yield batches, tokens
+                step += 1
+
+    def open(self, phase: Phase, *, rank: int, world_size: int) -> BatchReader:
+        """Return what reads a rank's share of the batches of a phase."""
+        sampler = phase.sampler
+        corpora = tuple(manifest.paths("train") for manifest in (phase.manifest, *phase.beside))
+        rows = share_rows(sampler.global_batch_size, rank, world_size, self.config.objective.inseparable_rows)
+        return BatchReader(corpora, sampler, self.maskers, self.is_distilled, rows, phase.micro_batch_size)

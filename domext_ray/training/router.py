@@ -1,9 +1,8 @@
 """An adapter's router: which rows it gets and which are left to the base, learned from a run's own texts.
 
-Enters: the prepared domain text and general text (--replay.corpus) of a run. Leaves: RUN/router with
-
-    tables.safetensors   a table of log-odds per adapter, see `routers_domext.Router`
-    routers.json         the threshold of each, and what it keeps and takes of held-out text
+Enters: the prepared domain text and general text (--replay.corpus) of a run. Leaves: RUN/router.safetensors with a
+table of log-odds per adapter, see `routers_domext.Router`, and in its metadata the threshold of each, and what it keeps
+and takes of held-out text.
 
 A logistic regression on the words of a row and on pairs of neighbours, hashed, each row's counts divided by its length.
 Rows of any length are learned from: beside each row there are pieces of it. One half of the held-out text gives the
@@ -16,27 +15,27 @@ which the base has written half stand beside it, and the threshold is never lowe
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.manifest import Manifest, Split, flatten_lists, take_numbered
 from domext_ray.errors import RunError
-from domext_ray.files import NUMBER, read_json
 from domext_ray.model.base import Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, ROUTER_UNIT, Router, hash_pairs
-from domext_ray.storage import Place, Where, write_json
+from domext_ray.storage import Place, Where
 from domext_ray.training.run import Run
 from domext_ray.training.writing import Writer
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -44,7 +43,7 @@ from domext_ray.vocabulary.tokenizer import load_tokenizer
 if TYPE_CHECKING:  # scikit-learn takes a second, of every job and every worker, and few of them fit a router
     from scipy.sparse import csr_matrix
 
-ROUTER, TABLES, DESCRIPTION = "router", "tables.safetensors", "routers.json"
+ROUTERS = "router.safetensors"
 KEPT_FRAC = 0.97
 """Share of held-out domain text that reaches the threshold, at least."""
 LEFT_FRAC = 0.997
@@ -58,13 +57,13 @@ REFILLED_ROWS = 1_000
 PIECES = 2
 """Pieces of each row to learn from; one to measure on."""
 _SCALE, _MAX_ITERATIONS = 10.0, 300  # of the features, at scikit-learn's own regularisation
-_REMEDY = "delete its folder and run the training job again, which fits the router anew"
+_REMEDY = "delete it and run the training job again, which fits the router anew"
 Rows = list[np.ndarray]
 
 
 @dataclass(frozen=True)
 class RouterRecord:
-    """What routers.json says of an adapter's router.
+    """What is known of an adapter's router.
 
     Args:
         threshold: log-odds per word from which a row is the adapter's.
@@ -87,26 +86,18 @@ def fit_router(
     seed: int,
     writer: Base | None = None,
 ) -> tuple[Tensor, RouterRecord]:
-    """Learn to tell a domain's text from general text.
+    """Learn to tell a domain's text from general text, which `writer`, the base, may have written.
 
-    Args:
-        domain: the prepared domain text.
-        general: the prepared general text.
-        tokenizer: its special words do not count.
-        num_words: words of the base; new words do not count, for the general text may not have them.
-        seed: of the pieces.
-        writer: the base, where it has written the general text.
-
-    Returns:
-        The table, int32 [num_words + ROUTER_PAIRS], and what it reaches on held-out text.
+    Special words do not count, nor do those from `num_words` on, the new ones: the general text may not have them.
+    Returns the table, int32 [num_words + ROUTER_PAIRS], and what it reaches on held-out text.
     """
     draw = np.random.default_rng(seed)
     own, others = (_read_rows(each, "train", TRAIN_ROWS) for each in (domain, general))
-    if writer is not None:
-        others += Writer(writer).refill_rows(_list_known(_read_rows(domain, "train", REFILLED_ROWS), num_words))
+    if writer is not None:  # which does not have the new words
+        known = [row[row < num_words] for row in _read_rows(domain, "train", REFILLED_ROWS)]
+        others += Writer(writer).refill_rows([row for row in known if len(row)])
     own, others = (_add_pieces(each, draw, PIECES, SHORTEST_LEARNED) for each in (own, others))
-    counts = np.ones(num_words, dtype=bool)
-    counts[[each for each in tokenizer.all_special_ids if each < num_words]] = False
+    counts = ~np.isin(np.arange(num_words), tokenizer.all_special_ids)
     router = Router(AdapterConfig(router_words=num_words))
     router.weight.copy_(_fit_table(own, others, counts))
 
@@ -120,20 +111,10 @@ def fit_router(
     return router.weight, RouterRecord(threshold, kept, taken, written=writer is not None)
 
 
-def _list_known(rows: Rows, num_words: int) -> Rows:
-    """Rows without new words, which the base does not have."""
-    return [known for row in rows if len(known := row[row < num_words])]
-
-
 def choose_threshold(domain: np.ndarray, general: np.ndarray | None) -> float:
-    """Choose the score from which a row is the domain's.
+    """Choose the log-odds per word, finite, from which a row is the domain's, by scores, float64 [R], of both texts.
 
-    Args:
-        domain: scores of rows of the domain's text, float64 [R]; minus infinity for rows without words.
-        general: those of general text; None: the domain's alone decide.
-
-    Returns:
-        Log-odds per word, finite.
+    Rows without words have minus infinity. Without general text the domain's alone decides.
     """
     keeps = np.quantile(domain, 1 - KEPT_FRAC, method="lower")
     if general is None:
@@ -163,6 +144,8 @@ def _add_pieces(rows: Rows, draw: np.random.Generator, number: int, shortest: in
 
 def _count_words(rows: Rows, counts: np.ndarray) -> csr_matrix:
     """How often each row has each word and each hashed pair, by the number of its words: [R, V + ROUTER_PAIRS]."""
+    from scipy.sparse import csr_matrix
+
     columns, numbers = [], []
     for row in rows:
         known = row < len(counts)
@@ -170,11 +153,8 @@ def _count_words(rows: Rows, counts: np.ndarray) -> csr_matrix:
         both = known[:-1] & known[1:]
         columns.append(np.concatenate([row[known], len(counts) + hash_pairs(row[:-1], row[1:])[both]]))
         numbers.append(max(1, known.sum()))
-    sizes = [len(each) for each in columns]
-    values = np.repeat(_SCALE / np.array(numbers), sizes)
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    from scipy.sparse import csr_matrix
-
+    sizes = [*map(len, columns)]
+    values, ends = np.repeat(_SCALE / np.array(numbers), sizes), np.cumsum([0, *sizes])
     return csr_matrix((values, np.concatenate(columns), ends), shape=(len(rows), len(counts) + ROUTER_PAIRS))
 
 
@@ -196,10 +176,8 @@ def _fit_table(domain: Rows, general: Rows, counts: np.ndarray) -> Tensor:
 
 
 def _score(router: Router, rows: Rows, pad_id: int) -> np.ndarray:
-    padded = torch.full((len(rows), max(map(len, rows))), pad_id)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = torch.from_numpy(row)
-    return torch.cat([router(batch) for batch in padded.split(256)]).numpy()
+    padded = nn.utils.rnn.pad_sequence([*map(torch.from_numpy, rows)], batch_first=True, padding_value=pad_id)
+    return torch.cat([*map(router, padded.split(256))]).numpy()
 
 
 def _floor(score: float) -> float:
@@ -231,43 +209,31 @@ def get_or_train_routers(run: Run) -> None:
 
 
 def save_routers(run_dir: Where, routers: Mapping[str, tuple[Tensor, RouterRecord]]) -> None:
-    """Write a run's routers, tables and records by adapter, into RUN/router."""
-    with (Place(run_dir) / ROUTER).new_files(DESCRIPTION) as folder:
-        save_file({name: table for name, (table, _) in routers.items()}, folder / TABLES)
-        write_json(folder / DESCRIPTION, {name: asdict(record) for name, (_, record) in routers.items()})
+    """Write a run's routers, tables and records by adapter, into its directory."""
+    records = {name: json.dumps(asdict(record)) for name, (_, record) in routers.items()}
+    (Place(run_dir) / ROUTERS).put(save({name: table for name, (table, _) in routers.items()}, records))
 
 
 def read_records(run_dir: Where) -> dict[str, RouterRecord]:
-    """Return what is known of a run's routers, by adapter; empty where it has none.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    path = Place(run_dir) / ROUTER / DESCRIPTION
-    if not path.is_file():
-        return {}
-    values = read_json(path, _REMEDY)
-    names = [each.name for each in fields(RouterRecord)]
-    kinds = {name: bool if name == "written" else NUMBER for name in names}
-    read_json(path, _REMEDY, {f"{adapter}.{name}": kind for adapter in values for name, kind in kinds.items()})
-    return {adapter: RouterRecord(**{name: record[name] for name in names}) for adapter, record in values.items()}
+    """Return what is known of a run's routers, by adapter; empty where it has none; see `read_routers`."""
+    return {name: record for name, (_, record) in read_routers(run_dir).items()}
 
 
 def read_routers(run_dir: Where) -> dict[str, tuple[Tensor, RouterRecord]]:
     """Return the tables and records of a run's routers, by adapter; empty where it has none.
 
     Raises:
-        RunError: a file is damaged.
+        RunError: the file is damaged.
     """
-    records = read_records(run_dir)
-    path = Place(run_dir) / ROUTER / TABLES
+    path = Place(run_dir) / ROUTERS
+    if not path.is_file():
+        return {}
     try:
-        tables = load_file(path.local()) if records else {}
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} is damaged or missing ({error}); {_REMEDY}.") from error
-    if tables.keys() != records.keys():
-        raise RunError(f"{path} has the routers of other adapters than {DESCRIPTION}; {_REMEDY}.")
-    return {name: (tables[name], record) for name, record in records.items()}
+        with safe_open(path.local(), "pt") as file:
+            records = {name: RouterRecord(**json.loads(text)) for name, text in file.metadata().items()}
+            return {name: (file.get_tensor(name), record) for name, record in records.items()}
+    except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged ({error}); {_REMEDY}.") from error
 
 
 def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
@@ -280,7 +246,7 @@ def attach_routers(model: DomextForMaskedLM, run_dir: Where) -> None:
         try:
             model.bert.set_router(name, table, record.threshold)
         except ValueError as error:
-            raise RunError(f"{Place(run_dir) / ROUTER} does not fit the run's model ({error}); {_REMEDY}.") from error
+            raise RunError(f"{Place(run_dir) / ROUTERS} does not fit the run's model ({error}); {_REMEDY}.") from error
 
 
 def describe_router(config: PretrainConfig, record: Mapping[str, float] | None) -> str:

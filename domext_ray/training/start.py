@@ -28,12 +28,11 @@ from domext_ray.training.checkpoint import (
     find_latest,
     wait_for_checkpoint,
 )
+from domext_ray.training.decoder import DECODER
 from domext_ray.training.run import Start
 from domext_ray.vocabulary.extension import base_token_ids, check_appended, load_extension
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
-DECODER = "denoiser"
-"""Name of the decoder within a model that trains to denoise; its tensors are in checkpoints, and in nothing else."""
 NEW_WORD_TENSORS = ("bert.embeddings.extension.weight", "cls.predictions.extension.bias")
 
 

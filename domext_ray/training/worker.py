@@ -36,7 +36,6 @@ from domext_ray.runs.events import (
     notify_driver,
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
-from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import (
     Checkpoint,
     agree_on_resume_point,
@@ -44,15 +43,15 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
+from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.distillation import distill_new_words
 from domext_ray.training.engine import Engine, sum_over_ranks
 from domext_ray.training.evaluate import Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
-from domext_ray.training.keeping import make_loss
-from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.parts import PartFigures
 from domext_ray.training.passages import EvalSet
-from domext_ray.training.phases import count_epochs, make_phases
+from domext_ray.training.phases import BatchMaker, count_epochs, make_phases
 from domext_ray.training.router import attach_routers, read_records
 from domext_ray.training.run import Run
 from domext_ray.training.start import (
@@ -67,7 +66,6 @@ from domext_ray.training.start import (
 )
 from domext_ray.training.step import StepFigures
 from domext_ray.training.tracking import list_tracked_options
-from domext_ray.training.vectors import attach_decoder
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 MAX_SKIPPED_STEPS = 10
@@ -441,7 +439,7 @@ class PretrainWorker:
             self.step,
             self.engine.gather_state(),
             self.fixed,
-            trainer_state={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_cursor()},
+            trainer_state={"seconds": self.seconds, "tokens": self.tokens, **self.parts.to_trainer_state()},
             run_info={
                 "base": self.config.base,
                 "base_sha256": self.plan.base_sha256,

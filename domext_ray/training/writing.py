@@ -41,12 +41,7 @@ _WORD, _MASK, _ANEW = 71, 72, 73  # purposes of hashes: no two draws share their
 
 
 def get_or_write_text(base: Base, cache_dir: Where) -> Place:
-    """Return the file of text that a base writes, written now where it is not there yet.
-
-    Args:
-        base: a base with an MLM head.
-        cache_dir: where prepared corpora are kept; made where it is missing.
-    """
+    """Return the file of text, beside prepared corpora, that a base writes, written now where it is not there yet."""
     tokenizer = load_tokenizer(base.tokenizer_folder)
     settings = {"rows": NUM_ROWS, "length": LENGTH, "format": FORMAT}
     name = hash_values({"base": base.sha256, "tokenizer": fingerprint_tokenizer(tokenizer), **settings})[:16]
@@ -75,11 +70,7 @@ def estimate_written(seq_length: int) -> RowEstimate:
 
 
 class Writer:
-    """A base that writes words, on this process's CPU.
-
-    Args:
-        base: a base with an MLM head.
-    """
+    """A base with an MLM head that writes words, on this process's CPU."""
 
     def __init__(self, base: Base) -> None:
         self.bf16 = has_bf16_units()
@@ -89,14 +80,7 @@ class Writer:
         self.length = min(LENGTH, base.config.max_row_length)
 
     def write_rows(self, number: int) -> np.ndarray:
-        """Write rows of tokens.
-
-        Args:
-            number: of rows R; a row depends on its place among them alone.
-
-        Returns:
-            int64 [R, N], special tokens at both ends.
-        """
+        """Write rows of tokens, int64 [number, N], special ones at both ends; a row depends on its place alone."""
         row = np.full((1, self.length), self.tokenizer.mask_token_id, dtype=np.int64)
         row[:, 0], row[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
         reached = self._predict(row, row == self.tokenizer.mask_token_id)
@@ -105,15 +89,14 @@ class Writer:
         return np.hstack([row[:, :1].repeat(number, 0), words, row[:, -1:].repeat(number, 0)])
 
     def refill_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Write half of the words of a domain's rows anew, as the base would have them beside the other half.
+        """Write half of the words of a domain's rows, the base's ids, anew, as the base has them beside the other half.
 
-        Args:
-            rows: int64 [n] each, ids of the base; a row's new words depend on the row and its place among them.
+        A row's new words depend on the row and its place among them.
         """
         refilled = list[np.ndarray]()
         for first in range(0, len(rows), BATCH_ROWS):
             batch = rows[first : first + BATCH_ROWS]
-            sizes = np.array([len(each) for each in batch])
+            sizes = np.array([*map(len, batch)])
             ids = np.full((len(batch), sizes.max()), self.tokenizer.pad_token_id, dtype=np.int64)
             is_word = np.arange(ids.shape[1]) < sizes[:, None]
             ids[is_word] = np.concatenate(batch)
@@ -131,10 +114,8 @@ class Writer:
         """Weights of words at the places P of rows [B, N] that are asked, summed up to each word; fp32 [P, V]."""
         mask = None if is_word is None else torch.from_numpy(is_word.astype(np.int64))
         positions = torch.from_numpy(np.flatnonzero(is_asked))
-        with (
-            as_worker(PREDICTION, uses_fp32=not self.bf16),
-            torch.autocast("cpu", torch.bfloat16, enabled=self.bf16),
-        ):
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
+        with as_worker(PREDICTION, uses_fp32=not self.bf16), autocast:
             scores = self.model(torch.from_numpy(ids), attention_mask=mask, masked_positions=positions).logits
         scores = scores[:, : len(self.tokenizer)].float()  # further rows of the table are no word's
         scores[:, [each for each in self.tokenizer.all_special_ids if each < scores.shape[1]]] = -torch.inf

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import make_tiny_base
+from safetensors.torch import save
 from test_bank import make_run
 
 from domext_ray.config.method import MethodConfig
@@ -183,7 +184,7 @@ def test_without_general_text_there_is_none_and_it_is_said(
     run_dir = tmp_path / "run"
     make_run(base, run_dir, METHOD)
     provide(base, run_dir, (texts[0], None))
-    assert not (run_dir / "router").exists() and read_records(run_dir) == {} == read_routers(run_dir)
+    assert not (run_dir / "router.safetensors").exists() and read_records(run_dir) == {} == read_routers(run_dir)
     export_run(run_dir, tmp_path / "export")
     sentence = "none, as no general text was given (--replay.corpus)"
     assert f"| Router | {sentence} |" in (tmp_path / "export" / "README.md").read_text()
@@ -220,19 +221,23 @@ def test_what_is_said_follows_the_run() -> None:
     assert describe_router(replace(full, replay=ReplayConfig()), None) == ""
 
 
+TABLE = {"clinic": torch.zeros(9, dtype=torch.int32)}
+
+
 @pytest.mark.parametrize(
-    ("file", "content"),
+    "content",
     [
-        ("routers.json", "{"),
-        ("routers.json", '{"clinic": {"threshold": "high", "kept": 1, "taken": 0}}'),
-        ("routers.json", '{"law": {"threshold": 1, "kept": 1, "taken": 0}}'),
-        ("tables.safetensors", "x"),
+        save(TABLE, {"clinic": "{"}),
+        save(TABLE, {"clinic": '{"threshold": 1, "kept": 1}'}),
+        save(TABLE, {"law": '{"threshold": 1, "kept": 1, "taken": 0}'}),
+        save(TABLE),
+        save(TABLE, {"clinic": '{"threshold": 1, "kept": 1, "taken": 0}'})[:-1],
+        b"x",
     ],
 )
-def test_a_damaged_file_is_one_sentence(
-    file: str, content: str, base: Base, texts: tuple[Manifest, Manifest], tmp_path: Path
-) -> None:
-    save_routers(tmp_path, {"clinic": fit(base, texts)})
-    (tmp_path / "router" / file).write_text(content)
-    with pytest.raises(RunError, match=r"delete its folder and run the training job again"):
+def test_a_damaged_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "router.safetensors").write_bytes(content)
+    with pytest.raises(
+        RunError, match=r"router.safetensors is damaged \(.*\); delete it and run the training job again"
+    ):
         read_routers(tmp_path)

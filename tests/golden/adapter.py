@@ -34,9 +34,8 @@ from domext_ray.options.build import to_dict
 from domext_ray.options.read import read_flags
 from domext_ray.plan import load_run_base
 from domext_ray.runs.run_directory import resolve_paths, resolve_schedule
-from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
-from domext_ray.training.phases import make_phases
+from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer

@@ -47,7 +47,7 @@ from domext_ray.training.checkpoint import (
     save_checkpoint,
 )
 from domext_ray.training.engine import Engine, TrainState
-from domext_ray.training.keeping import make_loss
+from domext_ray.training.losses import make_loss
 from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.start import apply_start, build_run_model, check_vocabulary, find_start, load_start, pick_fixed
 from domext_ray.training.step import StepFigures

@@ -19,8 +19,7 @@ from domext_ray.corpus.batching import MaskedRows, join_rows
 from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import build_model
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.training.keeping import make_loss
-from domext_ray.training.losses import MaskedLoss
+from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.objective import MaskedBatch, pad_batch
 from domext_ray.training.step import move_batch
 

@@ -27,10 +27,9 @@ from domext_ray.pipeline import prepare_run
 from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import supersede
-from domext_ray.training.batches import BatchMaker
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.phases import make_phases
+from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.run import Run
 from domext_ray.training.worker import PretrainWorker
 from domext_ray.vocabulary.tokenizer import load_tokenizer

@@ -30,11 +30,11 @@ from domext_ray.errors import ConfigError
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
+from domext_ray.training.decoder import DECODER, attach_decoder
 from domext_ray.training.engine import Engine, TrainState, join_alone
+from domext_ray.training.losses import make_vector_loss
 from domext_ray.training.objective import ViewBatch, to_batch
-from domext_ray.training.start import DECODER
 from domext_ray.training.step import move_batch
-from domext_ray.training.vectors import attach_decoder, make_vector_loss
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 DENOISE = ObjectiveConfig(kind="tsdae")

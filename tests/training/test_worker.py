@@ -34,11 +34,10 @@ from domext_ray.plan import plan_run
 from domext_ray.report.figures import measure_run
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.storage import Place
-from domext_ray.training.batches import BatchMaker
 from domext_ray.training.checkpoint import find_latest, list_steps
 from domext_ray.training.engine import join_alone
 from domext_ray.training.metrics import read_metrics
-from domext_ray.training.phases import make_phases
+from domext_ray.training.phases import BatchMaker, make_phases
 from domext_ray.training.router import RouterRecord, save_routers
 from domext_ray.training.run import Run
 from domext_ray.training.worker import MAX_SKIPPED_STEPS, QUIET_STEPS, PretrainWorker
