@@ -2,7 +2,7 @@
 
 Every random choice about data (order, masks, pairs) is a hash of what it is about and of a purpose, so it depends
 neither on the worker that makes it nor on what was drawn before. Purposes in use: 1 and 2 in `sampler`, 11 to 13 in
-`batching`, 14 to 16 in `views`, 31 in `training.evaluate`, 41 and 42 in
+`batching`, 14 to 16 in `views`, 31 in `training.passages`, 41 and 42 in
 `downstream.batches`, 51 in `downstream.mask_set`, 61 and 67 in `training.phases`, 71 to 73 in
 `training.writing`.
 """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -186,9 +185,9 @@ class VectorLoss(Objective):
         num_right = nothing if self.training else ((scores.argmax(-1) == labels) & (weights > 0)).sum()
         return loss_sum, nothing, nothing, num_right, nothing, nothing
 
-    @abstractmethod
     def score(self, vectors: Tensor, **written: Any) -> tuple[Tensor, Tensor]:
         """Return scores [P, C] and which of each is right, int64 [P], of rows' vectors, fp32 [R, d]."""
+        raise NotImplementedError
 
 
 class InfoNCELoss(VectorLoss):

@@ -111,10 +111,9 @@ def read_passages(
         max_length: tokens of a row, at most, [CLS] and [SEP] included; the passages depend on it.
     """
     texts = _choose_passages(manifest, num_passages, 2 * (max_length - 2))
+    encodings = make_backend(tokenizer).encode_batch(texts, add_special_tokens=False)
     found = []
-    for text, encoding in zip(
-        texts, make_backend(tokenizer).encode_batch(texts, add_special_tokens=False), strict=True
-    ):
+    for text, encoding in zip(texts, encodings, strict=True):
         size = min(len(encoding.ids), max_length - 2)
         ids = [tokenizer.cls_token_id, *encoding.ids[:size], tokenizer.sep_token_id]
         words = _find_words(text, encoding)
