@@ -1,6 +1,6 @@
 """A base checkpoint -> its tensors in memory, under Hugging Face BERT's names.
 
-A base is a checkpoint of one of the layouts in `layouts/table.py`, as a folder or a hub id. A layout maps names to
+A base is a checkpoint of one of `layouts.LAYOUTS`, as a folder or a hub id. A layout maps names to
 BERT's, and `build.detach` maps them back.
 """
 
@@ -22,8 +22,7 @@ from domext_ray.errors import BaseModelError, CorpusError
 from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.layouts.layout import SHARED_FIELDS, Layout
-from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]

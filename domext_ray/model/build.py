@@ -16,12 +16,11 @@ from transformers import PreTrainedConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
-from domext_ray.extensions.modules import Modules
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import find_layout
 
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
@@ -153,7 +152,7 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
     """Describe the method's modules, or an earlier run's."""
     sizes = method.module_hidden_size, method.module_ffn_size
     before = earlier.module_hidden_size, earlier.module_ffn_size
-    Modules().check_heads(method, config.num_attention_heads)
+    method.check_heads(config.num_attention_heads)
     if sizes[0] and before[0] and sizes != before:
         raise ConfigError(
             f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "
