@@ -79,7 +79,9 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
         BaseModelError: it does not exist, is of another architecture, its files are not what its config says, or its
             tokenizer is missing or another model's.
     """
-    folder = _find_folder(base)
+    folder = find_local_base(base) or _fetch(base, SMALL_FILES)  # of a hub id: a wrong one costs no download
+    if not (folder / "config.json").is_file():
+        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
     config, layout = _read_config(folder, base)
     try:
         check_fit(load_tokenizer(folder), config.vocab_size, "this base")
@@ -98,10 +100,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     if not has_head:
         tensors = {name: each for name, each in tensors.items() if not name.startswith(MLM_HEAD)}
     config.has_pooler = f"{POOLER}dense.weight" in tensors
-    absent = tuple(
-        part for part in (MLM_HEAD, NEXT_SENTENCE_HEAD) if not any(name.startswith(part) for name in tensors)
-    )
-    _check_tensors(tensors, config, base, absent)
+    _check_tensors(tensors, config, base)
     names = {name: names[name] for name in tensors}
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -124,14 +123,6 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().contiguous().numpy().data)
     return digest.hexdigest()
-
-
-def _find_folder(base: str) -> Path:
-    """Return the folder of a base; of a hub id, with its small files only, so that a wrong one costs no download."""
-    folder = find_local_base(base) or _fetch(base, SMALL_FILES)
-    if not (folder / "config.json").is_file():
-        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
-    return folder
 
 
 def _fetch(hub_id: str, patterns: list[str]) -> Path:
@@ -212,7 +203,7 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
 
     Args:
         folder: where its config.json is.
-        base: what the user called it: a folder or a hub id.
+        base: what the user called it.
 
     Raises:
         BaseModelError: it has no weights, or they cannot be read.
@@ -240,8 +231,12 @@ def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None
         tensors[f"{MLM_HEAD}bias"], names[f"{MLM_HEAD}bias"] = bias, names[_TIED[1]]
 
 
-def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, absent: tuple[str, ...]) -> None:
-    expected = _describe_tensors(config, absent)
+def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str) -> None:
+    """Refuse tensors that are not those of the model that config.json describes; heads may be absent."""
+    absent = tuple(head for head in HEADS[:2] if not any(name.startswith(head) for name in tensors))
+    with torch.device("meta"):
+        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    expected = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(absent)}
     found = {name: tuple(each.shape) for name, each in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if wrong:
@@ -250,10 +245,3 @@ def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, 
             f"--base {base!r} does not hold what its config.json says: {name} has shape {found.get(name, 'none')} "
             f"instead of {expected.get(name, 'none')} ({len(wrong)} tensors differ)."
         )
-
-
-def _describe_tensors(config: DomextConfig, absent: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    return {name: each for name, each in shapes.items() if not name.startswith(absent)}

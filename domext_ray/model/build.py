@@ -24,6 +24,7 @@ from domext_ray.model.layouts import find_layout
 
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
+_NOT_SHAPE = ("transformers_version", "model_type")
 _BASE_LAYER = ".base_layer."  # within the name of a matrix that peft has wrapped
 
 
@@ -88,7 +89,8 @@ def describe_shape(
             max_position_embeddings=shape.max_position_embeddings,
         )
     else:
-        config = DomextConfig(**_own_values(base.config))
+        values = base.config.to_dict().items()
+        config = DomextConfig(**{name: each for name, each in values if name not in _NOT_SHAPE})
     describe_adapters(config, method, earlier or Extensions())
     _add_modules(config, method, earlier or Extensions())
     if method.top_layers > config.num_hidden_layers:
@@ -134,9 +136,10 @@ def describe_adapters(config: DomextConfig, method: MethodConfig, earlier: Exten
         known = adapters.get(method.adapter, own)
         own = replace(own, router_words=known.router_words, router_threshold=known.router_threshold)
         if known != own:
+            parts = ", ".join(f"{name} {value}" for name, value in asdict(known).items())
             raise ConfigError(
                 f"--method.adapter {method.adapter!r} is the name of an adapter of --init_from that has other parts "
-                f"({_list_values(adapters[method.adapter])}); give another name, or these parts to train it further."
+                f"({parts}); give another name, or these parts to train it further."
             )
         adapters[method.adapter] = own
     config.adapters = dict(sorted(adapters.items()))
@@ -159,15 +162,6 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
             f"of --init_from, {before[0]} and {before[1]}; give those to train them further, or 0 to keep them frozen."
         )
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
-
-
-def _list_values(adapter: AdapterConfig) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(adapter).items())
-
-
-def _own_values(config: DomextConfig) -> dict[str, Any]:
-    values = config.to_dict()
-    return {name: value for name, value in values.items() if name not in ("transformers_version", "model_type")}
 
 
 def build_model(
@@ -322,13 +316,12 @@ def trainable_names(
     return {
         name
         for name in names
-        if (_trains_extension(name, method) if is_extension(name) else trains_base(name, method, first_layer))
-        or (name.startswith(trained) and not is_extension(name))
+        if (
+            any(each.parameters.search(name) and each.trains(name, method) for each in EXTENSIONS)
+            if is_extension(name)
+            else name.startswith(trained) or trains_base(name, method, first_layer)
+        )
     }
-
-
-def _trains_extension(name: str, method: MethodConfig) -> bool:
-    return any(each.parameters.search(name) and each.trains(name, method) for each in EXTENSIONS)
 
 
 def trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
