@@ -60,8 +60,7 @@ from domext_ray.training.run import Run
 from domext_ray.training.start import check_vocabulary
 
 REPORT_LOG = "report_error.log"
-FEW_EPOCHS = 0.1
-"""Below this a run says how little of its corpus it reads."""
+FEW_EPOCHS = 0.1  # below this a run says how little of its corpus it reads
 
 
 def run_pretraining(config: PretrainConfig, started: float | None = None) -> Place:
@@ -132,11 +131,7 @@ def prepare_run(run: Run) -> Run:
 
 
 def train_run(run: Run) -> None:
-    """Record what a run is, fit its router, and train it to its limit.
-
-    Raises:
-        DomextError: see `training.pretrain.pretrain`.
-    """
+    """Record what a run is, fit its router, and train it to its limit."""
     run_dir, phases = run.paths.run, make_phases(run.config, run.inputs.texts)
     _print_corpus(run.config, phases)
     write_config(run_dir, run.config)

@@ -44,8 +44,7 @@ from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-BYTES_PER_TOKEN = 6
-"""Of package documentation in JSONL, with a margin: four, and what is repeated."""
+BYTES_PER_TOKEN = 6  # of package documentation in JSONL, with a margin: four, and what is repeated
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
 
@@ -99,9 +98,6 @@ def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
     """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on.
 
     Of `package-docs` as much is read as the run can use, up to its horizon; all of it where words are learned from it.
-
-    Raises:
-        CorpusError: see `data.files.pin_entries`.
     """
     known = (read_identity(run_dir) or {}).get("corpus", "")
     train, held_out_frac = config.train, config.prepare.held_out_frac

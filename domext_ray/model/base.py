@@ -35,25 +35,15 @@ HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_rela
 
 @dataclass(frozen=True)
 class Base:
-    """A base checkpoint in memory.
+    """A base checkpoint in memory."""
 
-    Args:
-        id: what the user called it.
-        folder: where its files are.
-        config: shape, without extensions.
-        tensors: fp32 tensors by internal name; tied copies are left out.
-        original_names: name in the checkpoint by internal name; of matrices that the checkpoint has in one tensor, in
-            the order in which it has them, the same name.
-        sha256: `hash_tensors` of `tensors`.
-        tokenizer_folder: where its tokenizer is.
-    """
-
-    id: str
-    folder: Path
-    config: DomextConfig
-    tensors: dict[str, Tensor]
+    id: str  # what the user called it
+    folder: Path  # where its files are
+    config: DomextConfig  # shape, without extensions
+    tensors: dict[str, Tensor]  # fp32, by internal name; tied copies are left out
+    # name in the checkpoint, by internal name; of matrices that it has in one tensor, in its order, the same name
     original_names: dict[str, str]
-    sha256: str
+    sha256: str  # `hash_tensors` of `tensors`
     tokenizer_folder: Path
 
     @property

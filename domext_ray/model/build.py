@@ -30,14 +30,9 @@ _BASE_LAYER = ".base_layer."  # within the name of a matrix that peft has wrappe
 
 @dataclass(frozen=True)
 class Extensions:
-    """The extensions of a model, new words apart: what a run that goes on from another one must make too.
+    """The extensions of a model, new words apart: what a run that goes on from another one must make too."""
 
-    Args:
-        adapters: by name; a checkpoint's record, or a test, may say less of an adapter than it has.
-        module_hidden_size: h'; 0: no modules.
-        module_ffn_size: f'.
-    """
-
+    # by name; a checkpoint's record, or a test, may say less of an adapter than it has
     adapters: Mapping[str, AdapterConfig | Mapping[str, Any]] = field(default_factory=dict)
     module_hidden_size: int = 0
     module_ffn_size: int = 0
@@ -343,19 +338,14 @@ def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
 def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
     """Set the attention implementation that trains fastest: the fused one, but for bf16 on a CPU.
 
-    There torch's fused kernel, and above all its backward pass, takes three times as long as matrix products and a
-    softmax in turn (`jobs/benchmark.py step --precision bf16` shows the whole step).
+    There torch's fused kernel takes three times as long as products and a softmax in turn, above all backward.
     """
     model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
 
 
 @contextlib.contextmanager
 def bypass_extensions(model: nn.Module) -> Iterator[None]:
-    """Let a model with a frozen base predict as that base does, while the block runs; its new words score as before.
-
-    Args:
-        model: its extensions stand beside the base: adapters and modules, no LoRA.
-    """
+    """Let a model without LoRA predict as its frozen base does while the block runs; new words score as before."""
     config, layers = cast(DomextConfig, model.config), cast(Any, model).bert.encoder.layer
     active, modules = config.active_adapters, [layer.extension for layer in layers]
     config.active_adapters = []

@@ -79,23 +79,14 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a batch computes, and what a rank's steps are held against.
+    """What a batch computes, and what a rank's steps are held against."""
 
-    Args:
-        forward: operations of the loss.
-        backward: of its gradient.
-        num_tokens: tokens of the batch.
-        matmuls: how often each product is computed, by torch's operation and its tensors' sizes and strides.
-        peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or another precision.
-        matmul_seconds: per token, what this rank takes for the products alone; 0.0: not timed.
-    """
-
-    forward: int
-    backward: int
-    num_tokens: int
-    matmuls: Mapping[Any, int]
-    peak: float = 0.0
-    matmul_seconds: float = 0.0
+    forward: int  # operations of the loss
+    backward: int  # of its gradient
+    num_tokens: int  # of the batch
+    matmuls: Mapping[Any, int]  # how often each product is computed: torch's operation, its tensors' sizes and strides
+    peak: float = 0.0  # bf16 operations per second that the card's maker publishes; 0.0: not known, or not in bf16
+    matmul_seconds: float = 0.0  # per token, what this rank takes for the products alone; 0.0: not timed
 
     @property
     def flops_per_token(self) -> float:
