@@ -35,46 +35,29 @@ from domext_ray.vocabulary.tokenizer import (
     replace_folder,
 )
 
-LISTED_FILES = 20
-
 
 def check_texts(config: PretrainConfig) -> list[Sample | None]:
-    """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it.
-
-    Raises:
-        CorpusError: see `check_corpus`.
-    """
+    """Read and return a sample of each of a run's texts, before Ray starts; None: the base is going to write it."""
     samples: list[Sample | None] = [check_corpus(config.corpus, config.prepare, to_end=config.dry_run)]
     for part in config.parts:
+        if part.is_written:
+            samples.append(None)
+            continue
         try:
-            own = (
-                None if part.is_written else check_corpus(part.corpus, config.prepare_for(part), to_end=config.dry_run)
-            )
+            samples.append(check_corpus(part.corpus, config.prepare_for(part), to_end=config.dry_run))
         except CorpusError as error:
             raise CorpusError(f"{part.option}: {error}") from error
-        samples.append(own)
     return samples
 
 
 def get_or_prepare_inputs(config: PretrainConfig, base: Base | None, paths: RunPaths) -> Inputs:
-    """Make a run's tokenizer, in RUN.DIR/RUN.NAME, and its corpora, or take what was made before; Ray is initialised.
-
-    Raises:
-        DomextError: any mistake of the user's.
-    """
+    """Make a run's tokenizer and its corpora, or take what was made before; Ray is initialised."""
     config = pin_corpus(config, paths.run)
     return get_or_prepare_texts(config, base, get_or_build_tokenizer(config, base, paths), paths)
 
 
 def get_or_prepare_texts(config: PretrainConfig, base: Base | None, tokenizer_dir: Path, paths: RunPaths) -> Inputs:
-    """Prepare a run's texts for every length phase, or find them prepared; Ray is initialised.
-
-    Args:
-        config: the run.
-        base: its base; None for random weights.
-        tokenizer_dir: the run's tokenizer.
-        paths: where the run lives.
-    """
+    """Prepare a run's texts for every length phase, or find them prepared; Ray is initialised."""
     general: Place | None = None
     if base is not None and needs_teacher(config) and config.vocab.extends_base:  # which the base could not read
         general = _copy_tokenizer(base, paths.run / "replay_tokenizer")
@@ -121,7 +104,7 @@ def run_vocabulary(config: PretrainConfig) -> ExtensionVocabulary | None:
     count_planned_words(config, base)  # words that are given are checked
     check_corpus(config.corpus, config.prepare)
     if config.dry_run:
-        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        print(_describe_sources(resolve_sources(config.corpus, config.prepare), paths))
         return None
     vocabulary = _provide_extension(config, base, paths.scratch, paths.corpora)
     if config.vocab.words:
@@ -158,23 +141,23 @@ def run_preparation(config: PretrainConfig) -> Manifest | None:
     base = load_run_base(config)
     check_corpus(config.corpus, config.prepare)
     if config.dry_run:
-        print(describe_sources(resolve_sources(config.corpus, config.prepare), paths))
+        print(_describe_sources(resolve_sources(config.corpus, config.prepare), paths))
         return None
     start_ray()
     is_own = base is not None and not config.vocab.extends_base
     tokenizer_dir = base.tokenizer_folder if base and is_own else get_or_build_tokenizer(config, base, paths)
     inputs = get_or_prepare_texts(config, base, tokenizer_dir, paths)
     for own in zip(*inputs.texts, strict=True):
-        print("\n".join(map(describe_manifest, own)))
+        print("\n".join(map(_describe_manifest, own)))
     return inputs.domain
 
 
-def describe_sources(sources: Sources, paths: RunPaths) -> str:
+def _describe_sources(sources: Sources, paths: RunPaths) -> str:
     """Return what a dry run of the preparation prints: the files and their size."""
     files = sources.files
-    lines = [f"  {each.size / 1e6:>12,.2f} MB  {each.path}" for each in files[:LISTED_FILES]]
-    if len(files) > LISTED_FILES:
-        lines.append(f"  … and {len(files) - LISTED_FILES:,} more")
+    lines = [f"  {each.size / 1e6:>12,.2f} MB  {each.path}" for each in files[:20]]
+    if len(files) > 20:
+        lines.append(f"  … and {len(files) - 20:,} more")
     return "\n".join(
         [
             f"corpus: {len(files):,} files, {sources.num_bytes / 1e6:,.2f} MB, {len(sources.tasks):,} read tasks",
@@ -185,7 +168,7 @@ def describe_sources(sources: Sources, paths: RunPaths) -> str:
     )
 
 
-def describe_manifest(manifest: Manifest) -> str:
+def _describe_manifest(manifest: Manifest) -> str:
     """Return the table of a prepared corpus: rows and tokens by split, documents, what was dropped and why."""
     lines = [f"{'split':<10}{'shards':>8}{'rows':>14}{'tokens':>16}"]
     for split in SPLITS:

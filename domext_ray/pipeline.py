@@ -24,7 +24,7 @@ from domext_ray.inputs import check_texts, count_words, get_or_build_tokenizer, 
 from domext_ray.model.budget import TOLERANCE
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.places import hide_places
-from domext_ray.plan import count_run, identify_run, plan_run, resolve_workers
+from domext_ray.plan import count_run, describe_run, identify_run, plan_run, resolve_workers
 from domext_ray.report.compare import write_index
 from domext_ray.report.examples import make_examples
 from domext_ray.report.figures import describe_times, format_summary
@@ -60,8 +60,7 @@ from domext_ray.training.run import Run
 from domext_ray.training.start import check_vocabulary
 
 REPORT_LOG = "report_error.log"
-FEW_EPOCHS = 0.1
-"""Below this a run says how little of its corpus it reads."""
+FEW_EPOCHS = 0.1  # below this a run says how little of its corpus it reads
 
 
 def run_pretraining(config: PretrainConfig, started: float | None = None) -> Place:
@@ -117,7 +116,8 @@ def prepare_run(run: Run) -> Run:
     config, base, paths = run.config, run.base, run.paths
     tokenizer_dir = get_or_build_tokenizer(config, base, paths)
     vocab_size, num_new_words = count_words(tokenizer_dir)
-    shape, counts = count_run(config, base, run.earlier, num_new_words, vocab_size)
+    shape = describe_run(config, base, run.earlier, num_new_words, vocab_size)
+    counts = count_run(config, base, shape)
     _check_budget(config, counts, num_new_words)
     if run.start is not None and run.goes_on_from is None:
         check_vocabulary(run.start, tokenizer_dir)
@@ -131,11 +131,7 @@ def prepare_run(run: Run) -> Run:
 
 
 def train_run(run: Run) -> None:
-    """Record what a run is, fit its router, and train it to its limit.
-
-    Raises:
-        DomextError: see `training.pretrain.pretrain`.
-    """
+    """Record what a run is, fit its router, and train it to its limit."""
     run_dir, phases = run.paths.run, make_phases(run.config, run.inputs.texts)
     _print_corpus(run.config, phases)
     write_config(run_dir, run.config)
@@ -165,7 +161,11 @@ def publish_run(run: Run) -> None:
     """
     run_dir, log, failure = run.paths.run, run.paths.run / REPORT_LOG, None
     try:
-        _report(run)
+        enter_phase(run_dir, "writing the report", REPORT)
+        summary = write_summary(run_dir, run.config)
+        write_report(run_dir, examples=make_examples(run_dir, run.inputs.domain))
+        write_index(run_dir.parent)
+        print(format_summary(summary))
         log.delete()
     except Exception as error:
         with contextlib.suppress(OSError, StorageError):  # the disk may be what is wrong
@@ -185,16 +185,6 @@ def publish_run(run: Run) -> None:
     if failure is not None:
         raise failure
     print(f"report: {run_dir / 'report.html'}")
-
-
-def _report(run: Run) -> None:
-    """Write a trained run's summary, report and line in the index, and print the table."""
-    run_dir = run.paths.run
-    enter_phase(run_dir, "writing the report", REPORT)
-    summary = write_summary(run_dir, run.config)
-    write_report(run_dir, examples=make_examples(run_dir, run.inputs.domain))
-    write_index(run_dir.parent)
-    print(format_summary(summary))
 
 
 def _describe_origin(run: Run, phases: Sequence[Phase]) -> dict[str, Any]:

@@ -44,8 +44,7 @@ from domext_ray.vocabulary.extension import BaseVocabulary, read_base_vocabulary
 from domext_ray.vocabulary.learn import count_new_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
-BYTES_PER_TOKEN = 6
-"""Of package documentation in JSONL, with a margin: four, and what is repeated."""
+BYTES_PER_TOKEN = 6  # of package documentation in JSONL, with a margin: four, and what is repeated
 ConfigT = TypeVar("ConfigT", bound=PretrainConfig)
 
 
@@ -64,8 +63,8 @@ def plan_run(config: PretrainConfig) -> Run:
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None
-    config, shape, counts = size_run(config, base, start.extensions if start else None)
-    run = Run(config, paths, base_sha256, shape, counts, base, start)
+    config, shape = size_run(config, base, start.extensions if start else None)
+    run = Run(config, paths, base_sha256, shape, count_run(config, base, shape), base, start)
     check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
 
@@ -99,9 +98,6 @@ def pin_corpus(config: ConfigT, run_dir: Where) -> ConfigT:
     """Name in `corpus` what may change, so that a run reads one text, on every node and when it goes on.
 
     Of `package-docs` as much is read as the run can use, up to its horizon; all of it where words are learned from it.
-
-    Raises:
-        CorpusError: see `data.files.pin_entries`.
     """
     known = (read_identity(run_dir) or {}).get("corpus", "")
     train, held_out_frac = config.train, config.prepare.held_out_frac
@@ -150,16 +146,8 @@ def load_run_base(config: PretrainConfig) -> Base | None:
 
 def size_run(
     config: ConfigT, base: Base | None, earlier: Extensions | None = None, num_new_words: int | None = None
-) -> tuple[ConfigT, DomextConfig, ParameterCounts]:
-    """Return a run with its sizes, its model, and the counts; see `solve_sizes`."""
-    config, shape = solve_sizes(config, base, earlier, num_new_words)
-    return config, shape, _count(config, base, shape)
-
-
-def solve_sizes(
-    config: ConfigT, base: Base | None, earlier: Extensions | None = None, num_new_words: int | None = None
 ) -> tuple[ConfigT, DomextConfig]:
-    """Solve the sizes that a method's trainable budget asks for.
+    """Return a run with the sizes that its method's trainable budget asks for, and its model.
 
     Args:
         config: the run.
@@ -167,54 +155,42 @@ def solve_sizes(
         earlier: extensions that the model has beside the method's own.
         num_new_words: words beside the base's, where they are known; None: as options tell.
 
-    Returns:
-        The run with its sizes, and its model.
-
     Raises:
         ConfigError: the method does not fit the base, no size meets the budget, or given words do not fit.
     """
     number = count_planned_words(config, base) if num_new_words is None else num_new_words
 
     def count(method: MethodConfig) -> ParameterCounts:
-        return count_run(replace(config, method=method), base, earlier, number, config.vocab.size)[1]
+        sized = replace(config, method=method)
+        return count_run(sized, base, describe_run(sized, base, earlier, number))
 
     if base is not None:
         heads, width = base.config.num_attention_heads, base.config.hidden_size
         config = replace(config, method=solve_budget(config.method, count, num_heads=heads, hidden_size=width))
-    return config, _describe(config, base, earlier, number, config.vocab.size)
+    return config, describe_run(config, base, earlier, number)
 
 
-def count_run(
-    config: PretrainConfig, base: Base | None, earlier: Extensions | None, num_new_words: int, vocab_size: int
-) -> tuple[DomextConfig, ParameterCounts]:
-    """Describe a run's model and count its parameters.
-
-    Args:
-        config: the run, its sizes solved.
-        base: its base; None for random weights.
-        earlier: extensions that the model has beside the method's own.
-        num_new_words: words beside the base's.
-        vocab_size: words of the tokenizer where there is no base.
-    """
-    shape = _describe(config, base, earlier, num_new_words, vocab_size)
-    return shape, _count(config, base, shape)
-
-
-def _describe(
-    config: PretrainConfig, base: Base | None, earlier: Extensions | None, num_new_words: int, vocab_size: int
+def describe_run(
+    config: PretrainConfig,
+    base: Base | None,
+    earlier: Extensions | None,
+    num_new_words: int,
+    vocab_size: int | None = None,
 ) -> DomextConfig:
+    """Describe the model of a run whose sizes are solved; `vocab_size` is its tokenizer's where there is no base."""
     return describe_shape(
         base,
         config.shape,
         config.method,
-        vocab_size=vocab_size,
+        vocab_size=config.vocab.size if vocab_size is None else vocab_size,
         num_new_words=num_new_words,
         next_sentence=config.objective.next_sentence,
         earlier=earlier,
     )
 
 
-def _count(config: PretrainConfig, base: Base | None, shape: DomextConfig) -> ParameterCounts:
+def count_run(config: PretrainConfig, base: Base | None, shape: DomextConfig) -> ParameterCounts:
+    """Count the parameters of a run's model, and of what trains beside it."""
     heads, next_sentence = base.heads if base else (), config.objective.next_sentence
     reads_words = config.objective.reads_words
     counts = count_parameters(shape, config.method, heads, next_sentence=next_sentence, reads_words=reads_words)

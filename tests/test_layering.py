@@ -26,7 +26,6 @@ ROOMS = (
     "vocabulary",
     "corpus",
     "model.domext",
-    "model.layouts",
     "model",
     "training",
     "report",

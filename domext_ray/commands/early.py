@@ -56,7 +56,6 @@ def _check_gpu(config: PretrainConfig) -> None:
 
 
 def _check_base(config: PretrainConfig) -> None:
-    from domext_ray.extensions.modules import Modules
     from domext_ray.model.base_folder import find_local_base
     from domext_ray.vocabulary.tokenizer import check_tokenizer_files
 
@@ -72,4 +71,4 @@ def _check_base(config: PretrainConfig) -> None:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         num_heads = values.get("num_attention_heads", values.get("n_heads"))
     if isinstance(num_heads, int) and num_heads > 0:
-        Modules().check_heads(config.method, num_heads)
+        config.method.check_heads(num_heads)

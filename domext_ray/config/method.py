@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, ExtensionOptions, name_options
+from domext_ray.extensions.options import MethodOptions
+from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, MAIN_SIZES, name_options
 from domext_ray.options.declare import option_group, read_layer_range, require
 
 _ADDS = ("extensions", "adapter", "all")
@@ -12,22 +13,17 @@ _SCALED = tuple(each for each in EXTENSIONS if each.scaled)
 
 
 @option_group
-class MethodConfig(ExtensionOptions):
+class MethodConfig(MethodOptions):
     """Which extensions the model carries and which parameters train."""
 
     def __post_init__(self) -> None:
-        for extension in EXTENSIONS:
-            extension.check(self)
+        super().__post_init__()
         require(
             not self.active_adapters or not self.has_adapter or self.adapter in self.active_adapters,
             "active_adapters",
             self.active_adapters,
             f"a list that has {self.adapter!r}, which trains",
         )
-        self._check_what_trains()
-
-    def _check_what_trains(self) -> None:
-        """Refuse extensions that would not train, and a budget without a size to solve."""
         require(
             (self.top_layers > 0) == (self.trains == "top_layers"),
             "top_layers",

@@ -25,8 +25,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.build import detach
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.layout import Layout
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import Layout, find_layout
 from domext_ray.storage import Where, write_json
 from domext_ray.training.rebuild import RebuiltRun
 

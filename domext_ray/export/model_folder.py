@@ -28,7 +28,7 @@ from domext_ray.model import domext as code_room
 from domext_ray.model.build import describe_plain, detach, merge_extensions, name_plain
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where
 from domext_ray.training.rebuild import RebuiltRun, rebuild_run

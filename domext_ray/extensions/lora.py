@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from domext_ray.extensions.base import Extension, Shape, TrainedPart
-from domext_ray.options.declare import DIFFERENT, SOME, CountOrZero, option_group, require
+from domext_ray.extensions.base import Extension
+from domext_ray.extensions.options import MethodOptions, Target
 
 if TYPE_CHECKING:
     from torch import nn
 
-Target = Literal["query", "key", "value", "attention_output", "intermediate", "output"]
 _PLACES: dict[Target, str] = {
     "query": r"attention\.self\.query",
     "key": r"attention\.self\.key",
@@ -28,17 +27,7 @@ _PLACES: dict[Target, str] = {
 _GATES = r"intermediate\.gate"
 
 
-@option_group
-class LoraOptions(TrainedPart):
-    """Options of LoRA."""
-
-    lora_rank: CountOrZero = 0  # rank of LoRA's updates of the base's matrices (peft); 0: none
-    lora_alpha: CountOrZero = 0  # LoRA's scale times its rank; 0: twice the rank
-    # of query, key, value, attention_output, intermediate, output
-    lora_targets: Annotated[tuple[Target, ...], SOME, DIFFERENT] = ("query", "value")
-
-
-class Lora(Extension[LoraOptions]):
+class Lora(Extension):
     """LoRA (Hu et al. 2022)."""
 
     sizes = scaled = ("lora_rank",)
@@ -54,18 +43,12 @@ class Lora(Extension[LoraOptions]):
   year = {2022}
 }"""
 
-    def check(self, method: LoraOptions) -> None:
-        """See `Extension.check`; LoRA trains beside a frozen base only."""
-        rule = f"extensions with --method.lora_rank {method.lora_rank}"
-        require(method.trains == "extensions" or not method.lora_rank, "trains", method.trains, rule)
-
-    def attach(self, model: nn.Module, method: LoraOptions) -> None:
+    def attach(self, model: nn.Module, method: MethodOptions) -> None:
         """Wrap the matrices that LoRA updates; the updates start at zero."""
         if method.lora_rank:
             from peft import inject_adapter_in_model
 
-            gated = cast("Shape", model.config).gated_ffn
-            inject_adapter_in_model(build_lora_config(method, gated=gated), model)
+            inject_adapter_in_model(build_lora_config(method, gated=cast(Any, model.config).gated_ffn), model)
 
     def merge(self, model: nn.Module) -> None:
         """Add the updates to the matrices and take the wrappers away; a model without LoRA stays as it is."""
@@ -76,18 +59,15 @@ class Lora(Extension[LoraOptions]):
                 module.merge(safe_merge=True)
                 model.set_submodule(name, module.get_base_layer())
 
-    def describe(self, shape: Shape, method: LoraOptions) -> str:
-        """See `Extension.describe`."""
-        return (
-            f"LoRA's updates of rank {method.lora_rank} ({','.join(method.lora_targets)})" if method.lora_rank else ""
-        )
+    def describe(self, shape: Any, method: MethodOptions) -> str:
+        rank, targets = method.lora_rank, ",".join(method.lora_targets)
+        return f"LoRA's updates of rank {rank} ({targets})" if rank else ""
 
-    def find(self, shape: Shape, parameters: Collection[str], adapter: str = "") -> str:
-        """See `Extension.find`."""
+    def find(self, shape: Any, parameters: Collection[str], adapter: str = "") -> str:
         return "LoRA" if any(self.parameters.search(name) for name in parameters) else ""
 
 
-def build_lora_config(method: LoraOptions, *, gated: bool = False) -> Any:
+def build_lora_config(method: MethodOptions, *, gated: bool = False) -> Any:
     """Return peft's `LoraConfig` of a method: its targets are the base's matrices, never those of an extension.
 
     Args:

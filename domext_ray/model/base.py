@@ -1,6 +1,6 @@
 """A base checkpoint -> its tensors in memory, under Hugging Face BERT's names.
 
-A base is a checkpoint of one of the layouts in `layouts/table.py`, as a folder or a hub id. A layout maps names to
+A base is a checkpoint of one of `layouts.LAYOUTS`, as a folder or a hub id. A layout maps names to
 BERT's, and `build.detach` maps them back.
 """
 
@@ -22,8 +22,7 @@ from domext_ray.errors import BaseModelError, CorpusError
 from domext_ray.model.base_folder import SHIPPED_BASE, find_local_base
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.layouts.layout import SHARED_FIELDS, Layout
-from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.model.layouts import LAYOUTS, SHARED_FIELDS, Layout
 from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
@@ -36,25 +35,15 @@ HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_rela
 
 @dataclass(frozen=True)
 class Base:
-    """A base checkpoint in memory.
+    """A base checkpoint in memory."""
 
-    Args:
-        id: what the user called it.
-        folder: where its files are.
-        config: shape, without extensions.
-        tensors: fp32 tensors by internal name; tied copies are left out.
-        original_names: name in the checkpoint by internal name; of matrices that the checkpoint has in one tensor, in
-            the order in which it has them, the same name.
-        sha256: `hash_tensors` of `tensors`.
-        tokenizer_folder: where its tokenizer is.
-    """
-
-    id: str
-    folder: Path
-    config: DomextConfig
-    tensors: dict[str, Tensor]
+    id: str  # what the user called it
+    folder: Path  # where its files are
+    config: DomextConfig  # shape, without extensions
+    tensors: dict[str, Tensor]  # fp32, by internal name; tied copies are left out
+    # name in the checkpoint, by internal name; of matrices that it has in one tensor, in its order, the same name
     original_names: dict[str, str]
-    sha256: str
+    sha256: str  # `hash_tensors` of `tensors`
     tokenizer_folder: Path
 
     @property
@@ -80,7 +69,9 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
         BaseModelError: it does not exist, is of another architecture, its files are not what its config says, or its
             tokenizer is missing or another model's.
     """
-    folder = _find_folder(base)
+    folder = find_local_base(base) or _fetch(base, SMALL_FILES)  # of a hub id: a wrong one costs no download
+    if not (folder / "config.json").is_file():
+        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
     config, layout = _read_config(folder, base)
     try:
         check_fit(load_tokenizer(folder), config.vocab_size, "this base")
@@ -99,10 +90,7 @@ def load_base(base: str, *, next_sentence: bool = False) -> Base:
     if not has_head:
         tensors = {name: each for name, each in tensors.items() if not name.startswith(MLM_HEAD)}
     config.has_pooler = f"{POOLER}dense.weight" in tensors
-    absent = tuple(
-        part for part in (MLM_HEAD, NEXT_SENTENCE_HEAD) if not any(name.startswith(part) for name in tensors)
-    )
-    _check_tensors(tensors, config, base, absent)
+    _check_tensors(tensors, config, base)
     names = {name: names[name] for name in tensors}
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -125,14 +113,6 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().contiguous().numpy().data)
     return digest.hexdigest()
-
-
-def _find_folder(base: str) -> Path:
-    """Return the folder of a base; of a hub id, with its small files only, so that a wrong one costs no download."""
-    folder = find_local_base(base) or _fetch(base, SMALL_FILES)
-    if not (folder / "config.json").is_file():
-        raise BaseModelError(f"--base {base!r} has no config.json on the hub; give the id of a model.")
-    return folder
 
 
 def _fetch(hub_id: str, patterns: list[str]) -> Path:
@@ -213,7 +193,7 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
 
     Args:
         folder: where its config.json is.
-        base: what the user called it: a folder or a hub id.
+        base: what the user called it.
 
     Raises:
         BaseModelError: it has no weights, or they cannot be read.
@@ -241,8 +221,12 @@ def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None
         tensors[f"{MLM_HEAD}bias"], names[f"{MLM_HEAD}bias"] = bias, names[_TIED[1]]
 
 
-def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, absent: tuple[str, ...]) -> None:
-    expected = _describe_tensors(config, absent)
+def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str) -> None:
+    """Refuse tensors that are not those of the model that config.json describes; heads may be absent."""
+    absent = tuple(head for head in HEADS[:2] if not any(name.startswith(head) for name in tensors))
+    with torch.device("meta"):
+        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
+    expected = {name: tuple(each.shape) for name, each in model.named_parameters() if not name.startswith(absent)}
     found = {name: tuple(each.shape) for name, each in tensors.items()}
     wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if wrong:
@@ -251,10 +235,3 @@ def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, 
             f"--base {base!r} does not hold what its config.json says: {name} has shape {found.get(name, 'none')} "
             f"instead of {expected.get(name, 'none')} ({len(wrong)} tensors differ)."
         )
-
-
-def _describe_tensors(config: DomextConfig, absent: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        model = (DomextForPreTraining if config.has_pooler else DomextForMaskedLM)(config)
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
-    return {name: each for name, each in shapes.items() if not name.startswith(absent)}

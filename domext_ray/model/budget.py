@@ -20,8 +20,6 @@ from domext_ray.options.declare import MANY
 
 TOLERANCE = 0.01
 """How far, relative to the budget, the share of a solved method may be from it."""
-_FINE_PARTS = tuple(part for extension in EXTENSIONS for part in extension.scaled)
-_STEPS = 60  # halvings of an interval: more than a float has bits
 
 
 def solve_budget(
@@ -54,7 +52,7 @@ def solve_budget(
     low, high = 0.0, 1.0
     while count_share(_scale(method, high, num_heads)) < budget:
         low, high = high, 2 * high
-    for _ in range(_STEPS):
+    for _ in range(60):  # halvings: more than a float has bits
         middle = (low + high) / 2
         low, high = (middle, high) if count_share(_scale(method, middle, num_heads)) < budget else (low, middle)
     solved = _settle(_scale(method, low, num_heads), budget, count_share)
@@ -107,9 +105,7 @@ def _settle(method: MethodConfig, budget: float, count_share: Callable[[MethodCo
     def resize(part: str, size: int) -> MethodConfig:
         return replace(method, **{part: size})  # type: ignore[arg-type]
 
-    def step_of(part: str) -> float:
-        return count_share(resize(part, getattr(method, part) + 1)) - count_share(method)
-
-    finest = min((part for part in _FINE_PARTS if getattr(method, part)), key=step_of)
+    parts = [part for extension in EXTENSIONS for part in extension.scaled if getattr(method, part)]
+    finest = min(parts, key=lambda part: count_share(resize(part, getattr(method, part) + 1)))
     size = bisect.bisect_left(range(16 * MANY), budget, lo=2, key=lambda each: count_share(resize(finest, each)))
     return min((resize(finest, each) for each in (size - 1, size)), key=lambda each: abs(count_share(each) - budget))

@@ -16,28 +16,23 @@ from transformers import PreTrainedConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError
-from domext_ray.extensions.modules import Modules
 from domext_ray.extensions.table import ADAPTER_PARTS, EXTENSIONS, is_extension
 from domext_ray.model.base import HEADS, MLM_HEAD, POOLER, Base
 from domext_ray.model.domext.configuration_domext import AdapterConfig, DomextConfig, complete_adapter
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextForPreTraining
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import find_layout
 
 _LAYER_NORM = re.compile(r"bert\..*LayerNorm\.(weight|bias)")
 _BIAS = re.compile(r"bert\.(embeddings|encoder)\..*bias")
+_NOT_SHAPE = ("transformers_version", "model_type")
 _BASE_LAYER = ".base_layer."  # within the name of a matrix that peft has wrapped
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """The extensions of a model, new words apart: what a run that goes on from another one must make too.
+    """The extensions of a model, new words apart: what a run that goes on from another one must make too."""
 
-    Args:
-        adapters: by name; a checkpoint's record, or a test, may say less of an adapter than it has.
-        module_hidden_size: h'; 0: no modules.
-        module_ffn_size: f'.
-    """
-
+    # by name; a checkpoint's record, or a test, may say less of an adapter than it has
     adapters: Mapping[str, AdapterConfig | Mapping[str, Any]] = field(default_factory=dict)
     module_hidden_size: int = 0
     module_ffn_size: int = 0
@@ -89,7 +84,8 @@ def describe_shape(
             max_position_embeddings=shape.max_position_embeddings,
         )
     else:
-        config = DomextConfig(**_own_values(base.config))
+        values = base.config.to_dict().items()
+        config = DomextConfig(**{name: each for name, each in values if name not in _NOT_SHAPE})
     describe_adapters(config, method, earlier or Extensions())
     _add_modules(config, method, earlier or Extensions())
     if method.top_layers > config.num_hidden_layers:
@@ -135,9 +131,10 @@ def describe_adapters(config: DomextConfig, method: MethodConfig, earlier: Exten
         known = adapters.get(method.adapter, own)
         own = replace(own, router_words=known.router_words, router_threshold=known.router_threshold)
         if known != own:
+            parts = ", ".join(f"{name} {value}" for name, value in asdict(known).items())
             raise ConfigError(
                 f"--method.adapter {method.adapter!r} is the name of an adapter of --init_from that has other parts "
-                f"({_list_values(adapters[method.adapter])}); give another name, or these parts to train it further."
+                f"({parts}); give another name, or these parts to train it further."
             )
         adapters[method.adapter] = own
     config.adapters = dict(sorted(adapters.items()))
@@ -153,22 +150,13 @@ def _add_modules(config: DomextConfig, method: MethodConfig, earlier: Extensions
     """Describe the method's modules, or an earlier run's."""
     sizes = method.module_hidden_size, method.module_ffn_size
     before = earlier.module_hidden_size, earlier.module_ffn_size
-    Modules().check_heads(method, config.num_attention_heads)
+    method.check_heads(config.num_attention_heads)
     if sizes[0] and before[0] and sizes != before:
         raise ConfigError(
             f"--method.module_hidden_size {sizes[0]} and --method.module_ffn_size {sizes[1]} differ from the modules "
             f"of --init_from, {before[0]} and {before[1]}; give those to train them further, or 0 to keep them frozen."
         )
     config.module_hidden_size, config.module_ffn_size = sizes if sizes[0] else before
-
-
-def _list_values(adapter: AdapterConfig) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(adapter).items())
-
-
-def _own_values(config: DomextConfig) -> dict[str, Any]:
-    values = config.to_dict()
-    return {name: value for name, value in values.items() if name not in ("transformers_version", "model_type")}
 
 
 def build_model(
@@ -323,13 +311,12 @@ def trainable_names(
     return {
         name
         for name in names
-        if (_trains_extension(name, method) if is_extension(name) else trains_base(name, method, first_layer))
-        or (name.startswith(trained) and not is_extension(name))
+        if (
+            any(each.parameters.search(name) and each.trains(name, method) for each in EXTENSIONS)
+            if is_extension(name)
+            else name.startswith(trained) or trains_base(name, method, first_layer)
+        )
     }
-
-
-def _trains_extension(name: str, method: MethodConfig) -> bool:
-    return any(each.parameters.search(name) and each.trains(name, method) for each in EXTENSIONS)
 
 
 def trains_base(name: str, method: MethodConfig, first_layer: int) -> bool:
@@ -351,19 +338,14 @@ def store_base(model: DomextForMaskedLM, dtype: torch.dtype) -> None:
 def choose_attention(model: DomextForMaskedLM, device: torch.device, *, bf16: bool) -> None:
     """Set the attention implementation that trains fastest: the fused one, but for bf16 on a CPU.
 
-    There torch's fused kernel, and above all its backward pass, takes three times as long as matrix products and a
-    softmax in turn (`jobs/benchmark.py step --precision bf16` shows the whole step).
+    There torch's fused kernel takes three times as long as products and a softmax in turn, above all backward.
     """
     model.set_attn_implementation("eager" if bf16 and device.type == "cpu" else "sdpa")
 
 
 @contextlib.contextmanager
 def bypass_extensions(model: nn.Module) -> Iterator[None]:
-    """Let a model with a frozen base predict as that base does, while the block runs; its new words score as before.
-
-    Args:
-        model: its extensions stand beside the base: adapters and modules, no LoRA.
-    """
+    """Let a model without LoRA predict as its frozen base does while the block runs; new words score as before."""
     config, layers = cast(DomextConfig, model.config), cast(Any, model).bert.encoder.layer
     active, modules = config.active_adapters, [layer.extension for layer in layers]
     config.active_adapters = []

@@ -19,21 +19,13 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextFor
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of an augmented model.
+    """Parameters of an augmented model."""
 
-    Args:
-        total: all of them, the MLM head included, tied ones once.
-        trainable: those that the method trains.
-        encoder: base and extensions, pooler in, MLM head out: the denominator of the papers' shares.
-        kinds: of those that train, the extensions' by the class of `extensions.table`.
-        decoder: what trains beside the model and no export has, see `training.decoder.count_decoder`.
-    """
-
-    total: int
-    trainable: int
-    encoder: int
-    kinds: Mapping[str, int] = field(default_factory=dict)
-    decoder: int = 0
+    total: int  # the MLM head included, tied ones once
+    trainable: int  # those that the method trains
+    encoder: int  # base and extensions, pooler in, MLM head out: the denominator of the papers' shares
+    kinds: Mapping[str, int] = field(default_factory=dict)  # of those that train, by the class of `extensions.table`
+    decoder: int = 0  # what trains beside the model and no export has, see `training.decoder.count_decoder`
 
     @property
     def trainable_frac(self) -> float:

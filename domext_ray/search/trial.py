@@ -35,7 +35,7 @@ from domext_ray.files import read_json
 from domext_ray.labelled.metrics.scores import RESAMPLING_SEED, Score, find_bounds
 from domext_ray.labelled.readers.loading import LoadedSet
 from domext_ray.options.build import identity_of
-from domext_ray.plan import load_run_base, size_run
+from domext_ray.plan import count_run, load_run_base, size_run
 from domext_ray.runs.attempts import supersede
 from domext_ray.runs.losses import DOMAIN, find_losses
 from domext_ray.runs.run_directory import RunPaths, write_config
@@ -131,7 +131,8 @@ class Trial:
         configure_kernels(TRAINING, uses_fp32=not (pretrain.engine.uses_bf16 and self.finetune.engine.uses_bf16))
         self.prepared = work.prepared[name_preparation(pretrain)]
         base = load_run_base(pretrain)
-        sized, self.shape, self.counts = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
+        sized, self.shape = size_run(pretrain, base, num_new_words=self.prepared.num_new_words or None)
+        self.counts = count_run(sized, base, self.shape)
         # What a trial scores the sweep's driver hands to all of them: see `watching.TrialTracking`.
         trackers = tuple(each for each in sized.run.trackers if each == "tensorboard")
         pretrain = replace(

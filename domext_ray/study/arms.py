@@ -22,7 +22,7 @@ from domext_ray.model.base import Base
 from domext_ray.model.counts import ParameterCounts
 from domext_ray.options.build import from_dict, merge_options, to_dict
 from domext_ray.options.declare import require
-from domext_ray.plan import size_run
+from domext_ray.plan import count_run, size_run
 
 _SECTIONS = ("method", "optim", "vocab", "objective", "train", "replay", "init_from")  # what a preset may say
 _KEEPING = ("keep", "keep_weight")
@@ -139,8 +139,8 @@ def plan_arms(
         configs = make_configs(config, preset, options)
         for name, each in configs.items():
             try:
-                sized, _, counts = size_run(each, base)
-                arms[name] = Arm(name, preset, each, sized.method, counts)
+                sized, shape = size_run(each, base)
+                arms[name] = Arm(name, preset, each, sized.method, count_run(sized, base, shape))
             except ConfigError as error:
                 refused[name] = error
         if len(refused) == len(configs):

@@ -78,23 +78,14 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a batch computes, and what a rank's steps are held against.
+    """What a batch computes, and what a rank's steps are held against."""
 
-    Args:
-        forward: operations of the loss.
-        backward: of its gradient.
-        num_tokens: tokens of the batch.
-        matmuls: how often each product is computed, by torch's operation and its tensors' sizes and strides.
-        peak: operations per second that the card's maker publishes for bf16; 0.0: not known, or another precision.
-        matmul_seconds: per token, what this rank takes for the products alone; 0.0: not timed.
-    """
-
-    forward: int
-    backward: int
-    num_tokens: int
-    matmuls: Mapping[Any, int]
-    peak: float = 0.0
-    matmul_seconds: float = 0.0
+    forward: int  # operations of the loss
+    backward: int  # of its gradient
+    num_tokens: int  # of the batch
+    matmuls: Mapping[Any, int]  # how often each product is computed: torch's operation, its tensors' sizes and strides
+    peak: float = 0.0  # bf16 operations per second that the card's maker publishes; 0.0: not known, or not in bf16
+    matmul_seconds: float = 0.0  # per token, what this rank takes for the products alone; 0.0: not timed
 
     @property
     def flops_per_token(self) -> float:
@@ -104,10 +95,7 @@ class Roofline:
     def describe(self, num_tokens: int, seconds: float, world_size: int) -> dict[str, float]:
         """Return a step's figures for metrics.jsonl: the rate of all ranks, and its shares of what could be.
 
-        Args:
-            num_tokens: tokens of the global batch, padding left out.
-            seconds: of the step.
-            world_size: ranks, which share the batch evenly.
+        `num_tokens` are those of the global batch, padding left out, which ranks share evenly.
         """
         rate = self.flops_per_token * num_tokens / seconds
         alone = self.matmul_seconds * num_tokens / world_size
@@ -130,12 +118,7 @@ class _Matmuls(TorchDispatchMode):
 
 
 def count_flops(objective: Objective, batch: Any) -> Roofline:
-    """Count what a batch of full rows computes; nothing is computed.
-
-    Args:
-        objective: model and loss; its parameters are whole (not sharded by ZeRO-3).
-        batch: a `MaskedBatch`.
-    """
+    """Count what a batch of full rows computes, of parameters that ZeRO-3 has not sharded; nothing is computed."""
     tensors = {**dict(objective.named_parameters()), **dict(objective.named_buffers())}
     # All of one precision, for no autocast is at work there: a frozen base may be stored in another one.
     shapes = {
@@ -154,11 +137,7 @@ def count_flops(objective: Objective, batch: Any) -> Roofline:
 
 
 def find_peak(name: str) -> float:
-    """Return the bf16 operations per second that are published for a card; 0.0 for one that `PEAKS` has not.
-
-    Args:
-        name: as torch has it, such as "NVIDIA H100 80GB HBM3".
-    """
+    """Return the bf16 operations per second that are published for a card of torch's name; 0.0: `PEAKS` has none."""
     words = name.replace("-", " ").split()
     return next((peak for part, peak in PEAKS.items() if set(part.split()) <= set(words)), 0.0)
 
@@ -167,10 +146,7 @@ def find_peak(name: str) -> float:
 def time_matmuls(roofline: Roofline, device: torch.device, *, bf16: bool) -> Roofline:
     """Time a batch's products, each alone, on a device that should do nothing else meanwhile.
 
-    Args:
-        roofline: has the products.
-        device: where; small products of a GPU are mostly their launch.
-        bf16: in bf16, which is what autocast makes of all of them.
+    Small products of a GPU are mostly their launch. With `bf16` all are what autocast makes of them.
     """
     total, dtype = 0.0, torch.bfloat16 if bf16 else torch.float32
     for (call, inputs), number in roofline.matmuls.items():
@@ -273,11 +249,7 @@ def _list_rows(config: PretrainConfig) -> list[int]:
 def make_full_batch(config: PretrainConfig, vocab_size: int, length: int, num_rows: int = 0) -> MaskedBatch | ViewBatch:
     """Return full rows of random tokens, of which the first ones are predicted; or two views of each.
 
-    Args:
-        config: the run.
-        vocab_size: ids are below it.
-        length: tokens of a row.
-        num_rows: rows; 0: those of about `COUNTED_TOKENS`.
+    There are `num_rows`, or 0: those of about `COUNTED_TOKENS`.
     """
     draw = torch.Generator().manual_seed(0)
     input_ids = torch.randint(vocab_size, (num_rows or max(1, COUNTED_TOKENS // length), length), generator=draw)
@@ -434,10 +406,7 @@ def list_moments(trained: int, frozen: int, step: StepMemory, sharding: Sharding
 def measure_step_memory(objective: Objective, batch: Any, *, keeps_gradients: bool) -> StepMemory:
     """Run forward and backward of a micro batch, and watch what is held.
 
-    Args:
-        objective: model and loss.
-        batch: a micro batch.
-        keeps_gradients: they stay until the update; else each makes way once it is whole, as DeepSpeed copies it away.
+    Gradients that are not kept until the update make way once they are whole, as DeepSpeed copies them away.
     """
     watch = _LiveBytes(objective, keeps_gradients=keeps_gradients)
     trained = [each for each in objective.parameters() if each.requires_grad]

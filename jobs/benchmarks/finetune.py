@@ -42,7 +42,7 @@ from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.model.build import describe_plain
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import find_layout
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 SAMPLERS = ("random", "group_by_length")

@@ -23,7 +23,7 @@ from domext_ray.errors import ConfigError
 from domext_ray.export.adapter_folders import ADAPTERS_VERSION, find_reduction_factor
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.layout import SHARED_FIELDS
+from domext_ray.model.layouts import SHARED_FIELDS
 
 INSTALL = f"python -m venv rival && rival/bin/pip install torch adapters=={ADAPTERS_VERSION}"
 

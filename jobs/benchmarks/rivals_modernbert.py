@@ -13,7 +13,7 @@ from transformers import ModernBertForMaskedLM
 from domext_ray.model.build import detach, name_plain
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import find_layout
 
 
 class Widened(nn.Module):

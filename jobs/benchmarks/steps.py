@@ -32,7 +32,7 @@ from domext_ray.extensions.table import is_extension
 from domext_ray.model.base import Base
 from domext_ray.model.build import build_model, choose_attention, detach, store_base
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.table import LAYOUTS
+from domext_ray.model.layouts import LAYOUTS
 from domext_ray.training.cost import Roofline, count_flops, time_matmuls
 from domext_ray.training.engine import compile_layers
 from domext_ray.training.losses import MaskedLoss

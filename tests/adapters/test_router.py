@@ -24,7 +24,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.domext.configuration_domext import AdapterConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.routers_domext import ROUTER_PAIRS, ROUTER_SKIPS, Router
-from domext_ray.plan import size_run
+from domext_ray.plan import count_run, size_run
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training import router as router_room
@@ -150,7 +150,8 @@ def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], 
     paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
     inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
     started = Start(start, None, "", None) if start else None
-    _, *sizes = size_run(config, base)
+    shape = size_run(config, base)[1]
+    sizes = shape, count_run(config, base, shape)
     get_or_train_routers(Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs))
 
 

@@ -32,7 +32,7 @@ from domext_ray.export.model_folder import (
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.table import find_layout
+from domext_ray.model.layouts import find_layout
 
 RECALL_ENCODER = "recall_encoder"
 """Folder, in an export, of the encoder that recalls terms."""

@@ -25,7 +25,7 @@ from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import LAYOUT_DEFAULTS, DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
-from domext_ray.model.layouts.table import LAYOUTS, find_layout
+from domext_ray.model.layouts import LAYOUTS, find_layout
 from domext_ray.training.rebuild import RebuiltRun
 
 PLAIN = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
