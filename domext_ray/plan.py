@@ -64,7 +64,7 @@ def plan_run(config: PretrainConfig) -> Run:
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None
-    config, shape, counts = size_run(config, base, start.extensions if start else None)
+    config, shape, counts = size_run(config, base, start.checkpoint.extensions if start else None)
     run = Run(config, paths, base_sha256, shape, counts, base, start)
     check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
@@ -238,7 +238,7 @@ def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Sta
     folder, stored = Path(config.init_from).expanduser().resolve(), read_identity(run_dir)
     own = find_latest(run_dir / "checkpoints")
     if own is not None and stored is not None and "init_sha256" in stored:
-        return Start(folder, None, str(stored["init_sha256"]), own.extensions)
+        return Start(folder, own, str(stored["init_sha256"]))
     if not folder.is_dir():
         raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
     return find_start(folder, base_sha256)

@@ -63,12 +63,6 @@ class TrainState:
     num_updates: int
 
 
-def sum_over_ranks(tensor: Tensor) -> None:
-    """Replace a tensor by its sum over all ranks; Gloo would hand one rank's to another thread and back."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(tensor)
-
-
 def join_alone() -> None:
     """Make a process group of this process alone, unless there is one: the engine reduces over ranks."""
     if not dist.is_initialized():

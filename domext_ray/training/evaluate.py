@@ -32,7 +32,7 @@ from domext_ray.corpus.draws import hash_counters
 from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.views import make_masker
 from domext_ray.errors import CorpusError
-from domext_ray.training.engine import Engine, sum_over_ranks
+from domext_ray.training.engine import Engine
 from domext_ray.training.objective import MaskedBatch, to_batch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
@@ -197,7 +197,7 @@ def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
             batch = batch.without_weight()
         totals += torch.tensor([*engine.evaluate(batch), batch.num_pairs], dtype=torch.float64)
     totals = totals.to(engine.device)
-    sum_over_ranks(totals)
+    engine.sum_over_ranks(totals)
     loss, correct, num_tokens, num_in_order, num_pairs = totals.tolist()
     return Scores(
         loss / num_tokens if num_tokens else math.nan,

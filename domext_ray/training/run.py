@@ -17,7 +17,7 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
-from domext_ray.training.checkpoint import CheckpointId
+from domext_ray.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,13 @@ class Start:
 
     Args:
         run_dir: its directory.
-        checkpoint: where the other one starts; None once that has checkpoints of its own.
+        checkpoint: where the other one starts; once that has checkpoints, its own newest.
         sha256: of the tensors that it started from.
-        extensions: that the model has from there, beside its method's own.
     """
 
     run_dir: Path
-    checkpoint: CheckpointId | None
+    checkpoint: Checkpoint
     sha256: str
-    extensions: Extensions | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Run:
     counts: ParameterCounts
     base: Base | None = None
     start: Start | None = None
-    goes_on_from: CheckpointId | None = None
+    goes_on_from: Checkpoint | None = None
     prepared: Inputs | None = None
 
     @property
@@ -94,7 +92,7 @@ class Run:
     @property
     def earlier(self) -> Extensions | None:
         """Extensions that the model has beside the method's own."""
-        return self.start.extensions if self.start else None
+        return self.start.checkpoint.extensions if self.start else None
 
     def at(self, run_dir: Place) -> Run:
         """Return the run in another directory, or as the attempt has it that works on it."""
