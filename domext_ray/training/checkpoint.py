@@ -51,23 +51,14 @@ _FOLDER_NAME = re.compile(r"step-(\d{8,})(?:-(\d{4,}))?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was found sound, on any node; its tensors stay in their files until they are used.
+    """A checkpoint that was found sound, on any node; its tensors stay in their files until they are used."""
 
-    Args:
-        path: its folder.
-        step: optimiser steps made, skipped ones included.
-        num_updates: those that were not skipped.
-        trainer_state: where the run stands in its data and its limits.
-        run_info: what the run is: base, corpus, tokenizer, extensions.
-        files: bytes and sha256 of the files of tensors.
-    """
-
-    path: Place = field(compare=False)
-    step: int
-    num_updates: int
-    trainer_state: dict[str, Any]
-    run_info: dict[str, Any]
-    files: dict[str, dict[str, Any]]
+    path: Place = field(compare=False)  # its folder
+    step: int  # optimiser steps made, skipped ones included
+    num_updates: int  # those that were not skipped
+    trainer_state: dict[str, Any]  # where the run stands in its data and its limits
+    run_info: dict[str, Any]  # what the run is: base, corpus, tokenizer, extensions
+    files: dict[str, dict[str, Any]]  # bytes and sha256 of the files of tensors
 
     @property
     def extensions(self) -> Extensions:

@@ -43,19 +43,12 @@ MLFLOW_METRICS, MLFLOW_PARAMS, MLFLOW_CHARS = 1000, 100, 500
 
 @dataclass(frozen=True)
 class Tracked:
-    """What trackers are given figures of.
+    """What trackers are given figures of."""
 
-    Args:
-        folder: its own folder, whose name is its name.
-        home: the folder of all that it is compared with, whose name they share.
-        options: what it was made with.
-        step: of the checkpoint that it goes on from; 0: it begins.
-    """
-
-    folder: Place
-    home: Place
-    options: Mapping[str, Any]
-    step: int
+    folder: Place  # its own, whose name is its name
+    home: Place  # of all that it is compared with, whose name they share
+    options: Mapping[str, Any]  # what it was made with
+    step: int  # of the checkpoint that it goes on from; 0: it begins
 
 
 class Tracker(ABC):

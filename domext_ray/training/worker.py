@@ -210,10 +210,8 @@ class PretrainWorker:
                 record |= self._evaluate(at_end=done and self._is_done())
             if self.log is not None:
                 self.log.write(record)
-            if saves and evaluates:
-                self._check_evaluation(record)
             if saves:
-                self._save()
+                self._save(record)
             if saves or evaluates:
                 self.report(record)
             if saves or evaluates or self.step == first:
@@ -322,15 +320,6 @@ class PretrainWorker:
                 f"--objective.mask_prob ({self.config.objective.mask_prob:g}) is too low."
             )
 
-    def _check_evaluation(self, record: dict[str, Any]) -> None:
-        """Refuse to save weights that cannot predict: the last step may have ruined them, and none has shown it yet."""
-        loss = record[DOMAIN + self.losses.loss]
-        if record["eval/domain_tokens"] and not math.isfinite(loss):
-            raise DivergenceError(
-                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
-                "not saved; give a lower --optim.lr under another --run.name."
-            )
-
     def _evaluate(self, *, at_end: bool = False) -> dict[str, Any]:
         """Score the fixed sets. At a run's start and end also what takes as long as the rest of an evaluation.
 
@@ -381,7 +370,14 @@ class PretrainWorker:
         if self.rank == 0:
             enter_phase(self.run_dir, phase, stage)
 
-    def _save(self) -> None:
+    def _save(self, record: dict[str, Any]) -> None:
+        """Save, unless the weights cannot predict: the last step may have ruined them, and none has shown it yet."""
+        loss = record.get(DOMAIN + self.losses.loss, 0.0)
+        if record.get("eval/domain_tokens") and not math.isfinite(loss):
+            raise DivergenceError(
+                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
+                "not saved; give a lower --optim.lr under another --run.name."
+            )
         self._save_waits = False
         self._enter_phase(f"saving the checkpoint of step {self.step:,}", CHECKPOINTS)
         if self.log is not None:
