@@ -45,12 +45,7 @@ from domext_ray.runs.run_directory import (
 )
 from domext_ray.runtime.ray_cluster import start_ray
 from domext_ray.storage import Place, Where, write_text
-from domext_ray.training.checkpoint import (
-    CheckpointId,
-    find_resume_point,
-    find_tensors_sha256,
-    list_steps,
-)
+from domext_ray.training.checkpoint import Checkpoint, choose_checkpoint, find_latest, list_steps
 from domext_ray.training.cost import estimate_memory, make_dry_run_model, measure_step_cost
 from domext_ray.training.metrics import find_last_step
 from domext_ray.training.phases import ORDER, Phase, make_phases, resolve_max_steps
@@ -240,12 +235,11 @@ def is_finished(where: Where, config: PretrainConfig) -> bool:
     reached = [(limits.max_steps, "steps"), (limits.max_tokens, "tokens"), (limits.max_seconds, "wall_seconds")]
     record, step = read_export_record(run_dir / "export"), done["steps"]  # an export is what a job writes last
     newest = max(list_steps(checkpoints), default=step)  # none: they were deleted to save space
-    return (
-        any(0 < limit <= done[name] for limit, name in reached)
-        and record is not None
-        and newest == record.step == step
-        and (find_tensors_sha256(checkpoints, step) or record.checkpoint_sha256) == record.checkpoint_sha256
-    )
+    if record is None or not newest == record.step == step:
+        return False
+    saved = find_latest(checkpoints, step, hashes=False)
+    is_its = saved is None or saved.tensors_sha256 == record.checkpoint_sha256
+    return is_its and any(0 < limit <= done[name] for limit, name in reached)
 
 
 def _say_finished(run: Run) -> None:
@@ -263,19 +257,14 @@ def _say_finished(run: Run) -> None:
     )
 
 
-def _look_back(run_dir: Place) -> CheckpointId | None:
+def _look_back(run_dir: Place) -> Checkpoint | None:
     """Choose the checkpoint that a run goes on from, and say what has changed since; None: it begins anew."""
     for changed in check_order(run_dir, ORDER):
         print(f"note: {changed} since this run's last start; losses may differ in their last digits.", flush=True)
-    point = find_resume_point(run_dir / "checkpoints")
-    for sentence in point.passed_over:
-        print(f"warning: {sentence}", flush=True)
-    if point.checkpoint is not None:
-        return point.checkpoint.id
-    step = find_last_step(run_dir / "metrics.jsonl")
-    if step:
+    found = choose_checkpoint(run_dir / "checkpoints", tell=lambda sentence: print(f"warning: {sentence}", flush=True))
+    if found is None and (step := find_last_step(run_dir / "metrics.jsonl")):
         print(f"note: step {step:,} was the last one and no checkpoint is there; the run begins anew.", flush=True)
-    return None
+    return found
 
 
 def _check_budget(config: PretrainConfig, counts: ParameterCounts, num_new_words: int) -> None:

@@ -63,7 +63,7 @@ def plan_run(config: PretrainConfig) -> Run:
     read_probe(config.train.general_probe)
     base_sha256 = base.sha256 if base else "none"
     start = _find_start(config, base_sha256, paths.run) if config.init_from else None
-    config, shape = size_run(config, base, start.extensions if start else None)
+    config, shape = size_run(config, base, start.checkpoint.extensions if start else None)
     run = Run(config, paths, base_sha256, shape, count_run(config, base, shape), base, start)
     check_identity(paths.run, {**identify_run(run), **_find_moved_corpus(config, paths)})
     return run
@@ -212,9 +212,9 @@ def read_run_vocabulary(config: PretrainConfig, base: Base) -> BaseVocabulary:
 def _find_start(config: PretrainConfig, base_sha256: str, run_dir: Place) -> Start:
     """Where a run starts; one that has checkpoints does not look at the earlier run again."""
     folder, stored = Path(config.init_from).expanduser().resolve(), read_identity(run_dir)
-    own = find_latest(run_dir / "checkpoints")
+    own = find_latest(run_dir / "checkpoints", hashes=False)
     if own is not None and stored is not None and "init_sha256" in stored:
-        return Start(folder, None, str(stored["init_sha256"]), own.extensions)
+        return Start(folder, own, str(stored["init_sha256"]))
     if not folder.is_dir():
         raise ConfigError(f"--init_from is {config.init_from!r}, which does not exist; give the directory of a run.")
     return find_start(folder, base_sha256)

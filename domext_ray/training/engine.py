@@ -52,21 +52,10 @@ class TensorState:
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that training changes in a model, independent of ZeRO stage and world size.
+    """Everything that training changes in a model, independent of ZeRO stage and world size."""
 
-    Args:
-        tensors: trainable tensors by the model's parameter names: all of them, or one rank's share.
-        num_updates: optimiser updates made (AdamW's step count; skipped steps are not counted).
-    """
-
-    tensors: Mapping[str, TensorState]
-    num_updates: int
-
-
-def sum_over_ranks(tensor: Tensor) -> None:
-    """Replace a tensor by its sum over all ranks; Gloo would hand one rank's to another thread and back."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(tensor)
+    tensors: Mapping[str, TensorState]  # by the model's names of the trainable parameters: all, or one rank's share
+    num_updates: int  # AdamW's step count; skipped steps are not counted
 
 
 def join_alone() -> None:
@@ -134,14 +123,11 @@ class Engine(Trainer):
             self._load_moments(state)
 
     def evaluate(self, batch: Any) -> tuple[float, int, int, int]:
-        """Score one batch without dropout.
-
-        Args:
-            batch: this rank's batch, as training has them; what has weight 0 does not count.
+        """Score this rank's batch without dropout.
 
         Returns:
             Sum of the predicted tokens' negative log-likelihoods in nats, number of exact predictions, number of
-            predicted tokens, number of pairs whose label was predicted; all of this rank.
+            predicted tokens, number of pairs whose label was predicted.
         """
         loss_sum, _, _, num_correct, num_in_order, _ = self.predict(batch)
         return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
@@ -241,12 +227,8 @@ class Engine(Trainer):
 def compile_layers(model: nn.Module, device: torch.device) -> None:
     """Have torch.compile fuse what each layer computes in training, for batches of every size.
 
-    Layers share their compiled code, but for the first and the last one, whose tensors differ: twelve take no longer to
-    compile than three. What is around them is small.
-
-    Args:
-        model: its layers are those that transformers can checkpoint, in any architecture.
-        device: where it will be.
+    Layers, those that transformers can checkpoint, share their compiled code, but for the first and the last one, whose
+    tensors differ: twelve take no longer to compile than three. What is around them is small.
 
     Raises:
         ConfigError: the device is a CPU, and there is no C++ compiler.

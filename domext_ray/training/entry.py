@@ -10,16 +10,12 @@ import pickle
 import platform
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.train import UserCallback
 
-from domext_ray.errors import ConfigError, find_user_error
+from domext_ray.errors import ConfigError, TrainingError, find_user_error
 from domext_ray.runs.events import notify_driver
 from domext_ray.storage import Where
-
-
-def unwrap_death(error: Exception) -> Exception:
-    """What Ray says of a worker that does not answer any more, or the worker's own error."""
-    return getattr(error, "health_check_failure", None) or error
 
 
 class RunFailures(UserCallback):
@@ -34,25 +30,28 @@ class RunFailures(UserCallback):
         self.run_dir, self.max_failures, self.num_failures = run_dir, max_failures, 0
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Decide what a failed worker means.
+        """Decide what a failed worker means; Ray Train never tries again after an error of this callback.
 
         Raises:
-            DomextError: the user's mistake; Ray Train never tries again after an error of this callback.
+            DomextError: the user's mistake, or that workers died too often (memory, a lost node).
         """
-        for error in worker_exceptions.values():
-            user_error = find_user_error(error)
-            if user_error is not None:
-                raise user_error
+        errors = {rank: getattr(each, "health_check_failure", None) or each for rank, each in worker_exceptions.items()}
+        for error in errors.values():
+            if (mistake := find_user_error(error)) is not None:
+                raise mistake
         self.num_failures += 1
-        rank, error = min(worker_exceptions.items(), key=lambda each: each[0])
-        error = unwrap_death(error)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        ends = self.num_failures > self.max_failures
+        rank, ends = min(errors), self.num_failures > self.max_failures
+        reason = (str(errors[rank]).strip() or type(errors[rank]).__name__).splitlines()[0]
         notify_driver(
             self.run_dir,
             f"worker {rank} failed ({reason}): failure {self.num_failures} of at most {self.max_failures}"
             + ("; the job gives up." if ends else " (--train.max_failures); all workers start again."),
         )
+        if ends and all(isinstance(each, RayError) for each in errors.values()):  # others are defects of the code
+            raise TrainingError(
+                f"workers died more than --train.max_failures ({self.max_failures}) times, the last time worker {rank} "
+                f"({' '.join(str(errors[rank]).split())}); the same command goes on from the newest checkpoint."
+            )
 
 
 def train_worker(settings: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from domext_ray.corpus.manifest import Manifest, Split, take_numbered
 from domext_ray.corpus.views import make_masker
 from domext_ray.errors import CorpusError
 from domext_ray.model.domext.modeling_domext import BASE_NAME
-from domext_ray.training.engine import Engine, sum_over_ranks
+from domext_ray.training.engine import Engine
 from domext_ray.training.objective import to_batch
 from domext_ray.training.passages import (
     EVALUATION_SEED,
@@ -114,7 +114,7 @@ def evaluate(engine: Engine, batches: Sequence[Any]) -> Scores:
             batch = batch.without_weight()
         totals += torch.tensor([*engine.evaluate(batch), batch.num_pairs], dtype=torch.float64)
     totals = totals.to(engine.device)
-    sum_over_ranks(totals)
+    engine.sum_over_ranks(totals)
     loss_sum, *counts = totals.tolist()
     return Scores(loss_sum, *map(int, counts))
 

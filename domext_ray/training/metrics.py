@@ -12,7 +12,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from domext_ray.config.pretrain import TrainConfig
@@ -24,7 +24,7 @@ from domext_ray.runs.losses import DOMAIN, MLM, TRAIN, LossNames, find_losses
 from domext_ray.storage import Log, Place, Where
 from domext_ray.training.tracking import Tracked, Tracking
 
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS, TAIL_BYTES = 0.5, 32_768
 SHOWN = {
     "train/lr": "lr {:.1e}",
     "train/grad_norm": "norm {:.2g}",
@@ -37,37 +37,22 @@ CHECK_REST = 20.0
 """Times the seconds that it took to ask whether the run is still this attempt's: so long it is not asked again."""
 
 
-def read_metrics(where: Where) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; lines that a crash cut short or damaged are left out."""
-    path = Place(where)
-    return _parse_records(path.read_bytes().split(b"\n")) if path.is_file() else []
-
-
-def _parse_records(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    records = []
-    for line in lines:
-        try:
+def read_metrics(where: Where, num_bytes: int = 0) -> list[dict[str, Any]]:
+    """Read metrics.jsonl, or the last bytes of it; lines that a crash cut short or damaged are left out."""
+    path, records = Place(where), list[dict[str, Any]]()
+    info = path.info()
+    content = path.read_bytes(max(0, info.size - num_bytes) if num_bytes else 0) if info else b""
+    for line in content.split(b"\n"):
+        with contextlib.suppress(ValueError):  # no JSON, or no UTF-8
             record = json.loads(line)
-        except ValueError:  # no JSON, or no UTF-8
-            continue
-        if isinstance(record, dict) and "step" in record:
-            records.append(record)
+            if isinstance(record, dict) and "step" in record:
+                records.append(record)
     return records
 
 
-def find_last_step(path: Where, default: int = 0) -> int:
-    """Return the newest step in metrics.jsonl, without reading all of it.
-
-    Args:
-        path: metrics.jsonl.
-        default: what to return before the first record.
-    """
-    return max((each["step"] for each in _read_tail(Place(path))), default=default)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no nan or infinity: such a figure is written as null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def find_last_step(where: Where, default: int = 0) -> int:
+    """Return the newest step in metrics.jsonl; `default` before the first record."""
+    return max((each["step"] for each in read_metrics(where, TAIL_BYTES)), default=default)
 
 
 class MetricsLog:
@@ -75,7 +60,7 @@ class MetricsLog:
 
     Args:
         run_dir: the run's directory, as the attempt that writes has it.
-        step: step of the checkpoint that the run goes on from; later lines are cut off. At step 0 the file is new.
+        step: of the checkpoint that the run goes on from; later lines are cut off. At step 0 the file is new.
         trackers: their names.
         options: what they are told of the run.
     """
@@ -101,7 +86,9 @@ class MetricsLog:
     def write(self, record: dict[str, Any]) -> None:
         """Append the record of one step; `is_stopping` then says whether the attempt is asked to save and end."""
         self._check()
-        self.log.add(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
+        # JSON has no nan or infinity: such a figure is written as null.
+        shown = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self.log.add(json.dumps(shown) + "\n")
         self.tracking.write(record)
 
     def confirm_end(self) -> None:
@@ -174,7 +161,7 @@ class RunProgress:
                 self.phase = event.text
             else:
                 self.line.keep(event.text)
-        newest = _read_tail(self.path)
+        newest = read_metrics(self.path, TAIL_BYTES)
         if not newest or newest[-1]["step"] == self.shown_step:
             self.stall.look(self.phase)
             return
@@ -221,24 +208,14 @@ def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _describe_evaluation(record: dict[str, Any]) -> str:
+    def show(name: str, form: str, otherwise: str) -> str:
+        return otherwise if record[name] is None else format(record[name], form)
+
     names = find_losses(record, DOMAIN) or MLM
-    loss = _show(record[DOMAIN + names.loss], ".3f", "nan")
-    accuracy = _show(record[DOMAIN + names.accuracy], ".1%", "nan")
+    loss, accuracy = show(DOMAIN + names.loss, ".3f", "nan"), show(DOMAIN + names.accuracy, ".1%", "nan")
     said = f"step {record['step']:,}  held-out {names.title} {loss}, {names.share or 'accuracy'} {accuracy}"
     if names is not MLM:
         return said
-    bits = _show(record["eval/domain_bits_per_character"], ".3f", "not measured")
-    general = _show(record["eval/general_mlm_accuracy"], ".1%", "not measured")
+    bits = show("eval/domain_bits_per_character", ".3f", "not measured")
+    general = show("eval/general_mlm_accuracy", ".1%", "not measured")
     return f"{said}, bits per character {bits}; general accuracy {general}"
-
-
-def _show(value: float | None, form: str, otherwise: str) -> str:
-    """Write a figure; one that is not finite, or that there is not, is null in metrics.jsonl."""
-    return otherwise if value is None else format(value, form)
-
-
-def _read_tail(path: Place, num_bytes: int = 32_768) -> list[dict[str, Any]]:
-    """The last records of a metrics file, without reading all of it."""
-    info = path.info()
-    lines = path.read_bytes(max(0, info.size - num_bytes)).split(b"\n") if info is not None else []
-    return _parse_records(lines[:-1])  # the first line may be a part of one

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from ray.exceptions import RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from domext_ray.config.pretrain import PretrainConfig
 from domext_ray.corpus.stream import READ_CPUS
-from domext_ray.errors import ConfigError, RunError, StorageError, TrainingError, find_user_error
+from domext_ray.errors import ConfigError, RunError, StorageError, find_user_error
 from domext_ray.runs.attempts import Attempt
 from domext_ray.runtime.ray_cluster import (
     describe_nodes,
@@ -34,9 +33,9 @@ from domext_ray.runtime.ray_cluster import (
 )
 from domext_ray.runtime.stopping import Stopped, save_first, signal_name
 from domext_ray.storage import Place, Where
-from domext_ray.training.checkpoint import list_steps
+from domext_ray.training.checkpoint import describe_resumption, list_steps
 from domext_ray.training.distillation import choose_snippets
-from domext_ray.training.entry import RunFailures, train_worker, unwrap_death
+from domext_ray.training.entry import RunFailures, train_worker
 from domext_ray.training.metrics import RunProgress, find_last_step
 from domext_ray.training.run import Run
 
@@ -72,9 +71,7 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
         note_evaluation: called in a thread of the driver when the run has evaluated itself.
 
     Raises:
-        ConfigError: the cluster has fewer resources than the workers need.
-        RunError: workers cannot see the run directory.
-        TrainingError: a loss or gradient was not finite, or workers failed more than `train.max_failures` times.
+        DomextError: a user's mistake, a loss that is not finite, or workers that died too often.
         Stopped: a signal ended the training; the step under way was saved if there was time.
     """
     config, run_dir = run.config, run.paths.run
@@ -116,30 +113,15 @@ def pretrain(run: Run, note_evaluation: Callable[[], None] = lambda: None) -> No
                 attempt.shut_out_workers()  # a step under way shall not be saved behind the sentence
             raise Stopped(_describe_stop(run_dir)) from None
         except Exception as error:
-            raise find_user_error(error) or describe_deaths(error, config) or error from None
-
-
-def describe_deaths(error: BaseException, config: PretrainConfig) -> TrainingError | None:
-    """What a user can know of workers that died too often (memory, a lost node); None for errors of the code."""
-    failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
-    failures = {rank: unwrap_death(each) for rank, each in failures.items()}
-    if not failures or not all(isinstance(each, RayError) for each in failures.values()):
-        return None
-    rank, death = min(failures.items(), key=lambda each: each[0])
-    return TrainingError(
-        f"workers died more than --train.max_failures ({config.train.max_failures}) times, the last time worker "
-        f"{rank} ({' '.join(str(death).split())}); the same command goes on from the newest checkpoint."
-    )
+            raise find_user_error(error) or error from None
 
 
 def _plan_save(attempt: Attempt) -> tuple[Callable[[], bool], Callable[[], bool]]:
-    """Ask the workers to save at the next step and end, unless the newest checkpoint has all steps; see `save_first`.
-
-    In a bucket metrics.jsonl is some seconds behind, so there they are asked once a step was made.
-    """
+    """Ask workers to save at the next step and end, unless the newest checkpoint has all steps; see `save_first`."""
     run = attempt.run
 
     def ask() -> bool:
+        # In a bucket metrics.jsonl is some seconds behind, so there they are asked once a step was made.
         if find_last_step(run / "metrics.jsonl") <= (_find_saved(run) if run.is_local else 0):
             return False
         attempt.ask_to_end()
@@ -153,20 +135,15 @@ def _find_saved(run: Place) -> int:
 
 
 def _describe_stop(run_dir: Place) -> str:
-    step = find_last_step(run_dir / "metrics.jsonl")
-    saved = _find_saved(run_dir)
+    step, saved = find_last_step(run_dir / "metrics.jsonl"), _find_saved(run_dir)
     if step <= saved:
         return f"stopped at step {saved:,} by {signal_name()}; the same command goes on from there."
-    again = f"goes on from step {saved:,}" if saved else "starts anew"
+    again = describe_resumption(run_dir / "checkpoints")
     return f"stopped at step {step:,} by {signal_name()}, before it was saved; the same command {again}."
 
 
 def reserve(config: PretrainConfig) -> dict[str, float]:
-    """Return the resources of one worker; Ray is initialised.
-
-    Raises:
-        ConfigError: the cluster's nodes have no room for the workers and the tasks that read for them.
-    """
+    """Return the resources of one worker, or refuse more than the cluster has with the tasks that read for them."""
     scale, nodes = config.scale, list_nodes()
     number, with_gpu = scale.num_workers, scale.uses_gpu
     cpus = scale.cpus_per_worker or share_cpus(
@@ -183,11 +160,7 @@ def reserve(config: PretrainConfig) -> dict[str, float]:
 
 
 def check_shared_storage(where: Where, corpora: Where | None = None) -> None:
-    """Refuse folders that a node of the cluster does not see; Ray is initialised.
-
-    Args:
-        where: the run's directory.
-        corpora: the folder of its prepared corpora.
+    """Refuse a run's directory, or folder of prepared corpora, that a node of the cluster does not see.
 
     Raises:
         RunError: naming the node, or one that does not answer.

@@ -21,27 +21,16 @@ from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 @dataclass(frozen=True)
 class RebuiltRun:
-    """The model of one of a run's checkpoints, and what it was made from.
+    """The model of one of a run's checkpoints, and what it was made from."""
 
-    Args:
-        name: the run's name.
-        config: the run's configuration.
-        base: its base; None for random weights.
-        model: the model, LoRA's updates beside the base's matrices.
-        tokenizer: its tokenizer.
-        step: optimiser steps made.
-        extensions: those of the model, as the checkpoint describes them.
-        checkpoint_sha256: what the checkpoint's tensors are recognised by.
-    """
-
-    name: str
+    name: str  # the run's
     config: PretrainConfig
-    base: Base | None
-    model: DomextForMaskedLM
+    base: Base | None  # None for random weights
+    model: DomextForMaskedLM  # LoRA's updates beside the base's matrices
     tokenizer: PreTrainedTokenizerBase
-    step: int
-    extensions: Extensions
-    checkpoint_sha256: str
+    step: int  # optimiser steps made
+    extensions: Extensions  # of the model, as the checkpoint describes them
+    checkpoint_sha256: str  # what the checkpoint's tensors are recognised by
 
     @property
     def base_sha256(self) -> str:

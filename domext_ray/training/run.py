@@ -17,41 +17,26 @@ from domext_ray.model.counts import ParameterCounts
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
-from domext_ray.training.checkpoint import CheckpointId
+from domext_ray.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
 class Start:
-    """The run whose parameters another one starts from (`init_from`).
-
-    Args:
-        run_dir: its directory.
-        checkpoint: where the other one starts; None once that has checkpoints of its own.
-        sha256: of the tensors that it started from.
-        extensions: that the model has from there, beside its method's own.
-    """
+    """The run whose parameters another one starts from (`init_from`)."""
 
     run_dir: Path
-    checkpoint: CheckpointId | None
-    sha256: str
-    extensions: Extensions | None
+    checkpoint: Checkpoint  # where the other one starts; once that has checkpoints, its own newest
+    sha256: str  # of the tensors that it started from
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads, prepared.
+    """What a run reads, prepared."""
 
-    Args:
-        tokenizer: folder of the run's tokenizer.
-        texts: those of `config.texts`, in this order, for each length phase.
-        general_tokenizer: the tokenizer that general text was prepared with; None: the run's.
-        overlaps: a sentence for every two texts that share documents.
-    """
-
-    tokenizer: Place
-    texts: tuple[tuple[Manifest, ...], ...]
-    general_tokenizer: Place | None = None
-    overlaps: tuple[str, ...] = ()
+    tokenizer: Place  # folder of the run's tokenizer
+    texts: tuple[tuple[Manifest, ...], ...]  # those of `config.texts`, in this order, for each length phase
+    general_tokenizer: Place | None = None  # what general text was prepared with; None: the run's
+    overlaps: tuple[str, ...] = ()  # a sentence for every two texts that share documents
 
     @property
     def domain(self) -> Manifest:
@@ -61,29 +46,17 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """A run."""
 
-    Args:
-        config: paths that workers read are absolute, sizes solved, the schedule fixed as far as it is known.
-        paths: where the run lives.
-        base_sha256: hash of the base's tensors, or "none".
-        shape: its model. Until the texts are prepared it has as many new words as options tell.
-        counts: the model's parameters.
-        base: the driver's copy of the base; None for random weights, and on workers.
-        start: the run that it starts from, if any.
-        goes_on_from: its own checkpoint that the driver chose; None: it begins.
-        prepared: what it reads; None before that is prepared.
-    """
-
-    config: PretrainConfig
+    config: PretrainConfig  # its paths are absolute, sizes solved, the schedule fixed as far as it is known
     paths: RunPaths
-    base_sha256: str
-    shape: DomextConfig
+    base_sha256: str  # of the base's tensors, or "none"
+    shape: DomextConfig  # until the texts are prepared it has as many new words as options tell
     counts: ParameterCounts
-    base: Base | None = None
+    base: Base | None = None  # the driver's copy; None for random weights, and on workers
     start: Start | None = None
-    goes_on_from: CheckpointId | None = None
-    prepared: Inputs | None = None
+    goes_on_from: Checkpoint | None = None  # its own, as the driver chose; None: it begins
+    prepared: Inputs | None = None  # None before that is prepared
 
     @property
     def inputs(self) -> Inputs:
@@ -94,7 +67,7 @@ class Run:
     @property
     def earlier(self) -> Extensions | None:
         """Extensions that the model has beside the method's own."""
-        return self.start.extensions if self.start else None
+        return self.start.checkpoint.extensions if self.start else None
 
     def at(self, run_dir: Place) -> Run:
         """Return the run in another directory, or as the attempt has it that works on it."""

@@ -7,6 +7,7 @@ the newest checkpoint of RUN, with fresh moments and a schedule of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from domext_ray.config.pretrain import PretrainConfig
-from domext_ray.corpus.manifest import Manifest, find_frequent_words
+from domext_ray.corpus.manifest import find_frequent_words
 from domext_ray.errors import RunError
 from domext_ray.model.base import Base
 from domext_ray.model.build import Extensions, build_model
@@ -23,13 +24,9 @@ from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.model.domext.words_domext import WordShift
 from domext_ray.runs.run_directory import read_config
 from domext_ray.storage import Where
-from domext_ray.training.checkpoint import (
-    Checkpoint,
-    find_latest,
-    wait_for_checkpoint,
-)
+from domext_ray.training.checkpoint import Checkpoint, find_latest, wait_for_checkpoint
 from domext_ray.training.decoder import DECODER
-from domext_ray.training.run import Start
+from domext_ray.training.run import Run, Start
 from domext_ray.vocabulary.extension import base_token_ids, check_appended, load_extension
 from domext_ray.vocabulary.tokenizer import fingerprint_tokenizer, load_tokenizer
 
@@ -105,7 +102,7 @@ def find_start(run_dir: Path, base_sha256: str) -> Start:
             f"--init_from {str(run_dir)!r} was trained on a base of sha256 {record['base_sha256'][:12]}, and --base is "
             f"{base_sha256[:12]}; give the base of that run ({record['base']!r})."
         )
-    return Start(run_dir, latest.id, latest.tensors_sha256, latest.extensions)
+    return Start(run_dir, latest, latest.tensors_sha256)
 
 
 def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
@@ -127,16 +124,6 @@ def check_vocabulary(start: Start, tokenizer_dir: Path) -> None:
         load_tokenizer(tokenizer_dir)
     ):
         raise RunError(f"--init_from {str(run_dir)!r} was made with another tokenizer; give the base of that run.")
-
-
-def load_start(start: Start) -> Checkpoint:
-    """Read the checkpoint that a run starts from.
-
-    Raises:
-        RunError: it has gone since it was found.
-    """
-    assert start.checkpoint is not None, "a run with checkpoints of its own goes on from these"
-    return wait_for_checkpoint(start.run_dir / "checkpoints", start.checkpoint)
 
 
 def apply_start(model: DomextForMaskedLM, start: Checkpoint, run_dir: Path) -> None:
@@ -167,44 +154,44 @@ def changed_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return trained | checkpoint.fixed
 
 
-def pick_fixed(model: DomextForMaskedLM, start: Checkpoint) -> dict[str, Tensor]:
-    """Return those of an earlier run's tensors that do not train now: checkpoints must carry them on."""
+def pick_fixed(model: DomextForMaskedLM, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return copies of those tensors that do not train: checkpoints must carry what was changed of them."""
     own = _name_tensors(model)
-    names = [name for name in changed_tensors(start) if not own[name].requires_grad]
-    return {name: own[name].detach().cpu().clone() for name in names}
+    return {name: own[name].detach().cpu().clone() for name in names if not own[name].requires_grad}
 
 
-def has_own_words(model: DomextForMaskedLM, start: Checkpoint | None) -> bool:
-    """Whether a model has new words that are not from the run that it goes on from."""
-    earlier = {} if start is None else changed_tensors(start)
-    name = NEW_WORD_TENSORS[0]
-    return name not in earlier or len(earlier[name]) < len(_name_tensors(model)[name])
-
-
-def copy_new_words(model: DomextForMaskedLM) -> dict[str, Tensor]:
-    """Return the new words' vectors and biases by name, for checkpoints to carry."""
-    own = _name_tensors(model)
-    return {name: own[name].detach().cpu().clone() for name in NEW_WORD_TENSORS}
-
-
-def choose_shifted_words(model: DomextForMaskedLM, adapter: str, manifest: Manifest) -> dict[str, Tensor]:
-    """Let an adapter that shifts some of the base's words shift those that its corpus has most often.
+def begin(run: Run, model: DomextForMaskedLM, fit_words: Callable[[], None]) -> dict[str, Tensor]:
+    """Bring the model of a run that has no checkpoint of its own to where its first step starts.
 
     Args:
-        model: the model, the adapter at its start.
-        adapter: the adapter that trains.
-        manifest: its corpus.
+        run: the run.
+        model: as `build_run_model` makes it.
+        fit_words: fits its new words, for `--method.word_init distill`; not called where an earlier run has them all.
 
     Returns:
-        What was set, by name, for checkpoints to carry; nothing where all words are shifted, or none.
+        Frozen tensors that differ from the base, by name, for checkpoints to carry.
+
+    Raises:
+        RunError: the run that this one starts from has gone since it was found, or has a tensor without a place here.
     """
+    method, adapter, earlier = run.config.method, run.config.method.adapter, dict[str, Tensor]()
+    if run.start is not None:
+        start = wait_for_checkpoint(run.start.run_dir / "checkpoints", run.start.checkpoint)
+        earlier = changed_tensors(start)
+    changed, words = {*earlier}, NEW_WORD_TENSORS[0]
+    if method.word_init == "distill" and len(earlier.get(words, ())) < len(_name_tensors(model)[words]):
+        fit_words()
+        changed |= {*NEW_WORD_TENSORS}
+    if run.start is not None:
+        apply_start(model, start, run.start.run_dir)
     shifts = model.bert.embeddings.adapters
-    rows = cast(WordShift, shifts[adapter]).rows if adapter in shifts else None
-    if rows is None:
-        return {}
-    found = find_frequent_words(manifest, cast(DomextConfig, model.config).base_vocab_size, len(rows))
-    rows.copy_(torch.from_numpy(found))
-    return {f"bert.embeddings.adapters.{adapter}.rows": rows.clone()}
+    if adapter in shifts and adapter not in (run.earlier or Extensions()).adapters:
+        rows = cast(WordShift, shifts[adapter]).rows
+        if rows is not None:  # it shifts some of the base's words: those that the corpus has most often
+            size = cast(DomextConfig, model.config).base_vocab_size
+            rows.copy_(torch.from_numpy(find_frequent_words(run.inputs.domain, size, len(rows))))
+            changed.add(f"bert.embeddings.adapters.{adapter}.rows")
+    return pick_fixed(model, changed)
 
 
 def _name_tensors(model: DomextForMaskedLM) -> dict[str, Tensor]:

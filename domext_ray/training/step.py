@@ -138,12 +138,16 @@ class Trainer(ABC):
         counts = torch.tensor([num_targets, num_pairs, num_distilled], dtype=torch.float64, device=self.device)
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
-        if self.world_size > 1:
-            dist.all_reduce(sums)
+        self.sum_over_ranks(sums)
         means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
         grad_norm, applied = self._apply_gradients()
         loss, next_sentence_loss, distill_loss = means + [0.0] * (3 - len(means))
         return StepFigures(loss, next_sentence_loss, distill_loss, grad_norm, rate, applied, tuple(watched))
+
+    def sum_over_ranks(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks; Gloo would hand a lone one's to another thread and back."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
 
     def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
         """Run forward and backward over this rank's share; return the sums of its losses, and of what is watched.

@@ -43,19 +43,12 @@ MLFLOW_METRICS, MLFLOW_PARAMS, MLFLOW_CHARS = 1000, 100, 500
 
 @dataclass(frozen=True)
 class Tracked:
-    """What trackers are given figures of.
+    """What trackers are given figures of."""
 
-    Args:
-        folder: its own folder, whose name is its name.
-        home: the folder of all that it is compared with, whose name they share.
-        options: what it was made with.
-        step: of the checkpoint that it goes on from; 0: it begins.
-    """
-
-    folder: Place
-    home: Place
-    options: Mapping[str, Any]
-    step: int
+    folder: Place  # its own, whose name is its name
+    home: Place  # of all that it is compared with, whose name they share
+    options: Mapping[str, Any]  # what it was made with
+    step: int  # of the checkpoint that it goes on from; 0: it begins
 
 
 class Tracker(ABC):
@@ -245,22 +238,23 @@ def list_tracked_options(config: Any) -> dict[str, Any]:
     return {name: hide_places(functools.reduce(getattr, name.split("."), config)) for name in names}
 
 
-class _Feed:
-    """A tracker and its thread."""
+class _Feed(threading.Thread):
+    """A tracker's own thread."""
 
     PUBLISH, CLOSE = {"publish": True}, {"close": True}
 
     def __init__(self, name: str, run: Tracked, kept: Sequence[Record]) -> None:
-        self.name, self.run, self.kept, self.failure = name, run, kept, ""
+        super().__init__(name=name, daemon=True)
+        self.tracked, self.kept, self.failure = run, kept, ""
         self.waiting: queue.SimpleQueue[Record] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self.thread.start()
+        self.start()
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Make the tracker, and hand it records, until it is closed or left."""
         try:
             made = TRACKERS[self.name]
             with made.opening:
-                tracker = made(self.run)
+                tracker = made(self.tracked)
             last = tracker.last_step
             taken, self.kept = [*self.kept], ()
             while not self.failure:
@@ -293,40 +287,36 @@ class Tracking:
     def __init__(
         self, names: Sequence[str], run: Tracked, kept: Sequence[Record], tell: Callable[[str, str], None]
     ) -> None:
-        self.tell = tell
-        self.feeds = [_Feed(name, run, kept) for name in names]
+        self.tell, self.feeds = tell, [_Feed(name, run, kept) for name in names]
 
     def write(self, record: Record) -> None:
         """Take a record, with its "step"."""
-        self._give(record)
-
-    def publish(self) -> None:
-        """Let others see what was written, soon."""
-        self._give(_Feed.PUBLISH)
-
-    def end(self) -> None:
-        """Take no more, and wait for nothing."""
-        self._give(_Feed.CLOSE)
-
-    def close(self, until: float | None = None) -> None:
-        """End, and wait for trackers that have not taken all: to a moment of `time.monotonic`; None: not for long."""
-        self.end()
-        until = time.monotonic() + CLOSE_SECONDS if until is None else until
-        for feed in self.feeds:
-            feed.thread.join(max(0.0, until - time.monotonic()))
-            if feed.thread.is_alive():
-                feed.failure = feed.failure or "it does not answer"
-        self._leave_failed()
-
-    def _give(self, record: Record) -> None:
         for feed in self.feeds:
             feed.waiting.put(record)
             if feed.waiting.qsize() > MAX_WAITING:
                 feed.failure = feed.failure or f"{MAX_WAITING:,} steps wait for it"
         self._leave_failed()
 
+    def publish(self) -> None:
+        """Let others see what was written, soon."""
+        self.write(_Feed.PUBLISH)
+
+    def end(self) -> None:
+        """Take no more, and wait for nothing."""
+        self.write(_Feed.CLOSE)
+
+    def close(self, until: float | None = None) -> None:
+        """End, and wait for trackers that have not taken all: to a moment of `time.monotonic`; None: not for long."""
+        self.end()
+        until = time.monotonic() + CLOSE_SECONDS if until is None else until
+        for feed in self.feeds:
+            feed.join(max(0.0, until - time.monotonic()))
+            if feed.is_alive():
+                feed.failure = feed.failure or "it does not answer"
+        self._leave_failed()
+
     def _leave_failed(self) -> None:
         for feed in [each for each in self.feeds if each.failure]:
             self.feeds.remove(feed)
-            what = f"{feed.name} gets no more figures of {feed.run.folder.name}"
+            what = f"{feed.name} gets no more figures of {feed.tracked.folder.name}"
             self.tell(feed.name, f"warning: {what} ({feed.failure}); the job goes on without it.")

@@ -22,7 +22,7 @@ from domext_ray.config.pretrain import count_passes, resolve_warmup_steps
 from domext_ray.corpus.stream import Prefetch
 from domext_ray.errors import DivergenceError, RunError, TrainingError
 from domext_ray.model.base import Base, load_base
-from domext_ray.model.build import Extensions, choose_attention, describe_extensions, store_base
+from domext_ray.model.build import choose_attention, describe_extensions, store_base
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.runs.events import (
@@ -36,17 +36,12 @@ from domext_ray.runs.events import (
     notify_driver,
 )
 from domext_ray.runs.losses import DOMAIN, TRAIN, name_losses
-from domext_ray.training.checkpoint import (
-    Checkpoint,
-    agree_on_resume_point,
-    list_steps,
-    save_checkpoint,
-)
+from domext_ray.training.checkpoint import agree_on_checkpoint, describe_resumption, save_checkpoint
 from domext_ray.training.cost import Roofline, count_flops, make_full_batch, measure_peak_memory, time_matmuls
 from domext_ray.training.decoder import attach_decoder
 from domext_ray.training.distillation import distill_new_words
-from domext_ray.training.engine import Engine, sum_over_ranks
-from domext_ray.training.evaluate import Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
+from domext_ray.training.engine import Engine
+from domext_ray.training.evaluate import Score, Scores, build_evaluations, evaluate, evaluate_routed, measure_bits
 from domext_ray.training.losses import MaskedLoss, make_loss
 from domext_ray.training.metrics import MetricsLog
 from domext_ray.training.parts import PartFigures
@@ -54,16 +49,7 @@ from domext_ray.training.passages import EvalSet
 from domext_ray.training.phases import BatchMaker, count_epochs, make_phases
 from domext_ray.training.router import attach_routers, read_records
 from domext_ray.training.run import Run
-from domext_ray.training.start import (
-    NEW_WORD_TENSORS,
-    apply_start,
-    build_run_model,
-    choose_shifted_words,
-    copy_new_words,
-    has_own_words,
-    load_start,
-    pick_fixed,
-)
+from domext_ray.training.start import NEW_WORD_TENSORS, begin, build_run_model
 from domext_ray.training.step import StepFigures
 from domext_ray.training.tracking import list_tracked_options
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -103,12 +89,17 @@ class PretrainWorker:
         inputs = run.inputs
         self.manifest, self.tokenizer_dir = inputs.domain, inputs.tokenizer.local()
         self.tokenizer = load_tokenizer(self.tokenizer_dir)
-        self.checkpoint = self._find_checkpoint()
-        self.step = self.start_step = 0 if self.checkpoint is None else self.checkpoint.step
-        self.seconds = 0.0 if self.checkpoint is None else float(self.checkpoint.trainer_state["seconds"])
-        self.tokens = 0 if self.checkpoint is None else int(self.checkpoint.trainer_state["tokens"])
+        self.checkpoint = agree_on_checkpoint(
+            self.run_dir / "checkpoints",
+            run.goes_on_from,
+            device,
+            lambda sentence: notify_driver(self.run_dir, f"warning: {sentence}"),
+        )
+        self.step = self.start_step = self.checkpoint.step if self.checkpoint else 0
+        state = self.checkpoint.trainer_state if self.checkpoint else None
+        self.seconds, self.tokens = (float(state["seconds"]), int(state["tokens"])) if state else (0.0, 0)
         self.phases = make_phases(self.config, inputs.texts)
-        self.parts = PartFigures(self.config, self.phases, self.checkpoint.trainer_state if self.checkpoint else None)
+        self.parts = PartFigures(self.config, self.phases, state)
         general = inputs.general_tokenizer
         general_tokenizer = load_tokenizer(general.local()) if general else self.tokenizer
         maker = BatchMaker(self.config, self.phases, self.tokenizer, general_tokenizer)
@@ -120,42 +111,19 @@ class PretrainWorker:
         shortest = zip(inputs.texts[0][1:], tokenizers, strict=True)
         self.evaluations = build_evaluations(self.config, self.manifest, self.tokenizer, [*shortest])
         self.num_skipped = self.num_unmasked = 0  # steps in a row
-        self._save_waits = False
-        self.is_stopping = False
-        self.log: MetricsLog | None = None
-        if rank == 0:
-            options = list_tracked_options(self.config)
-            self.log = MetricsLog(self.run_dir, self.step, self.config.run.trackers, options)
-
-    def _find_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that all ranks go on from; None at the start."""
-        chosen = self.plan.goes_on_from
-        point = agree_on_resume_point(self.run_dir / "checkpoints", chosen, device=self.device)
-        if point.checkpoint is None or point.checkpoint.id != chosen:  # the driver has not said it yet
-            for sentence in point.passed_over:
-                notify_driver(self.run_dir, f"warning: {sentence}")
-        return point.checkpoint
+        self._save_waits = self.is_stopping = False
+        trackers, options = self.config.run.trackers, list_tracked_options(self.config)
+        self.log = MetricsLog(self.run_dir, self.step, trackers, options) if rank == 0 else None
 
     def _build_engine(self) -> Engine:
         config = self.config
         model = build_run_model(config, self.base, self.tokenizer_dir, config.train.dropout, self.plan.earlier)
         self.extensions = describe_extensions(cast(DomextConfig, model.config))
-        self.fixed: dict[str, torch.Tensor] = {}
-        if self.checkpoint is not None:
+        if self.checkpoint is None:
+            self.fixed = begin(self.plan, model, lambda: self._distill_words(model))
+        else:
             self.fixed = self.checkpoint.fixed
             model.load_state_dict(self.fixed, strict=False)
-        else:
-            start = load_start(self.plan.start) if self.plan.start else None
-            distills = config.method.word_init == "distill" and has_own_words(model, start)
-            if distills:
-                self._distill_words(model)
-            if self.plan.start and start is not None:
-                apply_start(model, start, self.plan.start.run_dir)
-                self.fixed = pick_fixed(model, start)
-            if distills and config.method.trains == "adapter":  # the words stay as they are now
-                self.fixed |= copy_new_words(model)
-            if config.method.adapter not in (self.plan.earlier or Extensions()).adapters:
-                self.fixed |= choose_shifted_words(model, config.method.adapter, self.manifest)
         attach_decoder(model, config.objective, config.train.lengths[-1], config.seed)
         if config.engine.has_narrow_base:
             store_base(model, torch.bfloat16)
@@ -226,7 +194,9 @@ class PretrainWorker:
         """
         train = self.config.train
         if self.step == 0 and evaluate_start:
-            self._record({"step": 0, **self._evaluate(), **self._evaluate_words()})
+            record = {"step": 0, **self._evaluate()}
+            if self.log is not None:
+                self.log.write(record)
         done, first = self._is_done(last_step), self.step + 1
         self._enter_phase("reading the first rows", FIRST_STEP)
         while not done and not self.is_stopping:
@@ -235,14 +205,11 @@ class PretrainWorker:
             evaluates = done or self.step % train.eval_every == 0
             saves = done or self.is_stopping or self._is_save_due()
             if evaluates:
-                record |= self._evaluate()
-            if done and self._is_done():
-                record |= self._evaluate_words() | self._evaluate_routed()
-            self._record(record)
-            if saves and evaluates:
-                self._check_evaluation(record)
+                record |= self._evaluate(at_end=done and self._is_done())
+            if self.log is not None:
+                self.log.write(record)
             if saves:
-                self._save()
+                self._save(record)
             if saves or evaluates:
                 self.report(record)
             if saves or evaluates or self.step == first:
@@ -287,22 +254,22 @@ class PretrainWorker:
         started = time.perf_counter()
         micro_batches, tokens_here = next(self.batches)
         waited = time.perf_counter() - started
-        num_masked = sum(each.num_masked for each in micro_batches)
-        num_pairs = sum(each.num_pairs for each in micro_batches)
-        num_distilled = sum(each.num_distilled for each in micro_batches)
         asked = self.log is not None and self.log.is_stopping  # rank 0 knows, and all ranks end at this step
-        of_parts = self.parts.count(micro_batches, tokens_here)
-        figures_here = [num_masked, sum(tokens_here), num_pairs, num_distilled, asked, *of_parts]
-        counts = torch.tensor(figures_here, dtype=torch.int64, device=self.engine.device)
-        sum_over_ranks(counts)
+        here = [
+            sum(each.num_masked for each in micro_batches),
+            sum(tokens_here),
+            sum(each.num_pairs for each in micro_batches),
+            sum(each.num_distilled for each in micro_batches),
+            asked,
+            *self.parts.count(micro_batches, tokens_here),
+        ]
+        counts = torch.tensor(here, dtype=torch.int64, device=self.engine.device)
+        self.engine.sum_over_ranks(counts)
         num_masked, num_tokens, num_pairs, num_distilled, self.is_stopping, *of_parts = counts.tolist()
         figures = self.engine.train_step(
             micro_batches, num_masked, self.step, num_pairs, num_distilled, self._measure_progress()
         )
-        self.num_skipped = 0 if figures.finite else self.num_skipped + 1
-        self._check_finite(figures)
-        self.num_unmasked = 0 if num_masked else self.num_unmasked + 1
-        self._check_masked()
+        self._check_step(figures, num_masked)
         seconds = time.perf_counter() - started
         self.step, self.seconds, self.tokens = self.step + 1, self.seconds + seconds, self.tokens + num_tokens
         record = {
@@ -321,47 +288,29 @@ class PretrainWorker:
         }
         record |= {"train/next_sentence_loss": figures.next_sentence_loss} if num_pairs else {}
         record |= self.parts.describe(self.step, of_parts, figures.part_losses)
-        return record | self._describe_replay(figures, num_distilled)
+        if self.config.parts:
+            record["train/domain_epochs"], *beside = count_epochs(self.phases, self.step)
+            record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
+        if self.config.has_general_text and self.config.objective.keep != "none":
+            record |= {"train/keep_loss": figures.distill_loss, "train/keep_tokens": num_distilled}
+        return record
 
-    def _describe_replay(self, figures: StepFigures, num_distilled: int) -> dict[str, Any]:
-        """Figures of the distillation term, and epochs."""
-        if not self.config.parts:
-            return {}
-        domain, *beside = count_epochs(self.phases, self.step)
-        record = {"train/domain_epochs": domain}
-        record |= {"train/replay_epochs": beside[0]} if self.config.replay.corpus else {}
-        keeps = self.config.has_general_text and self.config.objective.keep != "none"
-        return record | ({"train/keep_loss": figures.distill_loss, "train/keep_tokens": num_distilled} if keeps else {})
-
-    def _check_finite(self, figures: StepFigures) -> None:
+    def _check_step(self, figures: StepFigures, num_masked: int) -> None:
+        """Stop a run that diverges or learns nothing; a single batch without a masked token is as it should be."""
+        self.num_skipped = 0 if figures.finite else self.num_skipped + 1
+        self.num_unmasked = 0 if num_masked else self.num_unmasked + 1
         step = f"step {self.step + 1:,} has a loss of {figures.loss:g} and a gradient norm of {figures.grad_norm:g}"
         another = "give a lower --optim.lr under another --run.name"
         if not figures.finite and self.config.optim.on_non_finite == "stop":
             raise DivergenceError(
                 f"{step}; {another}, or --optim.on_non_finite skip, with which the same command "
-                f"{self._describe_resumption()} and leaves such steps out."
+                f"{describe_resumption(self.run_dir / 'checkpoints')} and leaves such steps out."
             )
         if self.num_skipped > MAX_SKIPPED_STEPS:
             raise DivergenceError(
                 f"{step}, as have the {MAX_SKIPPED_STEPS} steps before it, which --optim.on_non_finite skip left out: "
                 f"the weights are beyond help; {another}."
             )
-
-    def _check_evaluation(self, record: dict[str, Any]) -> None:
-        """Refuse to save weights that cannot predict: the last step may have ruined them, and none has shown it yet."""
-        loss = record[DOMAIN + self.losses.loss]
-        if record["eval/domain_tokens"] and not math.isfinite(loss):
-            raise DivergenceError(
-                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
-                "not saved; give a lower --optim.lr under another --run.name."
-            )
-
-    def _describe_resumption(self) -> str:
-        latest = max(list_steps(self.run_dir / "checkpoints"), default=0)
-        return f"goes on from step {latest:,}" if latest else "starts anew"
-
-    def _check_masked(self) -> None:
-        """Stop a run that learns nothing; a single batch without a masked token is as it should be."""
         if self.num_unmasked >= min(MAX_UNMASKED_STEPS, self.config.train.max_steps):
             raise TrainingError(
                 f"no token was masked in {self.num_unmasked} steps up to step {self.step + 1:,}, so that nothing is "
@@ -373,49 +322,47 @@ class PretrainWorker:
         """Score a fixed set of rows; collective."""
         return evaluate(self.engine, asked.batches)
 
-    def _evaluate(self) -> dict[str, Any]:
-        self._enter_evaluation("held-out text")
-        domain = self.score(self.evaluations.domain)
-        self._enter_evaluation("the general probe")
-        general = self.score(self.evaluations.general)
-        self._enter_evaluation("bits per character")
-        record = {
-            DOMAIN + self.losses.loss: domain.loss,
-            DOMAIN + self.losses.accuracy: domain.accuracy,
+    def _evaluate(self, *, at_end: bool = False) -> dict[str, Any]:
+        """Score the fixed sets. At a run's start and end also what takes as long as the rest of an evaluation.
+
+        At the end, what users get who let the run's router choose, if it has one, has names of its own.
+        """
+        record, domain, general = self._score_texts(self.score, "eval/", at_end or self.step == 0)
+        record |= {
             "eval/domain_tokens": domain.num_tokens,
-            "eval/domain_bits_per_character": measure_bits(self.score, self.evaluations.characters),
             "eval/domain_characters": self.evaluations.characters.num_chars,
-            "eval/general_mlm_accuracy": general.accuracy if general.num_tokens else None,
             "eval/general_words": general.num_tokens,
         }
+        if domain.num_pairs:
+            record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
         if self.parts.names:
             self._enter_evaluation("other texts")
             losses = [domain.loss, *(self.score(each).loss for each in self.evaluations.parts)]
             record |= self.parts.describe_held_out(losses)
-        if domain.num_pairs:
-            record["eval/domain_next_sentence_accuracy"] = domain.next_sentence_accuracy
+        if at_end and self.config.objective.kind == "masked" and read_records(self.run_dir):
+            attach_routers(cast(DomextForMaskedLM, self.model), self.run_dir)
+            score = functools.partial(evaluate_routed, self.engine, self.model)
+            record |= self._score_texts(score, "eval/routed_", True, ", with the router")[0]
         return record
 
-    def _evaluate_words(self) -> dict[str, Any]:
-        """At the run's start and end only: it takes as long as the rest of an evaluation."""
-        self._enter_evaluation("word bits per character")
-        return {"eval/domain_word_bits_per_character": measure_bits(self.score, self.evaluations.words)}
-
-    def _evaluate_routed(self) -> dict[str, Any]:
-        """What users get who let the run's router choose; empty where it has none."""
-        if self.config.objective.kind != "masked" or not read_records(self.run_dir):
-            return {}
-        attach_routers(cast(DomextForMaskedLM, self.model), self.run_dir)
-        self._enter_evaluation("all of it, with the router")
-        score = functools.partial(evaluate_routed, self.engine, self.model)
-        domain, general = score(self.evaluations.domain), score(self.evaluations.general)
-        return {
-            "eval/routed_domain_mlm_loss": domain.loss,
-            "eval/routed_domain_mlm_accuracy": domain.accuracy,
-            "eval/routed_domain_bits_per_character": measure_bits(score, self.evaluations.characters),
-            "eval/routed_domain_word_bits_per_character": measure_bits(score, self.evaluations.words),
-            "eval/routed_general_mlm_accuracy": general.accuracy if general.num_tokens else None,
+    def _score_texts(
+        self, score: Score, prefix: str, has_words: bool, how: str = ""
+    ) -> tuple[dict[str, Any], Scores, Scores]:
+        self._enter_evaluation(f"held-out text{how}")
+        domain = score(self.evaluations.domain)
+        self._enter_evaluation(f"the general probe{how}")
+        general = score(self.evaluations.general)
+        self._enter_evaluation(f"bits per character{how}")
+        record = {
+            f"{prefix}domain_{self.losses.loss}": domain.loss,
+            f"{prefix}domain_{self.losses.accuracy}": domain.accuracy,
+            f"{prefix}domain_bits_per_character": measure_bits(score, self.evaluations.characters),
+            f"{prefix}general_mlm_accuracy": general.accuracy if general.num_tokens else None,
         }
+        if has_words:
+            self._enter_evaluation(f"word bits per character{how}")
+            record[f"{prefix}domain_word_bits_per_character"] = measure_bits(score, self.evaluations.words)
+        return record, domain, general
 
     def _enter_evaluation(self, what: str) -> None:
         """Each part of an evaluation is a phase: all of them together may take minutes, and something moves."""
@@ -425,11 +372,14 @@ class PretrainWorker:
         if self.rank == 0:
             enter_phase(self.run_dir, phase, stage)
 
-    def _record(self, record: dict[str, Any]) -> None:
-        if self.log is not None:
-            self.log.write(record)
-
-    def _save(self) -> None:
+    def _save(self, record: dict[str, Any]) -> None:
+        """Save, unless the weights cannot predict: the last step may have ruined them, and none has shown it yet."""
+        loss = record.get(DOMAIN + self.losses.loss, 0.0)
+        if record.get("eval/domain_tokens") and not math.isfinite(loss):
+            raise DivergenceError(
+                f"after step {self.step:,} the held-out loss is {loss:g}, so the weights are "
+                "not saved; give a lower --optim.lr under another --run.name."
+            )
         self._save_waits = False
         self._enter_phase(f"saving the checkpoint of step {self.step:,}", CHECKPOINTS)
         if self.log is not None:

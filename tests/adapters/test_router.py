@@ -28,6 +28,7 @@ from domext_ray.plan import count_run, size_run
 from domext_ray.runs.run_directory import RunPaths
 from domext_ray.storage import Place
 from domext_ray.training import router as router_room
+from domext_ray.training.checkpoint import Checkpoint
 from domext_ray.training.rebuild import rebuild_run
 from domext_ray.training.router import (
     RouterRecord,
@@ -149,7 +150,7 @@ def provide(base: Base, run_dir: Path, texts: tuple[Manifest, Manifest | None], 
     config = PretrainConfig(base=str(base.folder), method=METHOD, replay=replay)
     paths = RunPaths(Place(run_dir), domain.folder.parent, run_dir)
     inputs = Inputs(Place(run_dir / "tokenizer"), ((domain, general) if general else (domain,),))
-    started = Start(start, None, "", None) if start else None
+    started = Start(start, Checkpoint(Place(start), 1, 1, {}, {}, {}), "") if start else None
     shape = size_run(config, base)[1]
     sizes = shape, count_run(config, base, shape)
     get_or_train_routers(Run(config, paths, base.sha256, *sizes, base=base, start=started, prepared=inputs))

@@ -49,7 +49,14 @@ from domext_ray.training.checkpoint import (
 from domext_ray.training.engine import Engine, TrainState
 from domext_ray.training.losses import make_loss
 from domext_ray.training.objective import MaskedBatch, to_batch
-from domext_ray.training.start import apply_start, build_run_model, check_vocabulary, find_start, load_start, pick_fixed
+from domext_ray.training.start import (
+    apply_start,
+    build_run_model,
+    changed_tensors,
+    check_vocabulary,
+    find_start,
+    pick_fixed,
+)
 from domext_ray.training.step import StepFigures
 from domext_ray.vocabulary.extension import read_base_vocabulary
 from domext_ray.vocabulary.learn import import_words
@@ -149,10 +156,9 @@ def build(row: Row, places: Places, *, dropout: float = 0.0, checkpoint: Checkpo
         return Built(build_run_model(config, base, places.tokenizer_of(row), dropout), base, {})
     start = find_start(Path(config.init_from), base.sha256)
     check_vocabulary(start, places.tokenizer_of(row))
-    model = build_run_model(config, base, places.tokenizer_of(row), dropout, start.extensions)
-    loaded = load_start(start)
-    apply_start(model, loaded, start.run_dir)
-    return Built(model, base, pick_fixed(model, loaded))
+    model = build_run_model(config, base, places.tokenizer_of(row), dropout, start.checkpoint.extensions)
+    apply_start(model, start.checkpoint, start.run_dir)
+    return Built(model, base, pick_fixed(model, changed_tensors(start.checkpoint)))
 
 
 def make_engine(

@@ -23,10 +23,10 @@ from domext_ray.storage import Place, Where
 from domext_ray.training import checkpoint as checkpoint_module
 from domext_ray.training.checkpoint import (
     FORMAT,
-    CheckpointId,
-    agree_on_resume_point,
+    Checkpoint,
+    agree_on_checkpoint,
+    choose_checkpoint,
     find_latest,
-    find_resume_point,
     save_checkpoint,
 )
 from domext_ray.training.engine import TensorState, TrainState
@@ -59,14 +59,15 @@ def find_path(folder: Path) -> Place | None:
 
 
 def choose(folder: Path) -> tuple[Place | None, tuple[str, ...]]:
-    point = find_resume_point(folder)
-    return point.checkpoint and point.checkpoint.path, point.passed_over
+    told: list[str] = []
+    found = choose_checkpoint(folder, tell=told.append)
+    return found and found.path, (*told,)
 
 
-def identify(path: Path) -> CheckpointId:
+def identify(path: Path) -> Checkpoint:
     found = find_latest(path.parent)
     assert found is not None and found.path == path
-    return found.id
+    return found
 
 
 def list_names(folder: Path) -> list[str]:
@@ -138,10 +139,9 @@ def test_damage_never_costs_the_last_sound_checkpoint(tmp_path: Path) -> None:
     assert list_names(tmp_path) == ["step-00000002", "step-00000003"]
 
 
-def test_a_sound_checkpoint_of_the_step_is_left_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_refused_leaves_the_one_of_its_step(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    made = (path / "tensors.safetensors").stat().st_mtime_ns
-    assert save(tmp_path, 1) == path and (path / "tensors.safetensors").stat().st_mtime_ns == made
+    assert save(tmp_path, 1) == path and find_path(tmp_path) == path
     with pytest.raises(TrainingError, match="not finite"):
         save(tmp_path, 1, state=TrainState({"a": TensorState(*[torch.full((1,), torch.nan)] * 3)}, 1))
     assert find_path(tmp_path) == path
@@ -265,8 +265,9 @@ def _serve_rank(rank: int, store: Path, asked: Any, said: Any) -> None:
     while (question := asked.get()) is not None:
         folder, chosen, patience = question
         try:
-            point = agree_on_resume_point(folder, chosen, device=torch.device("cpu"), patience=patience)
-            said.put((rank, point.checkpoint and point.checkpoint.path.name))
+            checkpoint_module.SEEN_WITHIN_SECONDS = patience
+            found = agree_on_checkpoint(folder, chosen, torch.device("cpu"))
+            said.put((rank, found and found.path.name))
         except RunError as error:
             said.put((rank, str(error)))
     torch.distributed.destroy_process_group()
@@ -296,7 +297,7 @@ def agree(ranks: tuple[list[Any], Any]) -> Agree:
 
     def ask(
         folders: tuple[Path, Path],
-        chosen: CheckpointId | None = None,
+        chosen: Checkpoint | None = None,
         patience: float = 0.3,
         meanwhile: Callable[[], Any] = lambda: None,
     ) -> dict[int, str | None]:

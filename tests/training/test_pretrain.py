@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from conftest import FEW_SENTENCES, write_corpus
 from ray.exceptions import RayActorError
-from ray.train import ScalingConfig, WorkerGroupError
+from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 from domext_ray.config.pretrain import EngineConfig, PretrainConfig, RunConfig, ScaleConfig, TrainConfig
-from domext_ray.errors import RunError
+from domext_ray.errors import RunError, TrainingError
 from domext_ray.pipeline import run_pretraining
 from domext_ray.runs.attempts import Attempt, supersede
 from domext_ray.runs.events import EVENTS, EventReader
@@ -24,7 +24,7 @@ from domext_ray.training import pretrain as pretrain_module
 from domext_ray.training.checkpoint import MANIFEST, list_steps
 from domext_ray.training.entry import RunFailures
 from domext_ray.training.metrics import MetricsLog
-from domext_ray.training.pretrain import _plan_save, _Trainer, check_shared_storage, describe_deaths
+from domext_ray.training.pretrain import _plan_save, _Trainer, check_shared_storage
 
 
 @pytest.mark.parametrize(
@@ -103,24 +103,25 @@ def test_a_dead_worker_is_said_and_a_mistake_is_not_tried_again(tmp_path: Path) 
     failures, reader = RunFailures(tmp_path, max_failures=1), EventReader(tmp_path)
     death = RayActorError("The actor died.\n\tits pid: 1")
     failures.after_exception(None, {1: WorkerHealthCheckFailedError("A worker health check failed.", death)})
-    failures.after_exception(None, {0: death, 1: death})
+    died_again = WorkerHealthCheckFailedError("A worker health check failed.", death)
+    with pytest.raises(TrainingError) as raised:
+        failures.after_exception(None, {0: died_again, 1: death})
+    said = str(raised.value)
+    assert said.startswith("workers died more than --train.max_failures (1) times, the last time worker 0 (The actor")
+    assert said.endswith("; the same command goes on from the newest checkpoint.") and "\n" not in said
     first, second = (each.text for each in reader.read())
     assert first.startswith("worker 1 failed (The actor experienced an error") and first.endswith(
         "failure 1 of at most 1 (--train.max_failures); all workers start again."
     )
     assert second.startswith("worker 0 failed (") and second.endswith("failure 2 of at most 1; the job gives up.")
     assert not {"\n", "\t"} & set(first + second)
+    failures.after_exception(None, {0: KeyError("a defect")})  # which keeps its traceback
+    assert [each.text for each in reader.read()] == [
+        "worker 0 failed ('a defect'): failure 3 of at most 1; the job gives up."
+    ]
     with pytest.raises(RunError, match="no space"):
         failures.after_exception(None, {0: death, 1: RunError("no space.")})
     assert reader.read() == []
-
-
-def test_workers_that_died_too_often_are_one_sentence() -> None:
-    failure = WorkerHealthCheckFailedError("A worker health check failed.", RayActorError())
-    said = str(describe_deaths(WorkerGroupError("", {0: failure}), PretrainConfig()))
-    assert said.startswith("workers died more than --train.max_failures (3) times, the last time worker 0 (The actor")
-    assert said.endswith("; the same command goes on from the newest checkpoint.") and "\n" not in said
-    assert describe_deaths(WorkerGroupError("", {0: KeyError("a defect")}), PretrainConfig()) is None
 
 
 def test_nodes_that_do_not_share_a_disk_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path)
     worker.run(3)
     poison(worker)
     with pytest.raises(TrainingError, match=r"after step 3 .* not finite, so they are not saved"):
-        worker._save()
+        worker._save({})
     assert list_steps(tmp_path / "checkpoints") == [3]
 
 
