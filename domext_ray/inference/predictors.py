@@ -19,17 +19,15 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
-from domext_ray.downstream.finetune.exported import ExportedModel, hash_export, is_finetuned_model
-from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, TaskLoss
+from domext_ray.downstream.finetune.exported import ExportedModel, hash_export, is_finetuned_model, load_exported
+from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.downstream.tasks.description import make_described_task
 from domext_ray.errors import ConfigError
 from domext_ray.inference.examples import list_fields
 from domext_ray.inference.fill_mask import FillMask
-from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
 from domext_ray.inference.task_predictor import TaskPredictor
-from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
 from domext_ray.vocabulary.tokenizer import load_tokenizer
@@ -101,7 +99,7 @@ def find_model(config: PredictConfig) -> ModelPlace:
     device = torch.device("cpu")
     if does_task(config):
         model = load_task_model(config.model, device)
-        return ModelPlace(config.model, model.family, hash_export(model.exported.folder))
+        return ModelPlace(config.model, model.description.family, hash_export(model.folder))
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:
@@ -120,7 +118,7 @@ def does_task(config: PredictConfig) -> bool:
     return is_finetuned_model(config.model)
 
 
-def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> FinetunedModel:
+def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
     """Load a fine-tuned model: an export, a run that has one, or BANK:NAME.
 
     Args:
@@ -134,19 +132,15 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
     """
     found = split_bank(model)
     if found is None:
-        return load_finetuned(model, device, batch_tokens=batch_tokens)
+        return load_exported(model, device, batch_tokens)
     bank, name = AdapterBank.open(found[0]), found[1]
     description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
-    task = make_described_task(description, load_tokenizer(bank.base.tokenizer_folder))
+    tokenizer = load_tokenizer(bank.base.tokenizer_folder)
+    task = make_described_task(description, tokenizer)
     ((stage, own),) = task.stages.items()
-    loaded: Any = bank.load(name)
-    choose_attention(loaded, device, bf16=False)
-    loaded.to(device).requires_grad_(False)
-    fitted = Fitted(own, loaded, TaskLoss(loaded, device, bf16=False, task=own), device, thresholds=own.thresholds)
-    return FinetunedModel(
-        ExportedModel(bank.find_folder(name).local(), description, task, {stage: fitted}, {}), batch_tokens
-    )
+    fitted = Fitted.place(own, cast(nn.Module, bank.load(name)).requires_grad_(False), device, bf16=False)
+    return ExportedModel(bank.find_folder(name).local(), description, task, {stage: fitted}, tokenizer, batch_tokens)
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:

@@ -91,9 +91,9 @@ class WholeModel:
                 "predict does its task on files."
             )
         assert isinstance(exported.task, SingleTask), "every family of TASKS is one"
-        ((stage, fitted),) = exported.fitted.items()
+        (fitted,) = exported.fitted.values()
         adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, exported.task.task)
-        return LoadedModel(fitted.model, exported.starts[stage].tokenizer, adapter)
+        return LoadedModel(fitted.model, exported.tokenizer, adapter)
 
     def _load_masked_lm(self, device: torch.device) -> LoadedModel:
         model, tokenizer = load_masked_lm(str(self.folder), "--model")

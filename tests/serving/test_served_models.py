@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finetuned_models import BOTTLENECK, CPU, FULL, fit
+from finetuned_models import BOTTLENECK, CPU, FULL, fit, make_raw
 from local_service import Served
 
 from domext_ray.adapters.bank import AdapterBank
@@ -52,7 +52,7 @@ def export(start: StartModel, family: str, method: MethodConfig, folder: Path, h
 def check_answers(served: Served, name: str, family: str, model: str) -> None:
     """Compare a model's answers with its predictions, all but the last digits of probabilities."""
     predictor = load_task_model(model, CPU)
-    expected = predictor.predict(predictor.make_examples([{"text": each} for each in TEXTS])).records
+    expected = predictor.predict(make_raw(family, [{"text": each} for each in TEXTS])).records
     answers = served.ask(ENDPOINTS[family], TEXTS, name, **({} if family == "ner" else {"truncate": True}))
     for answer, record in zip(answers, expected, strict=True):
         answer.pop("truncated", None)
@@ -81,7 +81,7 @@ def test_a_whole_model_answers_as_predict_does(
     served = Served(model)
     with served.client:
         check_answers(served, "tuned", family, str(folder))
-        fitted = load_task_model(str(folder), CPU).exported.fitted["model"]
+        fitted = load_task_model(str(folder), CPU).fitted["model"]
         batch = served.service.catalogue.tokenizer(TEXTS[1], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             states = fitted.model.bert(batch).last_hidden_state[0]
