@@ -12,12 +12,13 @@ import pytest
 from finetuned_models import BOTTLENECK, CPU, FULL, fit, make_raw
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.finetune.export import RECALL_ENCODER, check_places, export_stages
+from domext_ray.downstream.finetune.export import RECALL_ENCODER, export_stages
 from domext_ray.downstream.finetune.exported import ExportedModel, load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.description import describe_task
 from domext_ray.downstream.tasks.stages import StagedTask, evaluate_stages
 from domext_ray.errors import RunError
+from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.labelled.set_families import FAMILIES
 
 RAW: dict[str, list[dict[str, Any]]] = {
@@ -57,7 +58,7 @@ def check_alone(start: StartModel, family: str, method: MethodConfig, folder: Pa
     assert predict_all(alone, task) == predict_all(own, task)
     json.dumps([found.records, alone.description.to_json()], allow_nan=False)
     assert alone.predict([]).records == []
-    check_places(task, moved)
+    check_target(moved, FINE_TUNED)
     export_stages(start, task, fitted, moved)  # an export of the same kind makes way
     assert load_exported(moved, CPU).predict(task.data.test) == found
 

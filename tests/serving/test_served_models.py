@@ -19,7 +19,7 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError
-from domext_ray.export.model_folder import save_plain, save_with_code
+from domext_ray.export.model_folder import save_model
 from domext_ray.inference.predictors import find_model, load_predictor, load_task_model
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
@@ -106,10 +106,7 @@ def test_an_export_fills_masks_as_predict_does(method: MethodConfig, tiny_base_f
     folder = tmp_path / "clinic" / "export"
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
-    if model.config.has_extension:
-        save_with_code(model, folder)
-    else:
-        save_plain(model, folder, torch.float32)
+    save_model(model, folder)
     texts = [f"[MASK] {each} [MASK]" for each in TEXTS[1:]]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
     predictor = load_predictor(find_model(config), config, CPU)

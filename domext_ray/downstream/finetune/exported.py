@@ -44,7 +44,6 @@ class Predicted:
 class ExportedModel:
     """A fine-tuned model that predicts."""
 
-    folder: Path  # an export, or an adapter of a bank
     description: TaskDescription
     task: StagedTask  # it scores predictions, and has no examples of its own
     fitted: dict[str, Fitted]  # the model of every stage
@@ -91,7 +90,7 @@ def is_finetuned_model(folder: str | Path) -> bool:
 
 
 def hash_export(folder: Path) -> str:
-    """Return the sha256 of the files of an export, or of a bank's adapter, that decide what it predicts."""
+    """Return the sha256 of the files of an export that decide what it predicts."""
     paths = sorted(each for suffix in ("json", "safetensors") for each in folder.rglob(f"*.{suffix}"))
     return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
@@ -141,7 +140,7 @@ def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = 
         values = {each: getattr(starts[name].config, each) for each in _HEAD_VALUES}
         model = build_task_model(starts[name], stage, _NO_METHOD, dropout=0.0, seed=0, **values)
         fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=False)
-    return ExportedModel(folder, description, task, fitted, tokenizer, batch_tokens)
+    return ExportedModel(description, task, fitted, tokenizer, batch_tokens)
 
 
 def _read_stage(folder: Path) -> StartModel:
