@@ -29,7 +29,7 @@ from domext_ray.vocabulary.tokenizer import check_fit, load_tokenizer
 SMALL_FILES = ["*.json", "*.txt", "*.model", "README.md"]
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
-TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 HEADS = MLM_HEAD, NEXT_SENTENCE_HEAD, POOLER = "cls.predictions.", "cls.seq_relationship.", "bert.pooler."
 """What stands above the encoder, by the start of its tensors' names: MLM head, next-sentence head, pooler."""
 
@@ -234,11 +234,11 @@ def read_weights(folder: Path, base: str) -> dict[str, Tensor]:
 def _untie(tensors: dict[str, Tensor], names: dict[str, str], base: str) -> None:
     """Leave out copies of tied tensors, after checking that they are copies."""
     words = tensors.get("bert.embeddings.word_embeddings.weight")
-    weight, bias = (tensors.pop(name, None) for name in TIED)
+    weight, bias = (tensors.pop(name, None) for name in _TIED)
     if weight is not None and words is not None and not torch.equal(weight, words):
         raise BaseModelError(f"--base {base!r} has an output projection that is not tied to its word embeddings.")
     if bias is not None and f"{MLM_HEAD}bias" not in tensors:
-        tensors[f"{MLM_HEAD}bias"], names[f"{MLM_HEAD}bias"] = bias, names[TIED[1]]
+        tensors[f"{MLM_HEAD}bias"], names[f"{MLM_HEAD}bias"] = bias, names[_TIED[1]]
 
 
 def _check_tensors(tensors: dict[str, Tensor], config: DomextConfig, base: str, absent: tuple[str, ...]) -> None:

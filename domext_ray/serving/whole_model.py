@@ -84,27 +84,17 @@ class WholeModel:
         )
 
 
-def find_whole_model(model: str) -> WholeModel:
-    """Look at a model, without loading it.
-
-    Args:
-        model: an export, or a run that has one.
+def find_whole_model(model: str) -> WholeModel | None:
+    """Look at an export, or a run that has one, without loading it; None: it is something else, such as a base.
 
     Raises:
-        RunError: it is neither.
+        RunError: it is a fine-tuning run without an export.
     """
-    folder = _find_own_export(model) or find_export(model)
-    return WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder))
-
-
-def is_whole_model(model: str) -> bool:
-    """Whether `find_whole_model` finds one: a base, which is a bank's, is none."""
-    return is_finetuned_model(model) or _find_own_export(model) is not None
-
-
-def _find_own_export(model: str) -> Path | None:
-    folder = Path(model).expanduser()
-    return next((each for each in (folder, folder / "export") if is_export(each)), None)
+    named = Path(model).expanduser()
+    folder = next((each for each in (named, named / "export") if is_export(each)), None)
+    if folder is None and is_finetuned_model(named):
+        folder = find_export(named)
+    return folder and WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder))
 
 
 def name_adapter(folder: Path) -> str:
@@ -119,7 +109,10 @@ def open_bank(config: ServeConfig) -> AdapterBank | WholeModel:
     Raises:
         RunError: it is neither.
     """
-    return AdapterBank.open(config.bank, config.base) if config.bank else find_whole_model(config.model)
+    opened = AdapterBank.open(config.bank, config.base) if config.bank else find_whole_model(config.model)
+    if opened is None:
+        raise RunError(f"{config.model} holds no exported model; give an export, or a run that has one.")
+    return opened
 
 
 def read_catalogue(bank: AdapterBank | WholeModel, max_length: int = 0) -> Catalogue:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
@@ -23,7 +23,7 @@ from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError
 from domext_ray.export.card import Terms, read_terms
-from domext_ray.model.base import MLM_HEAD, TIED, hash_tensors, is_own_config, load_base
+from domext_ray.model.base import MLM_HEAD, hash_tensors, is_own_config, load_base
 from domext_ray.model.build import choose_attention, describe_adapters, describe_extensions, merge_extensions
 from domext_ray.model.domext import heads_domext
 from domext_ray.model.domext.configuration_domext import DomextConfig
@@ -110,14 +110,15 @@ def _read_export(model: str, folder: Path, option: str) -> tuple[DomextConfig, d
         raise BaseModelError(
             f"{option} {model!r} lacks the tensor {lacking[0]} that its config.json asks for; export it again."
         )
-    tensors = {name: each.contiguous() for name, each in loaded.state_dict().items()}
+    tensors = take_tensors(loaded)
     return loaded.config, pick_tensors(tensors) if missing else tensors
 
 
-def take_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Merge a model's LoRA updates into it, and return its tensors, fp32 by this library's names."""
+def take_tensors(model: Any) -> dict[str, Tensor]:
+    """Merge a model's LoRA updates into it, and return its tensors, fp32 by this library's names, tied ones once."""
     merge_extensions(model)
-    return {name: each.detach().float().contiguous() for name, each in model.state_dict().items()}
+    tied = model.all_tied_weights_keys
+    return {name: each.detach().float().contiguous() for name, each in model.state_dict().items() if name not in tied}
 
 
 def pick_tensors(tensors: Mapping[str, Tensor], start: str = _ENCODER) -> dict[str, Tensor]:
@@ -150,7 +151,7 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False, option:
     if is_run(folder):
         run = rebuild_run(folder, step)
         kind, config, tokenizer = "run", cast(DomextConfig, run.model.config), run.tokenizer
-        tensors, card = take_tensors(cast(nn.Module, run.model)), run.base.folder if run.base else None
+        tensors, card = take_tensors(run.model), run.base.folder if run.base else None
     elif is_export(folder):
         kind, (config, tensors), tokenizer = "export", _read_export(model, folder, option), load_tokenizer(folder)
         check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")
@@ -161,14 +162,13 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False, option:
             raise BaseModelError(str(error).replace("--base", option)) from error
         kind, config, tensors, folder = "base", base.config, base.tensors, base.folder
         card, tokenizer = folder, load_tokenizer(folder)
-    own_head = {name: each for name, each in pick_tensors(tensors, MLM_HEAD).items() if name not in TIED}
     return StartModel(
         model,
         kind,
         config,
         pick_tensors(tensors),
         tokenizer,
-        own_head,
+        pick_tensors(tensors, MLM_HEAD),
         find_head(folder),
         read_head(folder, model) if keep_head else None,
         read_terms(card) if card else Terms(),
