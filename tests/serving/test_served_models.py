@@ -107,7 +107,7 @@ def test_an_export_fills_masks_as_predict_does(method: MethodConfig, tiny_base_f
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
     save_model(model, folder)
-    texts = [f"[MASK] {each} [MASK]" for each in TEXTS[1:]]
+    texts = [*(f"[MASK] {each} [MASK]" for each in TEXTS[1:]), "a [SEP] b [MASK]"]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
     predictor = load_predictor(find_model(config), config, CPU)
     expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts])

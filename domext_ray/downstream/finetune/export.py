@@ -55,11 +55,10 @@ def save_fitted(
     start: StartModel, set_name: str, fitted: Fitted, folder: Path, scores: Mapping[str, SplitScore], metric: str
 ) -> None:
     """Write the model of one stage, with its tokenizer and its card."""
-    model = copy.deepcopy(fitted.model).cpu()
-    cast(Any, model.config).task_thresholds = fitted.thresholds
+    fitted.model.config.task_thresholds = fitted.thresholds
     save_tokenizer(start.tokenizer, folder, start.config.vocab_size)
-    save_model(model, folder)
-    card = build_card(start, set_name, fitted, scores, metric, is_plain=is_plain(model))
+    save_model(fitted.model, folder)
+    card = build_card(start, set_name, fitted, scores, metric, is_plain=is_plain(fitted.model))
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
