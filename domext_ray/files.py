@@ -21,18 +21,22 @@ Kind = type | tuple[type, ...]
 NUMBER: Kind = (int, float)
 
 
-def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None) -> dict[str, Any]:
+def read_json(path: Where, remedy: str, expected: Mapping[str, Kind] | None = None, format: int = 0) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
         path: the file.
         remedy: what to do about a damaged one, the end of the error's sentence.
         expected: types of the values that must be there, by name; `train.steps` is "steps" in the object "train".
+        format: the number that must be its "format"; 0: it has none.
 
     Raises:
-        RunError: it is missing or damaged, or lacks a value.
+        RunError: it is missing or damaged, lacks a value, or has another format.
     """
-    return _read(path, remedy, json.loads, "JSON object", expected or {})
+    values = _read(path, remedy, json.loads, "JSON object", {**({"format": int} if format else {}), **(expected or {})})
+    if format and values["format"] != format:
+        raise RunError(f"{path} has format {values['format']}, and this version reads {format}; {remedy}.")
+    return values
 
 
 def read_yaml(path: Where, remedy: str) -> dict[str, Any]:

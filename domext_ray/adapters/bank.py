@@ -261,7 +261,7 @@ class AdapterBank:
         (fitted,) = exported.fitted.values()
         config = cast(DomextConfig, fitted.model.config)
         active = list(config.adapters) if config.active_adapters is None else config.active_adapters
-        origin = {"run": name_run(exported.folder), "set": exported.description.set_name}
+        origin = {"run": name_run(folder), "set": exported.description.set_name}
         return self.add(name, fitted.model, active[-1] if active else "", origin, exported.description)
 
     def remove(self, name: str) -> None:
@@ -303,10 +303,7 @@ def _put_new(place: Place, values: dict[str, Any]) -> None:
 
 def _read_hashed(path: Place, remedy: str) -> dict[str, Any]:
     """Read what `_put_new` wrote; behind this guard its values are what they were."""
-    found = read_json(path, remedy, {"format": int})
-    if found["format"] != FORMAT:
-        raise RunError(f"{path} has format {found['format']}, and this version reads {FORMAT}; {remedy}.")
-    values = found.get("values")
-    if not isinstance(values, dict) or found.get("sha256") != hash_values(values):
+    found = read_json(path, remedy, {"values": dict, "sha256": str}, FORMAT)
+    if found["sha256"] != hash_values(found["values"]):
         raise RunError(f"{path} is damaged: it differs from its sha256; {remedy}.")
-    return values
+    return found["values"]

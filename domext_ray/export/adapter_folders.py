@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from domext_ray.errors import RunError
 from domext_ray.export.card import name_base, read_terms, render_card
 from domext_ray.export.folder import ADAPTERHUB, PEFT, ExportRecord, new_export
-from domext_ray.export.model_folder import save_plain, save_tokenizer
+from domext_ray.export.model_folder import save_model, save_tokenizer
 from domext_ray.extensions.lora import build_lora_config
 from domext_ray.extensions.table import find_others
 from domext_ray.model.base import Base
@@ -85,7 +85,7 @@ def export_adapterhub(run: RebuiltRun, adapter: str, folder: Where) -> None:
         save_file(tensors, temporary / "adapter" / "adapter.safetensors")
         if has_base := bool(_find_changed(plain, base)):
             save_tokenizer(run.tokenizer, temporary / "base", config.vocab_size)
-            save_plain(plain, temporary / "base", torch.float32)
+            save_model(plain, temporary / "base")
         number = "Two adapters" if sizes.bottleneck_place == "both" else "An adapter"
         what = f"{number} of width {sizes.bottleneck_size} a layer (Houlsby et al. 2019), in the format of AdapterHub's"
         title = f"Bottleneck adapter {adapter}"

@@ -10,11 +10,12 @@ import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
+from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from jinja2 import Environment
 
 from domext_ray.config.pretrain import PretrainConfig
@@ -56,8 +57,6 @@ class Terms:
 
 def read_terms(folder: Path) -> Terms:
     """Return the terms that the README.md of a base, or of an export, names; one with a broken header names none."""
-    from huggingface_hub import metadata_load
-
     path, header = folder / "README.md", {}
     if not path.is_file():
         return Terms()
@@ -82,7 +81,7 @@ def render_card(
     base: str,
     terms: Terms,
     header: Mapping[str, Any],
-    results: Iterable[Mapping[str, Any]] = (),
+    results: Iterable[EvalResult] = (),
     *,
     relation: str = "finetune",
     **values: Any,
@@ -94,17 +93,15 @@ def render_card(
         base: what the model was made from: a hub id, which the header names, a folder, or a name of this project's.
         terms: the base's.
         header: fields of `ModelCardData`.
-        results: fields of `EvalResult`; those whose value is no number are left out.
+        results: those whose value is no number are left out.
         relation: the hub's name of what was done to the base.
         **values: what else `assets/card.md` asks for; a section that lacks its value is left out.
     """
-    from huggingface_hub import EvalResult, ModelCardData
-
     more: dict[str, Any] = {}
     if base not in ("none", SHIPPED_BASE) and not Path(base).expanduser().exists():
         more |= {"base_model": base, "base_model_relation": relation}
-    if measured := [each for each in results if math.isfinite(each["metric_value"])]:
-        rounded = [EvalResult(**{**each, "metric_value": round(each["metric_value"], 4)}) for each in measured]
+    if measured := [each for each in results if math.isfinite(each.metric_value)]:
+        rounded = [replace(each, metric_value=round(each.metric_value, 4)) for each in measured]
         more |= {"model_name": title, "eval_results": rounded}
     data = ModelCardData(license=terms.license, license_name=terms.name or None, **header, **more)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
@@ -225,16 +222,22 @@ def _describe_masking(config: PretrainConfig) -> str:
     return f"{objective.mask_prob:.0%} of {'whole words' if objective.whole_word else 'tokens'}"
 
 
-def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """Return the table of what was measured before and after, and fields of the hub's evaluation results."""
+def _list_figures(summary: Mapping[str, Any]) -> tuple[list[list[str]], list[EvalResult]]:
+    """Return the table of what was measured before and after, and the hub's evaluation results."""
     rows, results = [], []
     for name, figure in (list_figures(summary) if summary else {}).items():
         if figure.is_measured:
             rows.append([figure.help, figure.show(figure.before), figure.show(figure.after)])
         if "mlm_loss" in summary["domain"] and "bits" not in name and figure.after is not None:
             text, _, metric = figure.help.partition(", ")
-            result = {"task_type": "fill-mask", "task_name": "Masked-language modelling", "dataset_name": text}
-            result |= {"dataset_type": "general" if name == "general" else "domain", "metric_name": metric}
-            kind = "loss" if name == "loss" else "accuracy"
-            results.append({**result, "metric_type": kind, "metric_value": figure.after})
+            result = EvalResult(
+                task_type="fill-mask",
+                task_name="Masked-language modelling",
+                dataset_type="general" if name == "general" else "domain",
+                dataset_name=text,
+                metric_type="loss" if name == "loss" else "accuracy",
+                metric_name=metric,
+                metric_value=figure.after,
+            )
+            results.append(result)
     return rows, results

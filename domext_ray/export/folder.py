@@ -25,8 +25,6 @@ from domext_ray.training.rebuild import RebuiltRun
 FORMAT = 3
 MARKER = "domext_export.json"
 _FIELDS: dict[str, Kind] = {"kind": str, "run": str, "step": int, "checkpoint_sha256": str, "files": dict}
-_BESIDE = "task.json"
-"""The file beside the exports of a task of several models."""
 HUGGINGFACE, FINE_TUNED, ADAPTERHUB, PEFT = "huggingface", "fine_tuned", "adapterhub", "peft"
 
 
@@ -58,7 +56,7 @@ def read_export_record(where: Where) -> ExportRecord | None:
 
 def is_export(where: Where) -> bool:
     """Whether a folder is one that this project has exported, whatever has become of it since."""
-    return any((Place(where) / name).is_file() for name in (MARKER, _BESIDE))
+    return (Place(where) / MARKER).is_file()
 
 
 def check_target(where: Where, kind: str, source: Path | None = None) -> None:
@@ -91,26 +89,21 @@ def check_target(where: Where, kind: str, source: Path | None = None) -> None:
 
 
 def list_exported(where: Where) -> list[str]:
-    """Return the files of an export, or of the exports that a task of several models has side by side; markers, too.
+    """Return the files of an export, its marker, too.
 
     Raises:
         RunError: it is no export, or lacks a file, or holds one that is no part of it or has changed.
     """
     folder = Place(where)
-    if record := _read_marker(folder):
-        if not all(record.files.values()):
-            raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
-        _check_own(folder, record)
-        if missing := record.files.keys() - set(folder.list_files()):
-            raise RunError(f"{folder / min(missing)}: it is part of the export, and is missing; export the run again.")
-        return sorted([*record.files, MARKER])
-    names = folder.list_names()
-    parts = [each for each in names if (folder / each / MARKER).is_file()]
-    if not parts:
+    record = _read_marker(folder)
+    if record is None:
         raise RunError(f"{folder} holds no export of this project (it has no {MARKER}); export the run first.")
-    if foreign := sorted({*names} - {*parts, _BESIDE}):
-        raise RunError(f"{folder / foreign[0]}: no part of the export that is there; move it away.")
-    return [_BESIDE][: _BESIDE in names] + [f"{part}/{name}" for part in parts for name in list_exported(folder / part)]
+    if not all(record.files.values()):
+        raise RunError(f"{folder} holds half an export, whose job was stopped; export the run again.")
+    _check_own(folder, record)
+    if missing := record.files.keys() - set(folder.list_files()):
+        raise RunError(f"{folder / min(missing)}: it is part of the export, and is missing; export the run again.")
+    return sorted([*record.files, MARKER])
 
 
 @contextlib.contextmanager
@@ -160,7 +153,5 @@ def _read_marker(folder: Place) -> ExportRecord | None:
     path, remedy = folder / MARKER, "delete the export's folder, or give another"
     if not path.is_file():
         return None
-    values = read_json(path, remedy, {"format": int, **_FIELDS})
-    if values["format"] != FORMAT:
-        raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; {remedy}.")
+    values = read_json(path, remedy, _FIELDS, FORMAT)
     return ExportRecord(**{name: values[name] for name in _FIELDS})

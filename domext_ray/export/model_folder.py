@@ -17,17 +17,18 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.errors import RunError
 from domext_ray.export.card import build_card
 from domext_ray.export.folder import HUGGINGFACE, ExportRecord, check_target, new_export
 from domext_ray.export.vector_layout import write_vector_layout
 from domext_ray.model import domext as code_room
-from domext_ray.model.build import describe_plain, detach, merge_extensions, name_plain
+from domext_ray.model.base import POOLER
+from domext_ray.model.build import detach, merge_extensions, name_plain
 from domext_ray.model.domext.configuration_domext import OWN_FIELDS, DomextConfig
-from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.domext.heads_domext import PooledHeadModel
 from domext_ray.model.layouts import find_layout
 from domext_ray.runtime.quiet import quiet_libraries
 from domext_ray.storage import Place, Where
@@ -90,10 +91,7 @@ def export_model(
     config, record = cast(DomextConfig, run.model.config), ExportRecord.of(HUGGINGFACE, run)
     with new_export(folder, record, run.base.folder if run.base else None) as temporary:
         save_tokenizer(run.tokenizer, temporary, config.vocab_size)
-        if config.has_extension:
-            save_with_code(cast(nn.Module, copy.deepcopy(run.model)).to(dtype), temporary)
-        else:
-            save_plain(run.model, temporary, dtype)
+        save_model(run.model, temporary, dtype)
         write_vector_layout(temporary, config, run.config.objective.pooling)
         (temporary / "README.md").write_text(build_card(run, summary or {}), encoding="utf-8")
 
@@ -121,17 +119,31 @@ def save_with_code(model: Any, folder: Path) -> None:
         shutil.copyfile(Path(code_room.__path__[0], name), folder / name)
 
 
-def save_plain(model: DomextForMaskedLM, folder: Path, dtype: torch.dtype) -> None:
-    """Save a model without extensions in the format of transformers' own model of its layout."""
-    config = describe_plain(cast(DomextConfig, model.config), next_sentence=model.predicts_next_sentence)
-    save_tensors(config, detach(model, name_plain(model)), folder, dtype)
+def is_plain(model: Any) -> bool:
+    """Whether transformers has this model, with the same tensors, so that its folder needs no code of ours."""
+    config, kind = model.config, type(model).__name__
+    is_known = kind not in HEAD_AUTO_CLASSES or (kind in PLAIN_HEADS and find_layout(config).has_plain_heads)
+    return is_known and not config.has_extension and not config.head_bilstm
 
 
-def save_tensors(config: PreTrainedConfig, tensors: dict[str, Tensor], folder: Path, dtype: torch.dtype) -> None:
-    """Save a model of transformers' own, given its configuration and its tensors."""
+def save_model(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Save a model as transformers' own where that has it, or else with the code that it needs."""
+    if not is_plain(model):
+        save_with_code(copy.deepcopy(model).to(dtype), folder)
+        return
+    own, layout, kind = model.config, find_layout(model.config), type(model).__name__
+    config = layout.restore(own, kind.removeprefix("Domext") if layout.has_plain_heads else "ForMaskedLM")
+    names = name_plain(model)
+    if kind in HEAD_AUTO_CLASSES:
+        for each in ("id2label", "label2id", "problem_type", "task_thresholds", "classifier_dropout"):
+            setattr(config, each, getattr(own, each))
+        if isinstance(model, PooledHeadModel):
+            names = {name: f"bert.{each}" if name.startswith("pooler.") else each for name, each in names.items()}
+        else:
+            names = {name: each for name, each in names.items() if not name.startswith(POOLER)}
     config.dtype = dtype
     config.save_pretrained(folder)
-    tensors = {name: each.to(dtype).contiguous() for name, each in tensors.items()}
+    tensors = {name: each.to(dtype).contiguous() for name, each in detach(model, names).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -21,7 +21,7 @@ def describe_push(where: Where, repo: str, *, is_private: bool) -> str:
     """Return the files with their sizes, who would see them, and how the model card begins; nothing is uploaded.
 
     Args:
-        where: an export, or the folder of the exports of a task of several models.
+        where: an export.
         repo: ORG/NAME.
         is_private: whether only its owners shall see it.
 

@@ -18,10 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from domext_ray.adapters.bank import AdapterBank
 from domext_ray.config.embedding import EmbedConfig
 from domext_ray.config.vectors import Pooling
-from domext_ray.downstream.start.model import StartModel, load_start_model, pick_encoder, take_tensors
+from domext_ray.downstream.start.model import StartModel, load_start_model, pick_tensors, take_tensors
 from domext_ray.downstream.start.text_embedding import TextEmbedding, choose_pooling
 from domext_ray.errors import ConfigError
 from domext_ray.inference.block_job import (
@@ -40,8 +39,7 @@ from domext_ray.inference.block_job import (
 from domext_ray.inference.blocks import PARTS, BlockRecord, Work
 from domext_ray.inference.input_plan import plan_input
 from domext_ray.inference.input_rows import FieldNames, InputRow, check_text
-from domext_ray.inference.predictors import split_bank
-from domext_ray.model.base import hash_tensors
+from domext_ray.inference.predictors import find_adapter
 from domext_ray.options.build import identity_of
 from domext_ray.runtime.ray_cluster import resolve_gpu
 from domext_ray.storage import new_file, write_json
@@ -147,14 +145,13 @@ def load_embedding(config: EmbedConfig, device: str) -> TextEmbedding:
 
 def _load_encoder(config: EmbedConfig) -> tuple[StartModel, Pooling]:
     """The encoder and its pooling; of a bank's adapter without its head, and pooled as its run did."""
-    found = split_bank(config.model)
+    found = find_adapter(config.model)
     if found is None:
         return load_start_model(config.model), choose_pooling(config.model, config.pooling)
-    bank, name = AdapterBank.open(found[0]), found[1]
+    bank, name = found
     model: Any = bank.load(name)
-    tensors = pick_encoder(take_tensors(model))
     tokenizer = load_tokenizer(bank.base.tokenizer_folder)
-    start = StartModel(config.model, "adapter", model.config, tensors, tokenizer, hash_tensors(tensors))
+    start = StartModel(config.model, "adapter", model.config, pick_tensors(take_tensors(model)), tokenizer)
     return start, bank.describe(name).pooling if config.pooling == "auto" else config.pooling
 
 

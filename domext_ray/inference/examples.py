@@ -45,28 +45,17 @@ USUAL_MARKS: Marks = (("<<", ">>"), ("[[", "]]"))
 _PAIR_NAMES = {"text": ("text_a",), "pair": ("text_b",)}
 
 
-def make_examples(
-    family: str, records: Sequence[RawRecord], *, sources: Sequence[str] = (), marks: Marks = ()
-) -> list[AnyExample]:
-    """Make unlabelled examples of a family.
+def make_example(family: str, record: RawRecord, source: str, *, marks: Marks = ()) -> AnyExample:
+    """Make an unlabelled example of a family.
 
     Args:
         family: a key of `FAMILIES`.
-        records: raw records.
-        sources: where each comes from, as FILE:LINE, for messages; none: "record 1" and so on.
+        record: a raw record.
+        source: where it comes from, as FILE:LINE, for messages; its id, where the record has none.
         marks: of a relation's arguments in its texts; empty: `USUAL_MARKS`.
 
     Raises:
-        CorpusError: a record is not one of the family's; the message names the first.
-    """
-    places = sources or [f"record {number}" for number in range(1, len(records) + 1)]
-    return [make_example(family, each, place, marks=marks) for each, place in zip(records, places, strict=True)]
-
-
-def make_example(family: str, record: RawRecord, source: str, *, marks: Marks = ()) -> AnyExample:
-    """Make one unlabelled example; arguments and errors as of `make_examples`.
-
-    Its id is the record's, or else `source`.
+        CorpusError: it is not one of the family's.
     """
     if not isinstance(record, Mapping):
         raise CorpusError(f"{source} is {type(record).__name__}; it must be an object with the fields of {family}.")

@@ -56,6 +56,35 @@ class MaskedExample:
     masks: tuple[tuple[int, int], ...]
 
 
+class MaskCodec:
+    """Finds the masks of texts, encodes them, and names what fills them: for files and for requests."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._tokens = tokenizer, dict[int, str]()
+        self._mask, self.mask_id = str(tokenizer.mask_token), cast(int, tokenizer.mask_token_id)
+        self._is_mask = re.compile("|".join(map(re.escape, dict.fromkeys([MASK, self._mask]))))
+        self._backend = _make_backend(tokenizer)
+
+    def find(self, text: str) -> tuple[tuple[int, int], ...]:
+        """Return the characters [start, end) of each mask."""
+        return tuple(each.span() for each in self._is_mask.finditer(text))
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text, int64, without special tokens but for its masks."""
+        masked = [self._is_mask.sub(lambda _: self._mask, each) for each in texts]
+        encoded = self._backend.encode_batch_fast(masked, add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.int64) for each in encoded]
+
+    def name(self, scores: Sequence[float], ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the fills of a mask."""
+        for each in {*ids} - self._tokens.keys():
+            self._tokens[each] = str(self._tokenizer.decode([each]))
+        return [
+            {"token": self._tokens[each], "probability": round(score, PROBABILITY_DIGITS)}
+            for score, each in zip(scores, ids, strict=True)
+        ]
+
+
 class FillMask:
     """Fills the masks of texts.
 
@@ -79,19 +108,16 @@ class FillMask:
         self.model, self.tokenizer, self.top_k, self.batch_tokens = model, tokenizer, top_k, batch_tokens
         choose_attention(model, model.device, bf16=False)
         self.max_length = max_length or min(512, cast(DomextConfig, model.config).max_row_length)
-        self.mask_token, self.mask_id = str(tokenizer.mask_token), cast(int, tokenizer.mask_token_id)
-        self.is_mask = re.compile("|".join(map(re.escape, dict.fromkeys([MASK, self.mask_token]))))
+        self.codec = MaskCodec(tokenizer)
         self.template: RowTemplate = read_template(tokenizer, pair=False)
         self.room = self.template.measure_room(self.max_length, least=1)
-        self.backend = _make_backend(tokenizer)
-        self.tokens: dict[int, str] = {}
 
     schema: Mapping[str, pa.DataType] = {"masks": FILLS}
 
     def make_example(self, values: Mapping[str, Any], shown: str) -> MaskedExample:
         """Find the masks of a row's text; see `input_rows.check_text`."""
         text = check_text(values, shown=shown)
-        return MaskedExample(text, tuple(each.span() for each in self.is_mask.finditer(text)))
+        return MaskedExample(text, self.codec.find(text))
 
     def predict(self, examples: Sequence[MaskedExample]) -> list[dict[str, Any]]:
         """Return for each text its masks in order, each with its fills, the likeliest first."""
@@ -116,11 +142,9 @@ class FillMask:
         A row's `place` is where its masks stand in it, and which of the text's masks they are.
         """
         masked = [i for i, each in enumerate(examples) if each.masks]
-        texts = [self.is_mask.sub(lambda _: self.mask_token, examples[i].text) for i in masked]
         rows: list[Row] = []
-        for i, encoding in zip(masked, self.backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-            ids = np.array(encoding.ids, dtype=np.int64)
-            places = np.flatnonzero(ids == self.mask_id)
+        for i, ids in zip(masked, self.codec.encode([examples[i].text for i in masked]), strict=True):
+            places = np.flatnonzero(ids == self.codec.mask_id)
             assert len(places) == len(examples[i].masks), "every mask of a text is a token"
             rows += self._cut(i, ids, places)
         return rows
@@ -142,7 +166,7 @@ class FillMask:
         for batch in plan_prediction(rows, self.batch_tokens):
             own = [rows[i] for i in batch]
             scores, ids = (each.cpu().tolist() for each in self._score(own))
-            fills = [self._name(*each) for each in zip(scores, ids, strict=True)]
+            fills = [self.codec.name(*each) for each in zip(scores, ids, strict=True)]
             for i, row in zip(batch, own, strict=True):
                 found[i], fills = fills[: len(row.place[0])], fills[len(row.place[0]) :]
         return found
@@ -163,17 +187,6 @@ class FillMask:
         ).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
         return top.values, top.indices
-
-    def _name(self, scores: Sequence[float], ids: Sequence[int]) -> list[dict[str, Any]]:
-        return [
-            {"token": self._decode(each), "probability": round(score, PROBABILITY_DIGITS)}
-            for score, each in zip(scores, ids, strict=True)
-        ]
-
-    def _decode(self, number: int) -> str:
-        if number not in self.tokens:
-            self.tokens[number] = str(self.tokenizer.decode([number]))
-        return self.tokens[number]
 
 
 def _make_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -19,19 +18,24 @@ from transformers import PreTrainedTokenizerBase
 from domext_ray.adapters.bank import BANK, AdapterBank
 from domext_ray.adapters.entry import MASKED_LM
 from domext_ray.config.inference import FILL_MASK, PredictConfig
-from domext_ray.downstream.finetune.exported import ExportedModel, hash_export, is_finetuned_model
-from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, TaskLoss
+from domext_ray.downstream.finetune.exported import (
+    ExportedModel,
+    find_export,
+    hash_export,
+    is_finetuned_model,
+    load_exported,
+)
+from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted
 from domext_ray.downstream.forgetting.forgetting import hash_model, load_masked_lm
 from domext_ray.downstream.tasks.description import make_described_task
 from domext_ray.errors import ConfigError
 from domext_ray.inference.examples import list_fields
 from domext_ray.inference.fill_mask import FillMask
-from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
 from domext_ray.inference.input_rows import TEXT_FIELD, FieldNames
 from domext_ray.inference.task_predictor import TaskPredictor
-from domext_ray.model.build import choose_attention
 from domext_ray.model.domext.configuration_domext import DomextConfig
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.storage import Place, hash_values
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 
@@ -100,8 +104,9 @@ def find_model(config: PredictConfig) -> ModelPlace:
     """
     device = torch.device("cpu")
     if does_task(config):
-        model = load_task_model(config.model, device)
-        return ModelPlace(config.model, model.family, hash_export(model.exported.folder))
+        family, found = load_task_model(config.model, device).description.family, find_adapter(config.model)
+        sha256 = hash_values(found[0].describe(found[1]).to_json()) if found else hash_export(find_export(config.model))
+        return ModelPlace(config.model, family, sha256)
     masked_lm, tokenizer = _load_masked_lm(config.model)
     longest = cast(DomextConfig, masked_lm.config).max_row_length
     if config.max_length > longest:
@@ -114,13 +119,13 @@ def does_task(config: PredictConfig) -> bool:
     """Whether a configuration's model does a task that it was fine-tuned for."""
     if config.task == FILL_MASK:
         return False
-    found = split_bank(config.model)
-    if found is not None:
-        return AdapterBank.open(found[0]).describe(found[1]).task is not None
+    if found := find_adapter(config.model):
+        bank, name = found
+        return bank.describe(name).task is not None
     return is_finetuned_model(config.model)
 
 
-def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> FinetunedModel:
+def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
     """Load a fine-tuned model: an export, a run that has one, or BANK:NAME.
 
     Args:
@@ -132,21 +137,17 @@ def load_task_model(model: str, device: torch.device, batch_tokens: int = PREDIC
         RunError: it is damaged.
         BaseModelError: a model's files are not what its configuration says.
     """
-    found = split_bank(model)
+    found = find_adapter(model)
     if found is None:
-        return load_finetuned(model, device, batch_tokens=batch_tokens)
-    bank, name = AdapterBank.open(found[0]), found[1]
+        return load_exported(model, device, batch_tokens)
+    bank, name = found
     description = bank.describe(name).task
     assert description is not None, "of an adapter that does a task"
-    task = make_described_task(description, load_tokenizer(bank.base.tokenizer_folder))
+    tokenizer = load_tokenizer(bank.base.tokenizer_folder)
+    task = make_described_task(description, tokenizer)
     ((stage, own),) = task.stages.items()
-    loaded: Any = bank.load(name)
-    choose_attention(loaded, device, bf16=False)
-    loaded.to(device).requires_grad_(False)
-    fitted = Fitted(own, loaded, TaskLoss(loaded, device, bf16=False, task=own), device, thresholds=own.thresholds)
-    return FinetunedModel(
-        ExportedModel(bank.find_folder(name).local(), description, task, {stage: fitted}, {}), batch_tokens
-    )
+    fitted = Fitted.place(own, cast(nn.Module, bank.load(name)).requires_grad_(False), device, bf16=False)
+    return ExportedModel(description, task, {stage: fitted}, tokenizer, batch_tokens)
 
 
 def load_predictor(place: ModelPlace, config: PredictConfig, device: torch.device) -> Predictor:
@@ -171,23 +172,20 @@ def _make_fill_mask(
     return FillMask(model, tokenizer, top_k=config.top_k, batch_tokens=tokens, max_length=config.max_length)
 
 
-def split_bank(model: str) -> tuple[Path, str] | None:
-    """Return the folder and the adapter of BANK:NAME; None: it is another kind of model."""
+def find_adapter(model: str) -> tuple[AdapterBank, str] | None:
+    """Return the bank and the adapter of BANK:NAME; None: it is another kind of model."""
     folder, mark, name = model.rpartition(":")
-    path = Path(folder).expanduser()
-    return (path, name) if mark and (path / BANK).is_file() else None
+    return (AdapterBank.open(folder), name) if mark and (Place(folder) / BANK).is_file() else None
 
 
 def _load_masked_lm(model: str) -> tuple[DomextForMaskedLM, PreTrainedTokenizerBase]:
-    found = split_bank(model)
+    found = find_adapter(model)
     if found is None:
         return load_masked_lm(model, "--model")
-    bank = AdapterBank.open(found[0])
-    entry = bank.describe(found[1])
-    if entry.architecture != MASKED_LM:
+    bank, name = found
+    if bank.describe(name).architecture != MASKED_LM:
         raise ConfigError(
             f"--model {model!r} fills no masks; leave --task out or, if the bank does not know its task, add it again "
             "from its fine-tuning run."
         )
-    loaded = cast(DomextForMaskedLM, bank.load(found[1]))
-    return loaded, load_tokenizer(bank.base.tokenizer_folder)
+    return cast(DomextForMaskedLM, bank.load(name)), load_tokenizer(bank.base.tokenizer_folder)

@@ -33,7 +33,7 @@ def score_split(model: str, source: LabelledInput, plain: Iterable[Any], folder:
         "figures" (all that the family has) and "report" (see `describe_classes`): what scores.json holds.
     """
     found = load_task_model(model, torch.device("cpu"))
-    examples, predictions = source.read(), [read_prediction(found.family, each) for each in plain]
+    examples, predictions = source.read(), [read_prediction(found.description.family, each) for each in plain]
     score, metric = found.task.score(examples, predictions), found.description.metric
     figures = score.describe()
     scores = {"metric": metric, "value": score.get(metric), "interval": figures["intervals"][metric]}

@@ -1,6 +1,6 @@
 """A fine-tuned model as what predicts blocks of rows: its family's columns, labels, and predictions as JSON.
 
-Enters: a `FinetunedModel`. Leaves: for each example a record as a user reads it and, of a labelled set, the prediction
+Enters: an `ExportedModel`. Leaves: for each example a record as a user reads it and, of a labelled set, the prediction
 in the task's own terms as plain values, from which it is made again for scoring.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from domext_ray.downstream.finetune.exported import ExportedModel
 from domext_ray.downstream.finetune.trainings import to_plain
 from domext_ray.downstream.tasks.description import TaskDescription
 from domext_ray.downstream.tasks.multilabel import LabelSetPrediction
@@ -18,7 +19,6 @@ from domext_ray.downstream.tasks.questions import Answer
 from domext_ray.downstream.tasks.spans import SpanPrediction
 from domext_ray.errors import CorpusError
 from domext_ray.inference.examples import make_example
-from domext_ray.inference.finetuned import FinetunedModel
 from domext_ray.inference.input_rows import RowError
 from domext_ray.labelled.examples import AnyExample, Entity
 
@@ -60,8 +60,8 @@ class TaskPredictor:
         model: the model.
     """
 
-    def __init__(self, model: FinetunedModel) -> None:
-        self.model, self.family, self.marks = model, model.family, model.description.marks
+    def __init__(self, model: ExportedModel) -> None:
+        self.model, self.family, self.marks = model, model.description.family, model.description.marks
         self.schema: Mapping[str, pa.DataType] = list_columns(model.description)
 
     def make_example(self, values: Mapping[str, Any], shown: str) -> AnyExample:
@@ -85,7 +85,7 @@ class TaskPredictor:
         return found.records, [to_plain(each) for each in found.predictions]
 
     def take_cases(self) -> dict[str, int]:
-        """See `FinetunedModel.take_cases`."""
+        """See `ExportedModel.take_cases`."""
         return self.model.take_cases()
 
     def count_labels(self, record: Mapping[str, Any]) -> list[str]:

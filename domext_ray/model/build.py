@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import ShapeConfig
@@ -390,13 +389,6 @@ def detach(model: DomextForMaskedLM, original_names: dict[str, str] | None = Non
     for name, original in original_names.items():
         parts.setdefault(original, []).append(params[name].detach())
     return {name: each[0] if len(each) == 1 else torch.cat(each) for name, each in parts.items()}
-
-
-def describe_plain(config: DomextConfig, *, next_sentence: bool = False) -> PreTrainedConfig:
-    """Return the configuration of transformers' own model that a model without extensions is."""
-    assert not config.has_extension
-    layout = find_layout(config)
-    return layout.restore(config, "ForPreTraining" if next_sentence and layout.has_plain_heads else "ForMaskedLM")
 
 
 def name_plain(model: DomextForMaskedLM) -> dict[str, str]:

@@ -5,27 +5,22 @@ Answers have the fields of the predictions that `domext predict` writes, and the
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from domext_ray.adapters.entry import ARCHITECTURES, MASKED_LM, SEQUENCES, TOKENS
 from domext_ray.config.vectors import PoolingChoice
 from domext_ray.downstream.tasks.task import Row, Task
 from domext_ray.downstream.tasks.windows import read_template
 from domext_ray.inference.examples import make_example
+from domext_ray.inference.fill_mask import MASK, MaskCodec
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
 from domext_ray.serving.engine import ServedRow
 from domext_ray.vocabulary.tokenizer import make_backend
-
-MASK = "[MASK]"
-"""What a mask is called in every text, beside the model's own name for it."""
-_DIGITS = 6
 
 
 class TextError(ValueError):
@@ -142,13 +137,7 @@ class FillMask(Kind):
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
-        tokenizer = catalogue.tokenizer
-        self.mask_token, self.mask_id = str(tokenizer.mask_token), cast(int, tokenizer.mask_token_id)
-        self.is_mask = re.compile("|".join(map(re.escape, dict.fromkeys([MASK, self.mask_token]))))
-        self.backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self.words: dict[int, str] = {}
+        self.codec = MaskCodec(catalogue.tokenizer)
 
     def takes(self, adapter: ServedAdapter) -> bool:
         """Whether an adapter can answer; the base may have no masked-LM head."""
@@ -156,36 +145,25 @@ class FillMask(Kind):
 
     def ask(self, text: str, adapter: ServedAdapter, wishes: Wishes) -> Asked:
         """Make one row; see `Kind.ask`."""
-        spans = [each.span() for each in self.is_mask.finditer(text)]
+        spans = self.codec.find(text)
         if not spans:
             raise TextError(f"a text has no {MASK}; write {MASK} where a word is to be filled in.")
-        all_ids = self.encode(self.is_mask.sub(lambda _: self.mask_token, text))
+        (all_ids,) = self.codec.encode([text])
         ids, truncated = self.cut(all_ids, wishes)
-        if truncated and (all_ids[self.room :] == self.mask_id).any():
+        if truncated and (all_ids[self.room :] == self.codec.mask_id).any():
             raise TextError(
                 f"a {MASK} stands behind the first {self.room:,} tokens of its text; shorten the text.", 413
             )
         joined, types = self.template.join(ids)
-        places = np.flatnonzero(joined == self.mask_id)
+        places = np.flatnonzero(joined == self.codec.mask_id)
         row = ServedRow(adapter.name, adapter.sha256, joined, types, "words", places, wishes.top_k)
         return Asked(text, adapter, (row,), truncated, spans)
 
     def answer(self, asked: Asked, outcomes: Sequence[tuple[np.ndarray, ...]], wishes: Wishes) -> dict[str, Any]:
         """Return "masks", each with start, end and its fills."""
         ((probabilities, ids),) = outcomes
-        masks = []
-        for (start, end), own, numbers in zip(asked.place, probabilities.tolist(), ids.tolist(), strict=True):
-            fills = [
-                {"token": self._decode(number), "probability": round(value, _DIGITS)}
-                for value, number in zip(own, numbers, strict=True)
-            ]
-            masks.append({"start": start, "end": end, "fills": fills})
-        return {"masks": masks}
-
-    def _decode(self, number: int) -> str:
-        if number not in self.words:
-            self.words[number] = str(self.catalogue.tokenizer.decode([number])).strip()
-        return self.words[number]
+        found = zip(asked.place, probabilities.tolist(), ids.tolist(), strict=True)
+        return {"masks": [{"start": s, "end": e, "fills": self.codec.name(*each)} for (s, e), *each in found]}
 
 
 class Embed(Kind):

@@ -27,7 +27,7 @@ from domext_ray.runtime.stopping import Stopped, signal_name
 from domext_ray.serving.catalogue import Catalogue
 from domext_ray.serving.deployment import APP, build_application, forget_served
 from domext_ray.serving.limits import find_token
-from domext_ray.serving.whole_model import find_whole_model, is_whole_model, name_adapter, open_bank, read_catalogue
+from domext_ray.serving.whole_model import find_whole_model, name_adapter, open_bank, read_catalogue
 from domext_ray.training.start import read_run_config
 
 LOOK_SECONDS = 0.2
@@ -67,8 +67,8 @@ def place_bank(config: ServeConfig) -> Iterator[ServeConfig]:
     is_run = (run_dir / CONFIG).is_file() and not is_finetuned_model(run_dir)
     run = read_run_config(run_dir) if is_run else None
     has_adapter = run is not None and run.method.has_adapter
-    if not has_adapter and is_whole_model(config.model):
-        yield replace(config, model=str(find_whole_model(config.model).folder))
+    if not has_adapter and (found := find_whole_model(config.model)):
+        yield replace(config, model=str(found.folder))
         return
     with tempfile.TemporaryDirectory(prefix="domext-serve-") as temporary, quiet_libraries():
         folder = Path(temporary) / "bank"

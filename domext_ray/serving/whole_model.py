@@ -24,25 +24,9 @@ from domext_ray.downstream.finetune.exported import find_export, hash_export, is
 from domext_ray.downstream.forgetting.forgetting import load_masked_lm
 from domext_ray.downstream.start.model import is_export, name_run
 from domext_ray.downstream.start.text_embedding import choose_pooling
-from domext_ray.downstream.tasks.families import SingleTask
 from domext_ray.errors import RunError
 from domext_ray.model.domext.modeling_domext import AUTO, BASE_NAME
 from domext_ray.serving.catalogue import Catalogue, ServedAdapter
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory.
-
-    Args:
-        model: encoder and head.
-        tokenizer: its own.
-        adapter: what requests see of it.
-    """
-
-    model: Any
-    tokenizer: PreTrainedTokenizerBase
-    adapter: ServedAdapter
 
 
 @dataclass(frozen=True)
@@ -73,16 +57,18 @@ class WholeModel:
             raise RunError(f"there is no model {name!r}; {self.folder} is served as {self.name!r}.")
         return self
 
-    def load(self, device: torch.device) -> LoadedModel:
-        """Load it, and its task if it has one.
+    def load(self, device: torch.device) -> tuple[Any, PreTrainedTokenizerBase, ServedAdapter]:
+        """Load it with its tokenizer, and what requests see of it.
 
         Raises:
             RunError: no endpoint answers its task, or a file is damaged.
             BaseModelError: the model's files are not what its configuration says.
         """
-        return self._load_finetuned(device) if is_finetuned_model(self.folder) else self._load_masked_lm(device)
-
-    def _load_finetuned(self, device: torch.device) -> LoadedModel:
+        if not is_finetuned_model(self.folder):
+            model, tokenizer = load_masked_lm(str(self.folder), "--model")
+            pooling = choose_pooling(str(self.folder), "auto")
+            adapter = ServedAdapter(self.name, self.sha256, MASKED_LM, pooling=pooling)
+            return cast(nn.Module, model).to(device), tokenizer, adapter
         exported = load_exported(self.folder, device)
         family = exported.description.family
         if family not in TASKS:
@@ -90,38 +76,25 @@ class WholeModel:
                 f"{self.folder} was fine-tuned for {family}, and requests ask for {', '.join(TASKS)} only; domext "
                 "predict does its task on files."
             )
-        assert isinstance(exported.task, SingleTask), "every family of TASKS is one"
-        ((stage, fitted),) = exported.fitted.items()
-        adapter = ServedAdapter(self.name, self.sha256, TASKS[family], family, exported.task.task)
-        return LoadedModel(fitted.model, exported.starts[stage].tokenizer, adapter)
-
-    def _load_masked_lm(self, device: torch.device) -> LoadedModel:
-        model, tokenizer = load_masked_lm(str(self.folder), "--model")
-        adapter = ServedAdapter(self.name, self.sha256, MASKED_LM, pooling=choose_pooling(str(self.folder), "auto"))
-        return LoadedModel(cast(nn.Module, model).to(device), tokenizer, adapter)
+        (fitted,) = exported.fitted.values()
+        return (
+            fitted.model,
+            exported.tokenizer,
+            ServedAdapter(self.name, self.sha256, TASKS[family], family, fitted.task),
+        )
 
 
-def find_whole_model(model: str) -> WholeModel:
-    """Look at a model, without loading it.
-
-    Args:
-        model: an export, or a run that has one.
+def find_whole_model(model: str) -> WholeModel | None:
+    """Look at an export, or a run that has one, without loading it; None: it is something else, such as a base.
 
     Raises:
-        RunError: it is neither.
+        RunError: it is a fine-tuning run without an export.
     """
-    folder = _find_own_export(model) or find_export(model)
-    return WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder))
-
-
-def is_whole_model(model: str) -> bool:
-    """Whether `find_whole_model` finds one: a base, which is a bank's, is none."""
-    return is_finetuned_model(model) or _find_own_export(model) is not None
-
-
-def _find_own_export(model: str) -> Path | None:
-    folder = Path(model).expanduser()
-    return next((each for each in (folder, folder / "export") if is_export(each)), None)
+    named = Path(model).expanduser()
+    folder = next((each for each in (named, named / "export") if is_export(each)), None)
+    if folder is None and is_finetuned_model(named):
+        folder = find_export(named)
+    return folder and WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder))
 
 
 def name_adapter(folder: Path) -> str:
@@ -136,7 +109,10 @@ def open_bank(config: ServeConfig) -> AdapterBank | WholeModel:
     Raises:
         RunError: it is neither.
     """
-    return AdapterBank.open(config.bank, config.base) if config.bank else find_whole_model(config.model)
+    opened = AdapterBank.open(config.bank, config.base) if config.bank else find_whole_model(config.model)
+    if opened is None:
+        raise RunError(f"{config.model} holds no exported model; give an export, or a run that has one.")
+    return opened
 
 
 def read_catalogue(bank: AdapterBank | WholeModel, max_length: int = 0) -> Catalogue:
@@ -159,9 +135,9 @@ class WholeCatalogue(Catalogue):
     base = None
 
     def __init__(self, model: WholeModel, max_length: int = 0) -> None:
-        loaded = model.load(torch.device("cpu"))
-        self.bank, self._model = model, loaded.adapter
-        self._start(loaded.tokenizer, loaded.model.config.max_row_length, max_length)
+        loaded, tokenizer, self._model = model.load(torch.device("cpu"))
+        self.bank = model
+        self._start(tokenizer, loaded.config.max_row_length, max_length)
 
     def read(self, name: str) -> ServedAdapter:
         """Return the model, whose files are those that were read.
@@ -190,7 +166,7 @@ class ModelServer:
     """
 
     def __init__(self, model: WholeModel, device: torch.device) -> None:
-        self.model = model.load(device).model
+        self.model, _, _ = model.load(device)
         self.encoder = self.model.bert
 
     def attach(self, name: str) -> None:

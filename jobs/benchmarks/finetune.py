@@ -41,7 +41,6 @@ from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks.task import Row, Task, TaskOptions
 from domext_ray.errors import ConfigError
 from domext_ray.labelled.readers.loading import load_labelled
-from domext_ray.model.build import describe_plain
 from domext_ray.model.layouts import find_layout
 
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -111,7 +110,7 @@ def check_losses(start: StartModel, task: Task, rows: Sequence[Row], device: tor
 def make_rival(start: StartModel, task: Task, dropout: float) -> BertForTokenClassification:
     """Return transformers' own model with the weights of ours."""
     model = build_task_model(start, task, FULL, dropout=dropout, seed=0)
-    config = cast(BertConfig, describe_plain(model.config))
+    config = cast(BertConfig, find_layout(model.config).restore(model.config, "ForMaskedLM"))
     config.num_labels = len(task.head_labels)
     rival = BertForTokenClassification(config)
     tensors = {name: each for name, each in model.state_dict().items() if not name.startswith("bert.pooler.")}

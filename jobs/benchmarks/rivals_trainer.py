@@ -34,8 +34,9 @@ from transformers.utils import logging
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig, OptimConfig
 from domext_ray.extensions.lora import build_lora_config
-from domext_ray.model.build import describe_plain, name_plain
+from domext_ray.model.build import name_plain
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM
+from domext_ray.model.layouts import find_layout
 from domext_ray.training.engine import Engine
 from domext_ray.training.objective import MaskedBatch
 
@@ -164,7 +165,9 @@ class TrainerRuns(nn.Module):
     ) -> None:
         super().__init__()
         logging.set_verbosity_error()  # Trainer warns that there is a process group which it does not use
-        plain = BertForMaskedLM(cast(BertConfig, describe_plain(cast(Any, model.config))))
+        plain = BertForMaskedLM(
+            cast(BertConfig, find_layout(cast(Any, model.config)).restore(cast(Any, model.config), "ForMaskedLM"))
+        )
         self.peft_model = cast(nn.Module, get_peft_model(plain, build_lora_config(method))).to(device)
         self.load(model)
         self.length, self.device, self.bf16 = length, device, bf16

@@ -17,7 +17,7 @@ from test_bank import make_run
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ReplayConfig
 from domext_ray.corpus.manifest import FileRecord, Manifest
-from domext_ray.downstream.start.model import read_model
+from domext_ray.downstream.start.model import load_start_model
 from domext_ray.errors import RunError
 from domext_ray.export.model_folder import export_run
 from domext_ray.model.base import Base, load_base
@@ -175,9 +175,7 @@ def test_an_export_has_the_run_s_router(
     with torch.no_grad():
         assert torch.equal(loaded(ids, adapter_names="auto").logits, loaded(ids, adapter_names=names).logits)
     for source in (run_dir, tmp_path / "export"):  # as fine-tuning and measuring read them
-        assert torch.equal(
-            read_model(str(source), "--model").tensors["bert.router.adapters.clinic.weight"].int(), table
-        )
+        assert torch.equal(load_start_model(str(source)).tensors["bert.router.adapters.clinic.weight"].int(), table)
 
 
 def test_without_general_text_there_is_none_and_it_is_said(

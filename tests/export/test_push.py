@@ -36,11 +36,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallHub]:
         yield hub
 
 
-def write_export(folder: Path) -> Path:
+def write_export(folder: Path, parts: tuple[str, ...] = (".",)) -> Path:
     with new_export(folder, ExportRecord(FINE_TUNED)) as temporary:
-        for name, content in FILES.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            (temporary / name).write_bytes(content)
+        for path, content in ((temporary / part / name, each) for part in parts for name, each in FILES.items()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     return folder
 
 
@@ -77,12 +77,12 @@ def test_the_files_arrive_as_they_are(hub: SmallHub, tmp_path: Path) -> None:
 def test_a_task_of_several_models_goes_with_all_of_them(hub: SmallHub, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "trainings").mkdir(parents=True)
-    parts = [write_export(run / "export" / name) for name in ("entities", "relations")]
-    (run / "export" / "task.json").write_text("{}\n", encoding="utf-8")
+    parts = ("entities", "relations")
+    write_export(run / "export", parts)
     done = call_job("export_hf", "--run", str(run), "--push", REPO, "--push_now", "true")
     assert done.code == 0, done.err
-    expected = {f"{part.name}/{name}": each for part in parts for name, each in read_files(part, tuple(FILES)).items()}
-    assert {**expected, "task.json": b"{}\n"}.items() <= hub.files[REPO].items()
+    names = (*(f"{part}/{name}" for part in parts for name in FILES), MARKER)
+    assert hub.files[REPO] == read_files(run / "export", names)
     (run / "export" / "notes.txt").write_text("private", encoding="utf-8")
     with pytest.raises(RunError, match=r"notes\.txt: no part of the export"):
         describe_push(run / "export", REPO, is_private=True)

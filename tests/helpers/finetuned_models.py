@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import TaskOptions
+from domext_ray.inference.examples import Marks, RawRecord, make_example
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -48,11 +50,16 @@ LABELS = {
 }
 
 
+def make_raw(family: str, records: Sequence[RawRecord], marks: Marks = ()) -> list[AnyExample]:
+    """Unlabelled examples of a family."""
+    return [make_example(family, each, f"record {i}", marks=marks) for i, each in enumerate(records, 1)]
+
+
 def _make_words(generator: np.random.Generator) -> list[str]:
     return [str(each) for each in generator.choice(WORDS[:40], int(generator.integers(4, 9)))]
 
 
-def make_example(family: str, i: int, generator: np.random.Generator) -> AnyExample:
+def draw_example(family: str, i: int, generator: np.random.Generator) -> AnyExample:
     """A labelled example of a family."""
     words = _make_words(generator)
     text, own = " ".join(words), (str(i), f"t:{i}")
@@ -97,7 +104,7 @@ def fit(
 ) -> tuple[StagedTask, dict[str, Fitted]]:
     """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
     generator = np.random.default_rng(3)
-    splits = [tuple(make_example(family, i, generator) for i in range(size)) for size in (24, 8, 8)]
+    splits = [tuple(draw_example(family, i, generator) for i in range(size)) for size in (24, 8, 8)]
     data = LabelledSet(
         "made",
         *splits,

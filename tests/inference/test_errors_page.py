@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from finetuned_models import make_example
+from finetuned_models import draw_example
 
 from domext_ray.downstream.tasks.questions import Answer
 from domext_ray.downstream.tasks.spans import SpanPrediction
@@ -122,7 +122,7 @@ def test_every_family_has_its_mistakes() -> None:
         (Mention("1", "f", "pain", ("ache", "hurt")), ["ache", "harm"], ["missed", "spurious"]),
         (TaggedSentence("1", "f", ("a", "cat"), ("O", "B-x")), ("O", "O"), ["missed"]),
         (RawSentence("1", "f", ("a", "cat"), ("O", "B-x"), "", " a  cat", ((1, 2), (4, 7))), ("O", "B-x"), []),
-        (make_example("relation_extraction", 0, np.random.default_rng(0)), set(), ["missed"]),
+        (draw_example("relation_extraction", 0, np.random.default_rng(0)), set(), ["missed"]),
         (LabelledText("1", "f", "a", "b", "", 2.0), 1.5, []),
     ]
     for example, prediction, kinds in cases:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finetuned_models import BOTTLENECK, CPU, FULL, fit
+from finetuned_models import BOTTLENECK, CPU, FULL, fit, make_raw
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.finetune.export import RECALL_ENCODER, check_places, export_stages
-from domext_ray.downstream.finetune.exported import load_exported
+from domext_ray.downstream.finetune.export import RECALL_ENCODER, export_stages
+from domext_ray.downstream.finetune.exported import ExportedModel, load_exported
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.downstream.tasks.description import describe_task
 from domext_ray.downstream.tasks.stages import StagedTask, evaluate_stages
 from domext_ray.errors import RunError
-from domext_ray.inference.finetuned import FinetunedModel, load_finetuned
+from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.labelled.set_families import FAMILIES
 
 RAW: dict[str, list[dict[str, Any]]] = {
@@ -37,8 +37,9 @@ def start(tiny_base_folder: Path) -> StartModel:
     return load_start_model(str(tiny_base_folder))
 
 
-def predict_all(fitted: FinetunedModel, task: StagedTask) -> tuple[Any, Any]:
-    raw = fitted.make_examples(RAW.get(fitted.family, USUAL_RAW))
+def predict_all(fitted: ExportedModel, task: StagedTask) -> tuple[Any, Any]:
+    family = fitted.description.family
+    raw = make_raw(family, RAW.get(family, USUAL_RAW), fitted.description.marks)
     return fitted.predict(task.data.test), fitted.predict(raw)
 
 
@@ -48,18 +49,18 @@ def check_alone(start: StartModel, family: str, method: MethodConfig, folder: Pa
     export_stages(start, task, fitted, folder / "written")
     moved = folder / "elsewhere"
     shutil.move(folder / "written", moved)
-    own = FinetunedModel(replace(load_exported(moved, CPU), task=task, fitted=fitted))  # the run's, in memory
-    alone = load_finetuned(moved, CPU)
-    assert alone.family == family and alone.description == describe_task(task)
+    alone = load_exported(moved, CPU)
+    own = replace(alone, task=task, fitted=fitted)  # the run's, in memory
+    assert alone.description.family == family and alone.description == describe_task(task)
     found = alone.predict(task.data.test)
     assert found.predictions == result.predictions["test"]
     assert alone.task.score(task.data.test, found.predictions).values == result.scores["test"].values
     assert predict_all(alone, task) == predict_all(own, task)
     json.dumps([found.records, alone.description.to_json()], allow_nan=False)
     assert alone.predict([]).records == []
-    check_places(task, moved)
+    check_target(moved, FINE_TUNED)
     export_stages(start, task, fitted, moved)  # an export of the same kind makes way
-    assert load_finetuned(moved, CPU).predict(task.data.test) == found
+    assert load_exported(moved, CPU).predict(task.data.test) == found
 
 
 @pytest.mark.parametrize(
@@ -92,13 +93,13 @@ def test_a_model_on_roberta_does(tiny_roberta_folder: Path, tmp_path: Path) -> N
 
 def test_a_folder_that_is_no_such_export_is_refused(start: StartModel, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no fine-tuned model; give the export of a fine-tuning run"):
-        load_finetuned(tmp_path, CPU)
+        load_exported(tmp_path, CPU)
     (tmp_path / "trainings").mkdir()
     with pytest.raises(RunError, match="export is missing: the run has not ended"):
-        load_finetuned(tmp_path, CPU)
+        load_exported(tmp_path, CPU)
     task, fitted = fit(start, "classification", FULL)
     export_stages(start, task, fitted, tmp_path / "export")
-    assert load_finetuned(tmp_path, CPU).family == "classification", "a run has its export"
+    assert load_exported(tmp_path, CPU).description.family == "classification", "a run has its export"
     path = tmp_path / "export" / "task.json"
     values = json.loads(path.read_text())
     for change, reason in (
@@ -110,7 +111,7 @@ def test_a_folder_that_is_no_such_export_is_refused(start: StartModel, tmp_path:
     ):
         path.write_text(json.dumps(values | change))
         with pytest.raises(RunError, match=reason):
-            load_finetuned(tmp_path, CPU)
+            load_exported(tmp_path, CPU)
     path.write_text("{")
     with pytest.raises(RunError, match="is not valid JSON"):
-        load_finetuned(tmp_path, CPU)
+        load_exported(tmp_path, CPU)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import WORDS
+from finetuned_models import make_raw
 from labelled_fixtures import write_ner
 
 from domext_ray.adapters.bank import AdapterBank
@@ -19,13 +20,13 @@ from domext_ray.config.inference import PredictConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.export import export_stages
+from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.training import Point, fit_stages
 from domext_ray.downstream.start.model import load_start_model
 from domext_ray.downstream.tasks.families import make_task
 from domext_ray.downstream.tasks.task import TaskOptions
 from domext_ray.errors import ConfigError, CorpusError, DomextError
 from domext_ray.files import read_json
-from domext_ray.inference.finetuned import load_finetuned
 from domext_ray.inference.labelled_input import plan_labelled
 from domext_ray.inference.predict import PredictPlan, PredictWork, finish_prediction, format_summary, plan_prediction
 from domext_ray.labelled.examples import (
@@ -136,8 +137,8 @@ def test_every_family_predicts_rows_of_files(family: str, tiny_base_folder: Path
         assert cases.keys() == cut.keys(), "asked about with every term, and cut each time"
     elif family != "relation_extraction":  # asked about pairs of what the model finds
         assert cases == (cut if family in CUT else {})
-    own = load_finetuned(model, CPU)
-    records = own.predict(own.make_examples(rows[:2])).records
+    own = load_exported(model, CPU)
+    records = own.predict(make_raw(family, rows[:2], own.description.marks)).records
     assert [{name: each[name] for name in records[0]} for each in found[:2]] == records
     assert all(each in (None, []) for name, each in found[2].items() if name in records[0] and name != "text")
     table = work_on(PredictConfig(**places, output=str(tmp_path / "table")))
@@ -153,7 +154,7 @@ def test_a_labelled_split_is_scored(tiny_base_folder: Path, tmp_path: Path) -> N
     places = {"model": str(model), "task": "ner", "input": str(folder), "output": str(tmp_path / "out")}
     plan = work_on(PredictConfig(**places, block_rows=7, keep_text=True))
     summary = finish_prediction(plan, plan.input.num_rows, 1.0)
-    own = load_finetuned(model, CPU)
+    own = load_exported(model, CPU)
     expected = own.task.score(data.test, own.predict(data.test).predictions)
     assert 0.0 < expected.get("entity_f1.micro") == summary["scores"]["value"]
     assert summary["rows"] == len(data.test) == plan.input.num_rows

@@ -6,9 +6,10 @@ import random
 from typing import Any
 
 import pytest
+from finetuned_models import make_raw
 
 from domext_ray.errors import CorpusError
-from domext_ray.inference.examples import make_examples
+from domext_ray.inference.examples import make_example
 from domext_ray.inference.words import cut_words
 from domext_ray.labelled.examples import Choice, Entity, LabelledText, MarkedText, RawSentence, TaggedSentence
 
@@ -43,13 +44,13 @@ def test_no_character_but_white_space_is_lost() -> None:
 
 
 def test_every_family_reads_its_fields() -> None:
-    (sentence,) = make_examples("ner", [{"id": 7, "text": " a cat.", "other": 1}])
+    (sentence,) = make_raw("ner", [{"id": 7, "text": " a cat.", "other": 1}])
     assert sentence == RawSentence(
         "7", "record 1", ("a", "cat", "."), ("O",) * 3, "", " a cat.", ((1, 2), (3, 6), (6, 7))
     )
-    (words,) = make_examples("ner", [{"tokens": ["a", "cat"]}])
+    (words,) = make_raw("ner", [{"tokens": ["a", "cat"]}])
     assert words == TaggedSentence("record 1", "record 1", ("a", "cat"), ("O", "O"))
-    pairs = make_examples(
+    pairs = make_raw(
         "classification", [{"text": "a", "pair": "b"}, {"sentence1": "a", "sentence2": "b"}, {"text": "a"}]
     )
     assert [(each.text, each.pair) for each in pairs if isinstance(each, LabelledText)] == [
@@ -57,23 +58,23 @@ def test_every_family_reads_its_fields() -> None:
         ("a", "b"),
         ("a", None),
     ]
-    assert make_examples("regression", [{"text_a": "a", "text_b": "b"}])[0] == LabelledText(
+    assert make_raw("regression", [{"text_a": "a", "text_b": "b"}])[0] == LabelledText(
         "record 1", "record 1", "a", "b", ""
     )
-    (choice,) = make_examples("multiple_choice", [{"sent1": "c", "sent2": "s", "ending0": "x", "ending1": "y"}])
+    (choice,) = make_raw("multiple_choice", [{"sent1": "c", "sent2": "s", "ending0": "x", "ending1": "y"}])
     assert choice == Choice("record 1", "record 1", "c", "s", ("x", "y"), 0)
-    assert make_examples("multiple_choice", [{"context": "c", "options": ["x", "y", "z"]}])[0].options[2] == "z"  # type: ignore[union-attr]
+    assert make_raw("multiple_choice", [{"context": "c", "options": ["x", "y", "z"]}])[0].options[2] == "z"  # type: ignore[union-attr]
 
 
 def test_arguments_of_a_relation_are_marked_or_placed() -> None:
     expected = MarkedText("record 1", "record 1", "the drug cures it", Entity(4, 8, ""), Entity(15, 17, ""), "")
     placed = {"text": "the drug cures it", "head": {"start": 4, "end": 8}, "tail": {"start": 15, "end": 17}}
     for record in ({"text": "the << drug >> cures [[ it ]]"}, {"sentence": "the <<drug>> cures [[it]]"}, placed):
-        assert make_examples("relation", [record]) == [expected]
-    (gene,) = make_examples(
-        "relation", [{"text": "@GENE$ of @DISEASE$"}], sources=["f:3"], marks=[("@GENE$",), ("@DISEASE$",)]
+        assert make_raw("relation", [record]) == [expected]
+    (gene,) = make_raw("relation", [{"text": "@GENE$ of @DISEASE$"}], [("@GENE$",), ("@DISEASE$",)])
+    assert gene == MarkedText(
+        "record 1", "record 1", "@GENE$ of @DISEASE$", Entity(0, 6, "GENE"), Entity(10, 19, "DISEASE"), ""
     )
-    assert gene == MarkedText("f:3", "f:3", "@GENE$ of @DISEASE$", Entity(0, 6, "GENE"), Entity(10, 19, "DISEASE"), "")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,6 @@ def test_arguments_of_a_relation_are_marked_or_placed() -> None:
     ],
 )
 def test_a_record_that_is_none_is_named(family: str, record: Any, reason: str) -> None:
-    good = {"text": "a << b >> [[ c ]]", "question": "q", "context": "c", "options": ["x", "y"]}
     with pytest.raises(CorpusError) as caught:
-        make_examples(family, [good, record], sources=["in.jsonl:1", "in.jsonl:2"])
+        make_example(family, record, "in.jsonl:2")
     assert str(caught.value).startswith("in.jsonl:2 ") and reason in str(caught.value)

@@ -22,7 +22,7 @@ import requests
 import torch
 from browser import CHROMIUM, open_browser
 from conftest import REPOSITORY
-from finetuned_models import CPU, FULL, fit
+from finetuned_models import CPU, FULL, fit, make_raw
 from job_calls import call_job
 from job_processes import find_workers, heed_signals, kill_job
 from made_banks import CLASSES, make_bank
@@ -30,8 +30,8 @@ from transformers import AutoTokenizer
 
 from domext_ray.adapters.bank import AdapterBank
 from domext_ray.downstream.finetune.export import export_stages
+from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.start.model import load_start_model
-from domext_ray.inference.finetuned import load_finetuned
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(1800)]
 TOKEN = "a-token-of-some-length"
@@ -246,8 +246,8 @@ def test_a_fine_tuned_model_is_served_as_predict_uses_it(tiny_base_folder: Path,
     start = load_start_model(str(tiny_base_folder))
     task, fitted = fit(start, "multilabel", FULL)
     export_stages(start, task, fitted, tmp_path / "notes" / "export")
-    model = load_finetuned(tmp_path / "notes" / "export", CPU)
-    expected = model.predict(model.make_examples([{"text": each} for each in TEXTS])).records
+    model = load_exported(tmp_path / "notes" / "export", CPU)
+    expected = model.predict(make_raw("multilabel", [{"text": each} for each in TEXTS])).records
     server = Server(tmp_path / "notes" / "export", "--replicas", "2", option="--model")
     try:
         server.wait()

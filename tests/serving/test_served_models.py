@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finetuned_models import BOTTLENECK, CPU, FULL, fit
+from finetuned_models import BOTTLENECK, CPU, FULL, fit, make_raw
 from local_service import Served
 
 from domext_ray.adapters.bank import AdapterBank
@@ -19,7 +19,7 @@ from domext_ray.config.serve import ServeConfig
 from domext_ray.downstream.finetune.export import export_stages
 from domext_ray.downstream.start.model import StartModel, load_start_model
 from domext_ray.errors import RunError
-from domext_ray.export.model_folder import save_plain, save_with_code
+from domext_ray.export.model_folder import save_model
 from domext_ray.inference.predictors import find_model, load_predictor, load_task_model
 from domext_ray.model.base import load_base
 from domext_ray.model.build import build_model
@@ -52,7 +52,7 @@ def export(start: StartModel, family: str, method: MethodConfig, folder: Path, h
 def check_answers(served: Served, name: str, family: str, model: str) -> None:
     """Compare a model's answers with its predictions, all but the last digits of probabilities."""
     predictor = load_task_model(model, CPU)
-    expected = predictor.predict(predictor.make_examples([{"text": each} for each in TEXTS])).records
+    expected = predictor.predict(make_raw(family, [{"text": each} for each in TEXTS])).records
     answers = served.ask(ENDPOINTS[family], TEXTS, name, **({} if family == "ner" else {"truncate": True}))
     for answer, record in zip(answers, expected, strict=True):
         answer.pop("truncated", None)
@@ -81,7 +81,7 @@ def test_a_whole_model_answers_as_predict_does(
     served = Served(model)
     with served.client:
         check_answers(served, "tuned", family, str(folder))
-        fitted = load_task_model(str(folder), CPU).exported.fitted["model"]
+        fitted = load_task_model(str(folder), CPU).fitted["model"]
         batch = served.service.catalogue.tokenizer(TEXTS[1], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             states = fitted.model.bert(batch).last_hidden_state[0]
@@ -106,11 +106,8 @@ def test_an_export_fills_masks_as_predict_does(method: MethodConfig, tiny_base_f
     folder = tmp_path / "clinic" / "export"
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
-    if model.config.has_extension:
-        save_with_code(model, folder)
-    else:
-        save_plain(model, folder, torch.float32)
-    texts = [f"[MASK] {each} [MASK]" for each in TEXTS[1:]]
+    save_model(model, folder)
+    texts = [*(f"[MASK] {each} [MASK]" for each in TEXTS[1:]), "a [SEP] b [MASK]"]
     config = PredictConfig(model=str(folder), input="texts", output="filled")
     predictor = load_predictor(find_model(config), config, CPU)
     expected = predictor.predict([predictor.make_example({"text": each}, "text") for each in texts])

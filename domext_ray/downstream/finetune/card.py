@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub import EvalResult
+
 from domext_ray.downstream.finetune.training import Fitted
 from domext_ray.downstream.start.model import StartModel
 from domext_ray.export.card import render_card
@@ -48,16 +50,16 @@ def build_card(
     hub_task = _TASKS[auto_class]
     labels = ", ".join(task.head_labels[:MAX_LABELS]) + ("…" if len(task.head_labels) > MAX_LABELS else "")
     results = [
-        {
-            "task_type": hub_task,
-            "task_name": hub_task.replace("-", " ").capitalize(),
-            "dataset_type": set_name,
-            "dataset_name": set_name,
-            "dataset_split": split,
-            "metric_type": metric,
-            "metric_name": metric,
-            "metric_value": each.value,
-        }
+        EvalResult(
+            task_type=hub_task,
+            task_name=hub_task.replace("-", " ").capitalize(),
+            dataset_type=set_name,
+            dataset_name=set_name,
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=metric,
+            metric_value=each.value,
+        )
         for split, each in scores.items()
     ]
     more = {}

@@ -1,28 +1,31 @@
-"""An exported fine-tuned model -> the models of all stages and their task, without run, start model or labelled set.
+"""An exported fine-tuned model -> what predicts, without run, start model or labelled set.
 
-Enters: the folder that `export_stages` wrote. Leaves: what predicts exactly as the run that wrote it did. Code that the
-folder brings along is never run.
+Enters: the folder that `export_stages` wrote. Leaves: the models of all stages and their task, which predict exactly as
+the run that wrote them did. Code that the folder brings along is never run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
 from domext_ray.downstream.finetune.export import RECALL_ENCODER
-from domext_ray.downstream.finetune.training import Fitted, TaskLoss
+from domext_ray.downstream.finetune.training import PREDICTION_TOKENS, Fitted, run_rows
 from domext_ray.downstream.start.head import find_head
 from domext_ray.downstream.start.model import TRAININGS, StartModel, build_task_model, load_start_model
 from domext_ray.downstream.start.text_embedding import TextEmbedding
 from domext_ray.downstream.tasks.description import TaskDescription, make_described_task
-from domext_ray.downstream.tasks.stages import StagedTask
-from domext_ray.downstream.tasks.task import Task
+from domext_ray.downstream.tasks.stages import Records, StagedTask
 from domext_ray.downstream.tasks.task_file import TASK_FILE, read_task_file
 from domext_ray.errors import RunError
-from domext_ray.model.build import choose_attention
+from domext_ray.labelled.examples import AnyExample
 from domext_ray.storage import hash_file, hash_values
 
 _NO_METHOD = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
@@ -30,22 +33,54 @@ _HEAD_VALUES = ("head_bilstm", "head_bilstm_layers", "head_layers", "head_mix")
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """What a model says of some examples."""
+
+    predictions: list[Any]  # one an example, in the task's own terms (`StagedTask.score` takes them)
+    records: Records  # one an example, JSON-able (`Task.to_records`)
+
+
+@dataclass(frozen=True)
 class ExportedModel:
-    """What an exported folder holds.
+    """A fine-tuned model that predicts."""
 
-    Args:
-        folder: the folder.
-        description: its task, as task.json says.
-        task: the task, without examples.
-        fitted: the model of every stage.
-        starts: the encoder, head and tokenizer of every stage, as they were read.
-    """
-
-    folder: Path
     description: TaskDescription
-    task: StagedTask
-    fitted: dict[str, Fitted]
-    starts: dict[str, StartModel]
+    task: StagedTask  # it scores predictions, and has no examples of its own
+    fitted: dict[str, Fitted]  # the model of every stage
+    tokenizer: PreTrainedTokenizerBase
+    batch_tokens: int = PREDICTION_TOKENS  # of a batch, padding counted
+
+    def predict(self, examples: Sequence[AnyExample]) -> Predicted:
+        """Predict examples of the task's family, with or without labels."""
+        if not examples:
+            return Predicted([], [])
+        asked = {name: _Stage(each, self.batch_tokens) for name, each in self.fitted.items()}
+        steps = self.task.run_steps(asked, examples)
+        records = self.task.to_records(examples, steps, {name: each.records for name, each in asked.items()})
+        return Predicted(self.task.decode(examples, steps), records)
+
+    def take_cases(self) -> dict[str, int]:
+        """Return how many of the examples so far were odd (cut, above all), by what is said of them, and begin anew."""
+        taken = Counter[str]()
+        for cases in (self.task.cases, *(each.task.cases for each in self.fitted.values())):
+            taken.update(cases)
+            cases.clear()
+        return dict(taken)
+
+
+class _Stage:
+    """Predicts with the model of a stage, and keeps the records of what it was asked about."""
+
+    def __init__(self, fitted: Fitted, batch_tokens: int) -> None:
+        self.fitted, self.batch_tokens = fitted, batch_tokens
+        self.records: Records = []
+
+    def __call__(self, examples: Sequence[Any]) -> list[Any]:
+        task = self.fitted.task
+        rows = task.encode(examples, is_training=False)
+        outputs = run_rows(self.fitted, rows, self.batch_tokens)
+        self.records = task.to_records(examples, rows, outputs)
+        return task.decode(examples, rows, outputs)
 
 
 def is_finetuned_model(folder: str | Path) -> bool:
@@ -55,7 +90,7 @@ def is_finetuned_model(folder: str | Path) -> bool:
 
 
 def hash_export(folder: Path) -> str:
-    """Return the sha256 of the files of an export, or of a bank's adapter, that decide what it predicts."""
+    """Return the sha256 of the files of an export that decide what it predicts."""
     paths = sorted(each for suffix in ("json", "safetensors") for each in folder.rglob(f"*.{suffix}"))
     return hash_values({str(each.relative_to(folder)): hash_file(each) for each in paths})
 
@@ -76,13 +111,13 @@ def find_export(folder: str | Path) -> Path:
     return folder
 
 
-def load_exported(folder: str | Path, device: torch.device, *, bf16: bool = False) -> ExportedModel:
+def load_exported(folder: str | Path, device: torch.device, batch_tokens: int = PREDICTION_TOKENS) -> ExportedModel:
     """Load the models and the task of an exported folder, or of the export of a fine-tuning run.
 
     Args:
         folder: the export, or a fine-tuning run with one.
         device: where to predict.
-        bf16: predict in bfloat16, as a run with --engine.precision bf16 does.
+        batch_tokens: tokens of a batch, padding counted.
 
     Raises:
         RunError: there is no fine-tuned model, it lacks a description that its task needs, or a file is damaged.
@@ -90,30 +125,25 @@ def load_exported(folder: str | Path, device: torch.device, *, bf16: bool = Fals
     """
     folder = find_export(folder)
     content = read_task_file(folder)
-    starts = {name: _read_stage(folder / place) for name, place in content.stages.items()}
-    tokenizer = next(iter(starts.values())).tokenizer if starts else None
-    embed = _read_embedding(folder) if content.description.learned.get("embedding_recall") is True else None
-    task = make_described_task(content.description, tokenizer, embed) if tokenizer is not None else None
-    if task is None or task.stages.keys() != starts.keys():
-        raise RunError(f"{folder / TASK_FILE} has the models {', '.join(starts) or 'none'}; export the model again.")
-    fitted = {name: _place_stage(starts[name], stage, device, bf16=bf16) for name, stage in task.stages.items()}
-    return ExportedModel(folder, content.description, task, fitted, starts)
+    description, starts = content.description, {name: _read_stage(folder / at) for name, at in content.stages.items()}
+    fault = f"{folder / TASK_FILE} has the models {', '.join(starts) or 'none'}; export the model again."
+    if not starts:
+        raise RunError(fault)
+    recalls = description.learned.get("embedding_recall") is True
+    embed = TextEmbedding(load_start_model(str(folder / RECALL_ENCODER))) if recalls else None
+    tokenizer = next(iter(starts.values())).tokenizer
+    task = make_described_task(description, tokenizer, embed)
+    if task.stages.keys() != starts.keys():
+        raise RunError(fault)
+    fitted = {}
+    for name, stage in task.stages.items():
+        values = {each: getattr(starts[name].config, each) for each in _HEAD_VALUES}
+        model = build_task_model(starts[name], stage, _NO_METHOD, dropout=0.0, seed=0, **values)
+        fitted[name] = Fitted.place(stage, model.eval().requires_grad_(False), device, bf16=False)
+    return ExportedModel(description, task, fitted, tokenizer, batch_tokens)
 
 
 def _read_stage(folder: Path) -> StartModel:
     if find_head(folder) is None:
         raise RunError(f"{folder} holds no fine-tuned model, and {TASK_FILE} says that it does; export it again.")
     return load_start_model(str(folder), keep_head=True)
-
-
-def _read_embedding(folder: Path) -> TextEmbedding:
-    return TextEmbedding(load_start_model(str(folder / RECALL_ENCODER)))
-
-
-def _place_stage(start: StartModel, task: Task, device: torch.device, *, bf16: bool) -> Fitted:
-    """Make a stage's model on a device."""
-    values = {name: getattr(start.config, name) for name in _HEAD_VALUES}
-    model = build_task_model(start, task, _NO_METHOD, dropout=0.0, seed=0, **values)
-    choose_attention(model, device, bf16=bf16)
-    model = model.to(device).eval().requires_grad_(False)
-    return Fitted(task, model, TaskLoss(model, device, bf16=bf16, task=task), device, thresholds=task.thresholds)

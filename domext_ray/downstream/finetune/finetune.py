@@ -20,7 +20,6 @@ import ray
 
 from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.downstream.finetune.comparison import write_resamples
-from domext_ray.downstream.finetune.export import check_places
 from domext_ray.downstream.finetune.finetuned import result_path
 from domext_ray.downstream.finetune.grid import (
     GridResults,
@@ -46,6 +45,7 @@ from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point
 from domext_ray.downstream.finetune.trainings import MORE_MEMORY, FinetuneWork, TooLargeError, score_point, train_point
 from domext_ray.errors import ConfigError, TrainingError, find_user_error
+from domext_ray.export.folder import FINE_TUNED, check_target
 from domext_ray.files import read_json
 from domext_ray.runs.run_directory import lock_run, write_config, write_run
 from domext_ray.runtime.ray_cluster import resolve_gpu, resolve_precision, start_ray
@@ -75,7 +75,7 @@ def run_finetuning(config: FinetuneConfig) -> Path:
         print(f"the run in {plan.folder} has ended; nothing is left to do.")
         return plan.folder
     if config.export:
-        check_places(plan.task, plan.folder / "export")
+        check_target(plan.folder / "export", FINE_TUNED)
     start_ray()
     plan = replace(plan, config=resolve_precision(resolve_gpu(plan.config)))
     cpus, parallel = _plan_resources(plan.config)

@@ -118,6 +118,13 @@ class Fitted:
     seconds: float = 0.0
     dev_predictions: list[Any] | None = None
 
+    @classmethod
+    def place(cls, task: Task, model: Any, device: torch.device, *, bf16: bool) -> Fitted:
+        """Put a task's model on a device, to train or to predict there."""
+        choose_attention(model, device, bf16=bf16)
+        model = model.to(device)
+        return cls(task, model, TaskLoss(model, device, bf16=bf16, task=task), device)
+
     def run(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
         """Return what the task's decoding needs of some rows, without dropout and gradients."""
         batch = move_batch(self.task.collate(rows), self.device)
@@ -282,7 +289,8 @@ def prepare_task(
         device: where to train.
         num_steps: the schedule's horizon.
     """
-    fitted = _place_task(start, task, config, point, device)
+    model = make_model(start, task, config, point.seed)
+    fitted = Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
     if config.engine.activation_checkpointing:
         checkpoint_activations(fitted.model)
     fitted.trainer = SingleProcessTrainer(
@@ -294,21 +302,6 @@ def prepare_task(
         rate_scales=scale_rates(fitted.model, config.optim, point.lr),
     )
     return fitted
-
-
-def _place_task(
-    start: StartModel,
-    task: Task,
-    config: FinetuneConfig,
-    point: Point,
-    device: torch.device,
-) -> Fitted:
-    """Make a task's model on a device, without what trains it."""
-    uses_bf16 = config.engine.uses_bf16
-    model = make_model(start, task, config, point.seed)
-    choose_attention(model, device, bf16=uses_bf16)
-    model = model.to(device)
-    return Fitted(task, model, TaskLoss(model, device, bf16=uses_bf16, task=task), device)
 
 
 def restore_task(
@@ -325,7 +318,8 @@ def restore_task(
     Raises:
         RunError: they are of another model.
     """
-    fitted = _place_task(start, task, config, point, device)
+    model = make_model(start, task, config, point.seed)
+    fitted = Fitted.place(task, model, device, bf16=config.engine.uses_bf16)
     _, unexpected = fitted.model.load_state_dict(tensors, strict=False)
     if unexpected:
         raise RunError(

@@ -44,7 +44,7 @@ class StartHead:
 
 def find_head(folder: Path) -> str | None:
     """Return the class in heads_domext.py of the head that a checkpoint brings; None: it brings none."""
-    for architecture in _read_config(folder).get("architectures") or ():
+    for architecture in read_config(folder).get("architectures") or ():
         kind = _FAMILY.sub("Domext", str(architecture))
         if kind in HEAD_AUTO_CLASSES:
             return kind
@@ -65,7 +65,7 @@ def read_head(folder: Path, model: str) -> StartHead:
     kind = find_head(folder)
     if kind is None:
         raise ConfigError(f"--keep_head is True; it must be false with --model {model!r}, which brings no task's head.")
-    names: Mapping[str, str] = _read_config(folder).get("id2label") or {}
+    names: Mapping[str, str] = read_config(folder).get("id2label") or {}
     labels = tuple(names[each] for each in sorted(names, key=int))
     weights = read_weights(folder, model)
     tensors = {name: each.float().contiguous() for name, each in weights.items() if not name.startswith(_ENCODERS)}
@@ -111,7 +111,8 @@ def fit_head(head: StartHead, task: Task, expected: Mapping[str, Tensor]) -> dic
     return tensors
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json; empty where there is none that can be read."""
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

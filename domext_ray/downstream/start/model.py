@@ -6,20 +6,19 @@ adapted ones.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from domext_ray.config.method import MethodConfig
-from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_head
+from domext_ray.downstream.start.head import StartHead, find_head, fit_head, read_config, read_head
 from domext_ray.downstream.start.rules import choose_trainables
 from domext_ray.downstream.tasks.task import Task
 from domext_ray.errors import BaseModelError, ConfigError
@@ -42,7 +41,7 @@ _NO_BILSTM = {"head_bilstm": 0, "head_bilstm_layers": 1, "head_layers": [], "hea
 
 @dataclass(frozen=True)
 class StartModel:
-    """An encoder to fine-tune.
+    """An encoder to start from: a run's newest checkpoint, an export of this library, a base, or a bank's adapter.
 
     Args:
         id: what the user called it.
@@ -50,7 +49,7 @@ class StartModel:
         config: its shape and extensions.
         tensors: fp32 tensors of the encoder by this library's names ("bert.…"), LoRA's updates merged.
         tokenizer: its tokenizer.
-        sha256: `hash_tensors` of `tensors` and of `head`'s.
+        mlm_head: those of its masked-LM head; empty: it has none.
         brings: kind of the head that it has, see `find_head`; None: it has none.
         head: that head, if it goes on.
         terms: those of its card, or of the card of a run's base.
@@ -61,7 +60,7 @@ class StartModel:
     config: DomextConfig
     tensors: dict[str, Tensor]
     tokenizer: PreTrainedTokenizerBase
-    sha256: str
+    mlm_head: dict[str, Tensor] = field(default_factory=dict)
     brings: str | None = None
     head: StartHead | None = None
     terms: Terms = field(default_factory=Terms)
@@ -70,66 +69,12 @@ class StartModel:
     def name(self) -> str:
         """A short name, which says nothing about the machine's folders."""
         path = Path(self.id).expanduser()
-        if not path.is_dir():
-            return self.id
-        return name_run(path)
+        return name_run(path) if path.is_dir() else self.id
 
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A run's newest checkpoint, an export of this library, or a base, as they are.
-
-    Args:
-        kind: "run", "export" or "base".
-        folder: where its card and its configuration are.
-        config: its shape and extensions.
-        tensors: fp32 tensors by this library's names, LoRA's updates merged; heads of other kinds are left out.
-        tokenizer: its tokenizer.
-        terms: those of its card, or of the card of a run's base.
-    """
-
-    kind: str
-    folder: Path
-    config: DomextConfig
-    tensors: dict[str, Tensor]
-    tokenizer: PreTrainedTokenizerBase
-    terms: Terms
-
-    @property
-    def has_mlm_head(self) -> bool:
-        """Whether it predicts masked words."""
-        return any(name.startswith(MLM_HEAD) for name in self.tensors)
-
-
-def read_model(model: str, option: str, step: int = 0) -> ModelSource:
-    """Read a model by what the user calls it; code that a folder brings along is never run.
-
-    Args:
-        model: a run's directory, an export of this library, a base's folder, or a hub id.
-        option: the command's option that named it, for messages.
-        step: checkpoint of a run; 0: the newest.
-
-    Raises:
-        BaseModelError: it is none of these, or its files are not what its configuration says.
-        RunError: a run without a usable checkpoint.
-    """
-    folder = Path(model).expanduser()
-    if (folder / TRAININGS).is_dir():
-        raise BaseModelError(f"{option} {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
-    if is_run(folder):
-        run = rebuild_run(folder, step)
-        tensors = take_tensors(cast(nn.Module, run.model))
-        terms = read_terms(run.base.folder) if run.base else Terms()
-        return ModelSource("run", folder, cast(DomextConfig, run.model.config), tensors, run.tokenizer, terms)
-    if is_export(folder):
-        return _read_export(model, folder, option)
-    try:
-        base = load_base(model)
-    except BaseModelError as error:
-        raise BaseModelError(str(error).replace("--base", option)) from error
-    tensors = base.tensors if base.has_mlm_head else pick_encoder(base.tensors)
-    tokenizer = load_tokenizer(base.tokenizer_folder)
-    return ModelSource("base", base.folder, base.config, tensors, tokenizer, read_terms(base.folder))
+    @cached_property
+    def sha256(self) -> str:
+        """`hash_tensors` of the encoder, and of the head that goes on."""
+        return hash_tensors({**self.tensors, **(self.head.tensors if self.head else {})})
 
 
 def is_run(folder: Path) -> bool:
@@ -145,13 +90,10 @@ def name_run(folder: Path) -> str:
 
 def is_export(folder: Path) -> bool:
     """Whether a folder holds a model of this library."""
-    with contextlib.suppress(OSError, ValueError):
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return isinstance(values, dict) and is_own_config(values)
-    return False
+    return is_own_config(read_config(folder))
 
 
-def _read_export(model: str, folder: Path, option: str) -> ModelSource:
+def _read_export(model: str, folder: Path, option: str) -> tuple[DomextConfig, dict[str, Tensor]]:
     with quiet_libraries():
         try:
             loaded, info = cast(Any, DomextForMaskedLM).from_pretrained(
@@ -168,26 +110,24 @@ def _read_export(model: str, folder: Path, option: str) -> ModelSource:
         raise BaseModelError(
             f"{option} {model!r} lacks the tensor {lacking[0]} that its config.json asks for; export it again."
         )
-    tensors = {name: each.contiguous() for name, each in loaded.state_dict().items()}
-    tokenizer = load_tokenizer(folder)
-    check_fit(tokenizer, loaded.config.vocab_size, f"{option} {model!r}")
-    kept = pick_encoder(tensors) if missing else tensors
-    return ModelSource("export", folder, loaded.config, kept, tokenizer, read_terms(folder))
+    tensors = take_tensors(loaded)
+    return loaded.config, pick_tensors(tensors) if missing else tensors
 
 
-def take_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Merge a model's LoRA updates into it, and return its tensors, fp32 by this library's names."""
+def take_tensors(model: Any) -> dict[str, Tensor]:
+    """Merge a model's LoRA updates into it, and return its tensors, fp32 by this library's names, tied ones once."""
     merge_extensions(model)
-    return {name: each.detach().float().contiguous() for name, each in model.state_dict().items()}
+    tied = model.all_tied_weights_keys
+    return {name: each.detach().float().contiguous() for name, each in model.state_dict().items() if name not in tied}
 
 
-def pick_encoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the encoder's tensors among a model's."""
-    return {name: each for name, each in tensors.items() if name.startswith(_ENCODER)}
+def pick_tensors(tensors: Mapping[str, Tensor], start: str = _ENCODER) -> dict[str, Tensor]:
+    """Return the encoder's tensors among a model's, or those of another part, by the start of their names."""
+    return {name: each for name, each in tensors.items() if name.startswith(start)}
 
 
 def load_start_model(model: str, step: int = 0, keep_head: bool = False, option: str = "--model") -> StartModel:
-    """Read the encoder that fine-tuning starts from, or that makes vectors.
+    """Read a model by what the user calls it; code that a folder brings along is never run.
 
     Args:
         model: a run's directory, an export of this library, a base's folder, or a hub id.
@@ -200,18 +140,39 @@ def load_start_model(model: str, step: int = 0, keep_head: bool = False, option:
         BaseModelError: it is none of these, or its files are not what its configuration says.
         RunError: a run without a usable checkpoint.
     """
-    if step and not is_run(Path(model).expanduser()):
+    folder = Path(model).expanduser()
+    if step and not is_run(folder):
         raise ConfigError(
             f"--model_step is {step}; it must be 0 unless --model is a run's directory ({model!r} is not)."
         )
-    read = read_model(model, option, step)
-    tensors = pick_encoder(read.tensors)
-    brings, sha256 = find_head(read.folder), hash_tensors(tensors)
-    start = StartModel(model, read.kind, read.config, tensors, read.tokenizer, sha256, brings, terms=read.terms)
-    if keep_head:
-        head = read_head(read.folder, model)
-        start = replace(start, head=head, sha256=hash_tensors({**tensors, **head.tensors}))
-    return start
+    if (folder / TRAININGS).is_dir():
+        raise BaseModelError(f"{option} {model!r} is a fine-tuned run; give its export, {folder / 'export'}.")
+    card: Path | None = folder
+    if is_run(folder):
+        run = rebuild_run(folder, step)
+        kind, config, tokenizer = "run", cast(DomextConfig, run.model.config), run.tokenizer
+        tensors, card = take_tensors(run.model), run.base.folder if run.base else None
+    elif is_export(folder):
+        kind, (config, tensors), tokenizer = "export", _read_export(model, folder, option), load_tokenizer(folder)
+        check_fit(tokenizer, config.vocab_size, f"{option} {model!r}")
+    else:
+        try:
+            base = load_base(model)
+        except BaseModelError as error:
+            raise BaseModelError(str(error).replace("--base", option)) from error
+        kind, config, tensors, folder = "base", base.config, base.tensors, base.folder
+        card, tokenizer = folder, load_tokenizer(folder)
+    return StartModel(
+        model,
+        kind,
+        config,
+        pick_tensors(tensors),
+        tokenizer,
+        pick_tensors(tensors, MLM_HEAD),
+        find_head(folder),
+        read_head(folder, model) if keep_head else None,
+        read_terms(card) if card else Terms(),
+    )
 
 
 def build_encoder(start: StartModel, device: torch.device) -> DomextModel:

@@ -65,9 +65,7 @@ def read_task_file(folder: Path) -> TaskFile:
         RunError: it is missing, damaged, changed or of another version.
     """
     path = folder / TASK_FILE
-    values = read_json(path, _REMEDY, {"format": int, "sha256": str, "task": dict, "stages": dict})
-    if values["format"] != FORMAT:
-        raise RunError(f"{path} has format {values['format']!r}, and this version reads {FORMAT}; {_REMEDY}.")
+    values = read_json(path, _REMEDY, {"sha256": str, "task": dict, "stages": dict}, FORMAT)
     if hash_values(values["task"]) != values["sha256"]:
         raise RunError(f"{path} differs from its sha256, so it is damaged or was changed; {_REMEDY}.")
     try:

@@ -19,6 +19,7 @@ from domext_ray.config.finetune import FinetuneConfig, FinetuneOptimConfig, Grid
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.comparison import check_comparable, compare_means, format_finetuned, read_finetuned
+from domext_ray.downstream.finetune.exported import load_exported
 from domext_ray.downstream.finetune.finetune import run_finetuning
 from domext_ray.downstream.finetune.grid import (
     GridResults,
@@ -34,7 +35,6 @@ from domext_ray.downstream.finetune.progress import FinetuneProgress
 from domext_ray.downstream.finetune.training import Point, at_stage
 from domext_ray.downstream.tasks.losses import ClassTask
 from domext_ray.errors import ConfigError, CorpusError, RunError, TrainingError
-from domext_ray.inference.finetuned import load_finetuned
 from domext_ray.labelled.readers.loading import load_labelled
 from domext_ray.options.build import describe_difference, identity_of
 from domext_ray.progress import StatusLine
@@ -110,7 +110,7 @@ def test_a_run_directory_has_all_files_and_no_tensors_of_worse_trainings(run_dir
 
 def test_the_export_alone_predicts_what_the_run_did(run_dir: Path, config: FinetuneConfig) -> None:
     """With the labelled set's test split read anew, as `predict --task ner` does."""
-    model = load_finetuned(run_dir, torch.device("cpu"))
+    model = load_exported(run_dir, torch.device("cpu"))
     found = model.predict(load_labelled(config).data.test).predictions
     lines = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
     assert [list(each) for each in found] == [each["prediction"] for each in lines if each["split"] == "test"]

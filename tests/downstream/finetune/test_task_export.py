@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from finetuned_models import fit
 from lone_process import WITHOUT_PROJECT
 from safetensors.torch import load_file
 from transformers import AutoConfig
@@ -22,13 +23,13 @@ from domext_ray.config.finetune import FinetuneConfig
 from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import EngineConfig
 from domext_ray.downstream.finetune.card import SplitScore, read_score
-from domext_ray.downstream.finetune.export import export_fitted, is_plain_task_model
+from domext_ray.downstream.finetune.export import export_stages, save_fitted
 from domext_ray.downstream.finetune.training import Fitted, Point, prepare_task, run_rows
 from domext_ray.downstream.start.model import StartModel, build_task_model, load_start_model
 from domext_ray.downstream.tasks.families import ONLY_STAGE, make_task
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import ConfigError, RunError
-from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS
+from domext_ray.export.model_folder import HEAD_AUTO_CLASSES, PLAIN_HEADS, is_plain
 from domext_ray.labelled.examples import (
     AnnotatedText,
     AnyExample,
@@ -126,10 +127,10 @@ def test_a_plain_model_is_transformers_own(start: StartModel, tmp_path: Path) ->
     for family in EXAMPLES:
         fitted = make_fitted(start, family, FULL)
         folder = tmp_path / family
-        export_fitted(start, "made", fitted, folder)
-        is_plain = fitted.task.head in PLAIN_HEADS
-        assert is_plain_task_model(fitted.model) == is_plain == (not (folder / "modeling_domext.py").exists())
-        if is_plain:
+        save_fitted(start, "made", fitted, folder, {}, "")
+        has_class = fitted.task.head in PLAIN_HEADS
+        assert is_plain(fitted.model) == has_class == (not (folder / "modeling_domext.py").exists())
+        if has_class:
             loaded = getattr(transformers, HEAD_AUTO_CLASSES[fitted.task.head]).from_pretrained(folder).eval()
             batch = fitted.task.collate(fitted.task.encode(fitted.task.data.dev, is_training=False))
             with torch.no_grad():
@@ -143,7 +144,7 @@ def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, 
     for family in (*EXAMPLES, "roberta"):
         model, method = (roberta, FULL) if family == "roberta" else (start, BOTTLENECK)
         fitted = make_fitted(model, "classification" if family == "roberta" else family, method)
-        export_fitted(model, "made", fitted, tmp_path / family)
+        save_fitted(model, "made", fitted, tmp_path / family, {}, "")
         expected[tmp_path / family] = write_inputs(fitted, tmp_path / family)
         assert (tmp_path / family / "modeling_domext.py").exists()
     done = subprocess.run(
@@ -161,7 +162,7 @@ def test_every_family_loads_alone(start: StartModel, tiny_roberta_folder: Path, 
 
 def test_labels_and_thresholds_are_in_the_configuration(start: StartModel, tmp_path: Path) -> None:
     fitted = make_fitted(start, "ner", FULL)
-    export_fitted(start, "made", fitted, tmp_path / "export")
+    save_fitted(start, "made", fitted, tmp_path / "export", {}, "")
     config = AutoConfig.from_pretrained(tmp_path / "export")
     assert config.id2label == {0: "O", 1: "B-Disease", 2: "I-Disease"} and config.label2id["I-Disease"] == 2
     assert config.task_thresholds == {"threshold": 0.25} and config.architectures == ["BertForTokenClassification"]
@@ -178,7 +179,7 @@ def test_transformers_pipeline_gives_the_probabilities_of_several_labels(start: 
     for method in (FULL, BOTTLENECK):
         fitted = make_fitted(start, "multilabel", method)
         folder = tmp_path / method.name
-        export_fitted(start, "made", fitted, folder)
+        save_fitted(start, "made", fitted, folder, {}, "")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert config["problem_type"] == "multi_label_classification"
         pipe = transformers.pipeline("text-classification", str(folder), trust_remote_code=True)
@@ -198,7 +199,7 @@ def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel
     figures = {"micro": {"f1": 0.71239}, "intervals": {"micro.f1": [0.69, 0.74]}, "examples": 1200}
     scores = {"dev": read_score(figures, "micro.f1"), "test": SplitScore(math.nan, math.nan, math.nan, 0)}
     fitted = make_fitted(start, "ner", FULL)
-    export_fitted(start, "bc5cdr", fitted, tmp_path / "export", scores, "micro.f1")
+    save_fitted(start, "bc5cdr", fitted, tmp_path / "export", scores, "micro.f1")
     card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
     header = yaml.safe_load(card.split("---")[1])
     assert header["model-index"][0]["results"] == [
@@ -212,21 +213,21 @@ def test_the_card_has_what_the_model_scored_and_what_it_is_for(start: StartModel
     assert "base_model" not in header, "a folder is no hub id"
     assert "| dev | 0.712 | 0.690 to 0.740 | 1,200 |" in card
     assert "Not meant for: decisions about people" in card
-    export_fitted(replace(start, id="org/bert"), "bc5cdr", fitted, tmp_path / "export")
+    save_fitted(replace(start, id="org/bert"), "bc5cdr", fitted, tmp_path / "export", {}, "")
     header = yaml.safe_load((tmp_path / "export" / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert header["base_model"] == "org/bert" and "model-index" not in header
 
 
 def test_only_an_earlier_export_of_a_fine_tuned_model_is_replaced(start: StartModel, tmp_path: Path) -> None:
-    fitted, folder = make_fitted(start, "ner", FULL), tmp_path / "export"
-    export_fitted(start, "made", fitted, folder)
-    export_fitted(start, "again", fitted, folder)
-    assert "fine-tuned on again" in (folder / "README.md").read_text(encoding="utf-8")
+    (task, fitted), folder = fit(start, "ner", FULL), tmp_path / "export"
+    export_stages(start, task, fitted, folder)
+    export_stages(start, task, fitted, folder, {"dev": SplitScore(0.25, 0.2, 0.3, 8)})
+    assert "| dev | 0.250 |" in (folder / "README.md").read_text(encoding="utf-8")
     (folder / "notes.txt").touch()
     for place, reason in ((folder, "/notes.txt: "), (Path(start.id), "what the export is made from")):
         with pytest.raises(RunError, match=reason):
-            export_fitted(start, "third", fitted, place)
-    assert "fine-tuned on again" in (folder / "README.md").read_text(encoding="utf-8")
+            export_stages(start, task, fitted, place)
+    assert "| dev | 0.250 |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_an_export_is_a_start_model_again(start: StartModel, tmp_path: Path) -> 
     for method in (FULL, BOTTLENECK):
         fitted = make_fitted(start, "classification", method)
         folder = tmp_path / method.name
-        export_fitted(start, "made", fitted, folder)
+        save_fitted(start, "made", fitted, folder, {}, "")
         again = load_start_model(str(folder))
         own = dict(fitted.model.named_parameters())
         encoder = {name for name in own if name.startswith("bert.")}
@@ -251,7 +252,7 @@ def test_a_kept_head_goes_on(start: StartModel, tmp_path: Path) -> None:
             fitted = make_fitted(start, family, method)
             folder = tmp_path / family / method.name
             folder.parent.mkdir(exist_ok=True)
-            export_fitted(start, "made", fitted, folder)
+            save_fitted(start, "made", fitted, folder, {}, "")
             again = load_start_model(str(folder), keep_head=True)
             assert again.brings == fitted.task.head and again.sha256 != load_start_model(str(folder)).sha256
             model = build_task_model(again, fitted.task, FULL, dropout=0.0, seed=7)
@@ -265,7 +266,7 @@ def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_pa
     for family in ("ner", "nested_ner", "relation", "classification"):
         fitted = make_fitted(start, family, FULL)
         folder = tmp_path / family
-        export_fitted(start, "made", fitted, folder)
+        save_fitted(start, "made", fitted, folder, {}, "")
         again = load_start_model(str(folder), keep_head=True)
         task: Any = fitted.task
         if family == "ner":
@@ -285,7 +286,7 @@ def test_a_kept_heads_labels_may_come_in_another_order(start: StartModel, tmp_pa
 def test_a_head_that_does_not_fit_is_refused(start: StartModel, tiny_base_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--keep_head is True; it must be false with --model .*no task's head"):
         load_start_model(str(tiny_base_folder), keep_head=True)
-    export_fitted(start, "made", make_fitted(start, "classification", FULL), tmp_path / "export")
+    save_fitted(start, "made", make_fitted(start, "classification", FULL), tmp_path / "export", {}, "")
     again = load_start_model(str(tmp_path / "export"), keep_head=True)
     with pytest.raises(ConfigError, match="kind SequenceClassification, and the task needs TokenClassification"):
         build_task_model(again, make_fitted(start, "ner", FULL).task, FULL, dropout=0.0, seed=0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from finetuned_models import make_raw
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from domext_ray.downstream.tasks.description import (
@@ -21,7 +22,6 @@ from domext_ray.downstream.tasks.families import SINGLE, STAGED, make_task
 from domext_ray.downstream.tasks.stages import StagedTask
 from domext_ray.downstream.tasks.task import Task, TaskOptions
 from domext_ray.errors import RunError
-from domext_ray.inference.examples import make_examples
 from domext_ray.labelled.examples import (
     AnnotatedText,
     Choice,
@@ -150,7 +150,7 @@ def test_a_described_task_is_the_one_that_learned(family: str, tokenizer: PreTra
     assert read == description
     again = make_described_task(read, tokenizer)
     assert describe_task(again) == description and not again.data.train
-    raw = make_examples(family, RAW.get(family, USUAL_RAW), marks=read.marks)
+    raw = make_raw(family, RAW.get(family, USUAL_RAW), read.marks)
     for examples in (EXAMPLES[family], raw):
         expected, found = predict(task, examples), predict(again, examples)
         assert found == expected
@@ -166,7 +166,7 @@ def test_places_of_entities_are_those_of_the_raw_text(tokenizer: PreTrainedToken
     """Over several windows, with emoji, combining characters and ideographs."""
     text = "\U0001f469\u200d\u2695\ufe0f心脏病 e\u0301tude  (heart\U0001f600disease)\n" * 6
     task = make_learned("ner", tokenizer).stages["model"]
-    (sentence,) = make_examples("ner", [{"text": text}])
+    (sentence,) = make_raw("ner", [{"text": text}])
     rows = task.encode([sentence], is_training=False)
     assert len(rows) > 2
     # Every other word begins an entity and the next one goes on with it.

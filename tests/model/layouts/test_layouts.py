@@ -19,7 +19,7 @@ from domext_ray.config.method import MethodConfig
 from domext_ray.config.pretrain import PretrainConfig, ShapeConfig
 from domext_ray.errors import BaseModelError, ConfigError, RunError
 from domext_ray.export.adapter_folders import export_adapterhub, export_peft
-from domext_ray.export.model_folder import save_plain, save_with_code
+from domext_ray.export.model_folder import save_model, save_with_code
 from domext_ray.model.base import Base, describe_base, load_base
 from domext_ray.model.build import build_model, detach
 from domext_ray.model.counts import count_parameters
@@ -139,7 +139,7 @@ def test_what_has_no_extension_is_exported_as_transformers_own(
     model = augment(base, dropout=base.config.hidden_dropout_prob)
     run_steps(model)
     export = tmp_path / "export"  # of a run, whose directory stands for it as a base
-    save_plain(model, export, torch.float32)
+    save_model(model, export)
     AutoTokenizer.from_pretrained(folders[kind]).save_pretrained(export)
     loaded, info = AutoModelForMaskedLM.from_pretrained(export, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
