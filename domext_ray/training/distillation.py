@@ -221,10 +221,10 @@ def _encode(model: DomextForMaskedLM, side: Side, table: Tensor) -> Tensor:
     new_ids = ids - cast(DomextConfig, model.config).base_vocab_size
     known = bert.embeddings.word_embeddings(ids.masked_fill(new_ids >= 0, 0)).to(table.dtype)
     vectors = torch.where((new_ids >= 0)[..., None], nn.functional.embedding(new_ids.clamp_min(0), table), known)
-    states = bert.embeddings(None, None, None, vectors)
     num_layers = -(-cast(DomextConfig, model.config).num_hidden_layers // 2)
-    states = bert.run_layers(states, (words >= 0).long(), num_layers=num_layers)[0]
     is_token = words >= 0
+    encoded = bert(None, is_token.long(), inputs_embeds=vectors, pool=False, num_layers=num_layers)
+    states = encoded.last_hidden_state
     numbers, values = words[is_token], states[is_token]
     sums = values.new_zeros(int(numbers.max()) + 1, values.shape[-1]).index_add(0, numbers, values)
     return sums / torch.bincount(numbers)[:, None]

@@ -99,7 +99,9 @@ class TSDAELoss(VectorLoss):
             vectors = self.embed(input_ids, attention_mask)
             words = model.bert.embeddings.embed_words(decoder_ids)
             states = getattr(model, DECODER)(words, vectors)
-            logits = model.cls(states.flatten(0, 1).index_select(0, positions), model.bert.embeddings.adapters)
+            logits = model.cls.predictions(
+                states.flatten(0, 1).index_select(0, positions), model.bert.embeddings.adapters
+            )
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         return self.sum_up(losses, weights, logits, labels)
 
