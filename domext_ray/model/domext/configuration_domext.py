@@ -46,10 +46,6 @@ class AdapterConfig:
     first_layer: int = 0  # first layer that has the parts of layers, from 0
     last_layer: int = 0  # last such layer
 
-    def has_layer(self, index: int) -> bool:
-        """Whether the layer `index` has the parts of layers."""
-        return self.first_layer <= index <= self.last_layer
-
 
 class DomextConfig(PreTrainedConfig):
     """Shape of an augmented BERT; transformers makes a dataclass of it, whose fields are the keys of config.json."""

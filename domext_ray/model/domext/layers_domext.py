@@ -153,10 +153,15 @@ def select_adapters(
 
 
 class AdapterPlace(nn.Module):
-    """A place of the model where adapters may have parts, `adapters.<name>`; each subclass makes those of its kind."""
+    """A place of the model where adapters may have parts, `adapters.<name>`; each subclass makes those of its kind.
 
-    config: DomextConfig
-    adapters: nn.ModuleDict
+    `index` is the layer's that it is in; None: it is in none.
+    """
+
+    def __init__(self, config: DomextConfig, index: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.index = index
 
     def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
         """Make what an adapter has here; None: nothing."""
@@ -170,7 +175,10 @@ class AdapterPlace(nn.Module):
 
     def attach_adapter(self, name: str) -> nn.Module | None:
         """Make the part of an adapter that the configuration describes, and return it; None: it has none here."""
-        part = self.make_part(self.config.adapters[name])
+        adapter = self.config.adapters[name]
+        if self.index is not None and not adapter.first_layer <= self.index <= adapter.last_layer:
+            return None
+        part = self.make_part(adapter)
         if part is not None:
             self.adapters[name] = part
         return part
@@ -398,8 +406,8 @@ class SublayerOutput(AdapterPlace):
         index: int = 0,
         place: str = "",
     ) -> None:
-        super().__init__()
-        self.config, self.index, self.place = config, index, place
+        super().__init__(config, index)
+        self.place = place
         self.dense = Linear(num_inputs, config.hidden_size, bias=bias)
         self.LayerNorm = norm
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -407,8 +415,7 @@ class SublayerOutput(AdapterPlace):
 
     def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
         """Make an adapter's bottleneck."""
-        is_here = self.place and adapter.bottleneck_place in ("both", self.place) and adapter.has_layer(self.index)
-        if not adapter.bottleneck_size or not is_here:
+        if not adapter.bottleneck_size or not self.place or adapter.bottleneck_place not in ("both", self.place):
             return None
         return Bottleneck(self.config, adapter, has_norm=self.LayerNorm is not None)
 
@@ -440,8 +447,7 @@ class Attention(AdapterPlace):
     """Attention sublayer of the layer `index`: the base's heads and those of the adapters."""
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
-        super().__init__()
-        self.config, self.index = config, index
+        super().__init__(config, index)
         self.self = HeadGroup(config, config.num_attention_heads, bias=config.attention_bias)
         norm = None if config.has_pre_norm and index == 0 else make_norm(config)
         self.output = SublayerOutput(
@@ -451,8 +457,7 @@ class Attention(AdapterPlace):
 
     def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
         """Make an adapter's heads."""
-        has_heads = adapter.heads and adapter.has_layer(self.index)
-        return AdapterHeads(self.config, adapter.heads) if has_heads else None
+        return AdapterHeads(self.config, adapter.heads) if adapter.heads else None
 
     def forward(
         self,
@@ -545,8 +550,7 @@ class Layer(AdapterPlace, GradientCheckpointingLayer):
     """
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
-        super().__init__()
-        self.config, self.index = config, index
+        super().__init__(config, index)
         self.is_local = index in config.local_layers
         self.attention = Attention(config, index)
         self.intermediate = Intermediate(config)
@@ -558,8 +562,7 @@ class Layer(AdapterPlace, GradientCheckpointingLayer):
 
     def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
         """Make an adapter's FFN units."""
-        has_units = adapter.ffn_units and adapter.has_layer(self.index)
-        return AdapterUnits(self.config, adapter.ffn_units) if has_units else None
+        return AdapterUnits(self.config, adapter.ffn_units) if adapter.ffn_units else None
 
     def forward(
         self,

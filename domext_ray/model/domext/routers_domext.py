@@ -54,8 +54,7 @@ class Routers(AdapterPlace):
     """The routers of the adapters that have one."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.attach_adapters()
 
     def make_part(self, adapter: AdapterConfig) -> nn.Module | None:

@@ -67,8 +67,7 @@ class Embeddings(AdapterPlace):
     """Word, position and segment embeddings as far as a layout has them, summed and normalised; words with shifts."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
         self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
@@ -169,8 +168,7 @@ class PredictionHead(AdapterPlace):
     """MLM head: transform, then projections that are tied to the word embeddings; [B, ..., d] -> [B, ..., V + E]."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.transform = PredictionTransform(config)
         self.decoder = Linear(config.hidden_size, num_words)
