@@ -455,8 +455,8 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         """Encode rows, and score the vocabulary at all positions [B, N, V + E], or at some [P, V + E]."""
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
         output_indices = None
-        if masked_positions is not None and adapter_names is None and not pool:
-            given = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+        given = input_ids if input_ids is not None else kwargs.get("inputs_embeds")
+        if masked_positions is not None and given is not None and adapter_names is None and not pool:
             keeps = kwargs.get("output_hidden_states")
             is_few = len(masked_positions) <= MAX_OUTPUT_FRAC * given.shape[0] * given.shape[1]
             if is_few and not (self.config.output_hidden_states if keeps is None else keeps):
