@@ -465,8 +465,8 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         states = encoded.last_hidden_state
         adapter_rows = self.bert.find_rows(adapter_names, states.shape[0])
         if masked_positions is not None and output_indices is None:
-            rows = masked_positions // states.shape[1]
             if adapter_rows is not None:  # from rows of the batch to those of the positions
+                rows = masked_positions // states.shape[1]
                 adapter_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in adapter_rows.items()}
             states = take_tokens(states, masked_positions)
         return encoded, self.cls.predictions(states, self.bert.embeddings.adapters, adapter_rows)
