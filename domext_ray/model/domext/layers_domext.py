@@ -326,7 +326,7 @@ class AdapterHeads(HeadGroup):
         self.output = DeltaProjection(num_heads * self.head_size, config.hidden_size)
 
     def forward(  # type: ignore[override]
-        self, *inputs: Tensor | None, output_indices: Tensor | None = None, **kwargs: Any
+        self, *inputs: Any, output_indices: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
         """Return this adapter's delta of the attention output; arguments are as in `HeadGroup`."""
         return self.output(take_tokens(super().forward(*inputs, **kwargs)[0], output_indices))
