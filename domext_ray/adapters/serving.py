@@ -59,9 +59,9 @@ class MixedStates:
         if hasattr(head, "cls"):
             shifts = self.word_shifts if head.cls.predictions.adapters else None
             if not positions:
-                return head.cls(states[index], shifts)
+                return head.cls.predictions(states[index], shifts)
             chosen = [states[row][positions[row]] if row in positions else states[row] for row in rows]
-            return head.cls(torch.cat(chosen), shifts).split([len(each) for each in chosen])
+            return head.cls.predictions(torch.cat(chosen), shifts).split([len(each) for each in chosen])
         if not hasattr(head, "pooler"):
             return head.classifier(states[index])
         pooled = head.pooler(states[index]) if self.pooler_output is None else self.pooler_output[index]

@@ -200,8 +200,9 @@ def _encode(model: DomextForMaskedLM, table: Tensor, ids: Tensor, words: Tensor)
     new_ids, is_token = ids - config.base_vocab_size, words >= 0
     known = bert.embeddings.word_embeddings(ids.masked_fill(new_ids >= 0, 0)).to(table.dtype)
     vectors = torch.where((new_ids >= 0)[..., None], nn.functional.embedding(new_ids.clamp_min(0), table), known)
-    states = bert.embeddings(None, None, None, vectors)
-    states = bert.run_layers(states, is_token.long(), num_layers=-(-config.num_hidden_layers // 2))[0]
+    num_layers = -(-config.num_hidden_layers // 2)
+    encoded = bert(None, is_token.long(), inputs_embeds=vectors, pool=False, num_layers=num_layers)
+    states = encoded.last_hidden_state
     numbers, values = words[is_token], states[is_token]
     sums = values.new_zeros(int(numbers.max()) + 1, values.shape[-1]).index_add(0, numbers, values)
     return sums / torch.bincount(numbers)[:, None]

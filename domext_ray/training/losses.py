@@ -211,7 +211,7 @@ class TSDAELoss(VectorLoss):
         model = cast(Any, self.model)
         states = getattr(model, DECODER)(model.bert.embeddings.embed_words(written["decoder_ids"]), vectors)
         states = states.flatten(0, 1).index_select(0, written["positions"])
-        return model.cls(states, model.bert.embeddings.adapters), written["labels"]
+        return model.cls.predictions(states, model.bert.embeddings.adapters), written["labels"]
 
 
 def make_vector_loss(objective: ObjectiveConfig) -> Callable[..., VectorLoss]:

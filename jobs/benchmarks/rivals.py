@@ -31,7 +31,7 @@ class Rival(nn.Module, ABC):
         hidden_states = self.model.bert.embeddings(batch.input_ids, None, None, None)
         for layer in self.model.bert.encoder.layer:
             hidden_states = self.run_layer(layer, hidden_states)
-        logits = self.model.cls(hidden_states)
+        logits = self.model.cls.predictions(hidden_states)
         return F.cross_entropy(logits.float().flatten(0, 1), batch.all_labels)
 
     def compile_layers(self) -> None:

@@ -16,6 +16,7 @@ from domext_ray.model.base import Base, load_base
 from domext_ray.model.build import Extensions, build_model, describe_shape
 from domext_ray.model.counts import count_parameters
 from domext_ray.model.domext.configuration_domext import DomextConfig, complete_adapter
+from domext_ray.model.domext.heads_domext import DomextForTokenClassification
 from domext_ray.model.domext.layers_domext import Bottleneck, Layer
 from domext_ray.model.domext.modeling_domext import DomextForMaskedLM, DomextModel
 
@@ -251,6 +252,11 @@ def test_adapters_come_and_go_at_run_time() -> None:
     model.detach_adapter("law")
     assert model.state_dict().keys() == tensors.keys() and list(model.config.adapters) == ["art"]
     assert all(torch.equal(each, tensors[name]) for name, each in model.state_dict().items())
+    head = DomextForTokenClassification(model.config)
+    head.attach_adapter("law", heads=1)
+    assert "bert.encoder.layer.0.attention.adapters.law.query.weight" in head.state_dict()
+    head.detach_adapter("law")
+    assert not any(".law." in name for name in head.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ are given. Shapes: B rows, N tokens, d hidden size, C choices, T types, m size o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from .configuration_domext import DomextConfig
 from .layers_domext import Linear, Pooler
@@ -81,9 +81,13 @@ class StateBiLSTM(nn.Module):
 
 
 class DomextHeadModel(DomextPreTrainedModel):
-    """What the heads share: they load an export of a masked LM and leave its vocabulary projection out."""
+    """What the heads share: they load an export of a masked LM and leave its vocabulary projection out.
+
+    A head is what scores states and computes a loss; one that reads more has a forward pass of its own.
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"^cls\."]
+    output_class: type[ModelOutput] = SequenceClassifierOutput
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
@@ -107,6 +111,27 @@ class DomextHeadModel(DomextPreTrainedModel):
         states = [encoded.hidden_states[layer] for layer in layers] if layers else [encoded.last_hidden_state]
         return asked, self.bilstm(states, attention_mask)
 
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> ModelOutput:
+        """Score rows; `labels`, see the class, give the mean loss. Other arguments are as in `DomextModel`."""
+        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
+        logits = self._score(states, attention_mask)
+        loss = None if labels is None else self._compute_loss(logits, labels)
+        return self.output_class(loss=loss, logits=logits, **asked)
+
+    def _score(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+
 
 class PooledHeadModel(DomextHeadModel):
     """A head on BERT's pooled [CLS]."""
@@ -117,59 +142,37 @@ class PooledHeadModel(DomextHeadModel):
         self.pooler = None if config.has_pooler else Pooler(config)
 
     def _pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
-        pooler = self.bert.pooler if self.pooler is None else self.pooler
-        assert pooler is not None
+        pooler = cast(Pooler, self.bert.pooler if self.pooler is None else self.pooler)
         return pooler(states, attention_mask)
 
 
 class DomextForTokenClassification(DomextHeadModel):
-    """The encoder with a classifier on every token."""
+    """The encoder with a classifier on every token; `labels` are int64 [B, N], -100 is ignored."""
+
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Classify tokens; `labels` int64 [B, N] with -100 ignored, other arguments as in `DomextModel`."""
-        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
-        logits = self.classifier(self.dropout(states))
-        loss = None
-        if labels is not None:
-            loss = nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
-        return TokenClassifierOutput(loss=loss, logits=logits, **asked)
+    def _score(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.classifier(self.dropout(states))
 
 
 class DomextForSequenceClassification(PooledHeadModel):
-    """The encoder, BERT's pooler and a classifier or regressor on the whole row."""
+    """The encoder, BERT's pooler and a classifier or regressor on the whole row.
+
+    The loss follows config.problem_type, as in transformers.
+    """
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
         self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """Classify rows; the loss follows config.problem_type as in transformers, the rest is as in `DomextModel`."""
-        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
-        logits = self.classifier(self.dropout(self._pool(states, attention_mask)))
-        loss = None if labels is None else self._compute_loss(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits, **asked)
+    def _score(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return self.classifier(self.dropout(self._pool(states, attention_mask)))
 
     def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         problem: str | None = self.config.problem_type
@@ -181,7 +184,7 @@ class DomextForSequenceClassification(PooledHeadModel):
             return nn.functional.mse_loss(logits.squeeze(-1) if self.num_labels == 1 else logits, labels.float())
         if problem == "multi_label_classification":
             return nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
-        return nn.functional.cross_entropy(logits.view(-1, self.num_labels), labels.view(-1))
+        return super()._compute_loss(logits, labels)
 
 
 class DomextForRelationClassification(DomextHeadModel):
@@ -218,7 +221,7 @@ class DomextForRelationClassification(DomextHeadModel):
         indices = torch.cat([torch.zeros_like(entity_positions[:, :1]), entity_positions], dim=1)  # [CLS] is first
         read = states.gather(1, indices[..., None].expand(-1, -1, states.shape[-1])).flatten(1)
         logits = self.classifier(self.dropout(torch.tanh(self.dense(read))))
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
+        loss = None if labels is None else self._compute_loss(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits, **asked)
 
 
@@ -226,11 +229,17 @@ class DomextForSpanClassification(DomextHeadModel):
     """The encoder and a score for every span of tokens and every type: entities that nest and overlap.
 
     s(i, j, type) = q_i·k_j / √m + (a_i,type + b_j,type) / 2, where q and k have rotary positions: one query and key for
-    all types, so that a type costs 4m parameters.
+    all types, so that a type costs 4m parameters. Spans above 0 are entities.
+
+    Logits are [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
+    padding, the lowest number of the dtype. `labels`, bool of their shape, are True where tokens i to j, both included,
+    are an entity of the type, and give the mean loss over rows and types.
 
     Source: Su et al., "Global Pointer: Novel Efficient Span-based Approach for Named Entity Recognition",
     arXiv:2208.03054 (2022), Efficient GlobalPointer.
     """
+
+    output_class = TokenClassifierOutput
 
     def __init__(self, config: DomextConfig) -> None:
         super().__init__(config)
@@ -238,30 +247,20 @@ class DomextForSpanClassification(DomextHeadModel):
         self.type_dense = nn.Linear(2 * SPAN_SIZE, 2 * self.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """Score spans; those above 0 are entities. Other arguments are as in `DomextModel`.
-
-        Logits are [B, T, N, N] by type, first and last token; where the last comes before the first or one of them is
-        padding, the lowest number of the dtype. `labels`, bool of their shape, are True where tokens i to j, both
-        included, are an entity of the type, and give the mean loss over rows and types.
-        """
-        asked, states = self._encode(input_ids, attention_mask, token_type_ids, **kwargs)
+    def _score(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         projected = self.span_dense(self.dropout(states))
         query, key = rotate(projected[..., :SPAN_SIZE]), rotate(projected[..., SPAN_SIZE:])
         spans = torch.matmul(query, key.transpose(1, 2)) / SPAN_SIZE**0.5
         first, last = (self.type_dense(projected) / 2).transpose(1, 2).chunk(2, dim=1)
         logits = spans[:, None] + first[..., None] + last[:, :, None]
-        logits = logits.masked_fill(~_find_spans(projected, attention_mask)[:, None], torch.finfo(logits.dtype).min)
-        loss = None if labels is None else compute_zlpr(logits, labels).mean()
-        return TokenClassifierOutput(loss=loss, logits=logits, **asked)
+        is_span = torch.ones(spans.shape[1:], dtype=torch.bool, device=spans.device).triu()
+        if attention_mask is not None:
+            is_token = attention_mask.bool()
+            is_span = (is_span & is_token[:, :, None] & is_token[:, None])[:, None]
+        return logits.masked_fill(~is_span, torch.finfo(logits.dtype).min)
+
+    def _compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return compute_zlpr(logits, labels).mean()
 
 
 def rotate(states: Tensor) -> Tensor:
@@ -276,16 +275,6 @@ def rotate(states: Tensor) -> Tensor:
     cos, sin = angles.cos().to(states.dtype), angles.sin().to(states.dtype)
     even, odd = states[..., ::2], states[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
-
-
-def _find_spans(states: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Bool [B or 1, N, N]: the pairs of first and last token that are spans of the row."""
-    num_tokens = states.shape[1]
-    is_span = torch.ones(1, num_tokens, num_tokens, dtype=torch.bool, device=states.device).triu()
-    if attention_mask is None:
-        return is_span
-    is_token = attention_mask.bool()
-    return is_span & is_token[:, :, None] & is_token[:, None]
 
 
 def compute_zlpr(logits: Tensor, labels: Tensor) -> Tensor:
@@ -385,21 +374,10 @@ class DomextForMultipleChoice(PooledHeadModel):
         # A router reads all choices of an example as one row.
         own = self.bert.name_rows(adapter_names, None if input_ids is None else input_ids.flatten(1))
         names = None if own is None else [name for name in own for _ in range(num_choices)]
-        mask = _join_choices(attention_mask)
-        asked, states = self._encode(
-            _join_choices(input_ids),
-            mask,
-            _join_choices(token_type_ids),
-            position_ids=_join_choices(position_ids),
-            inputs_embeds=_join_choices(inputs_embeds),
-            adapter_names=names,
-            **kwargs,
-        )
-        logits = self.classifier(self.dropout(self._pool(states, mask))).view(-1, num_choices)
-        loss = None if labels is None else nn.functional.cross_entropy(logits, labels.view(-1))
+        rows = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        rows |= {"input_ids": input_ids, "attention_mask": attention_mask}
+        joined = {key: None if each is None else each.flatten(0, 1) for key, each in rows.items()}
+        asked, states = self._encode(**joined, adapter_names=names, **kwargs)
+        logits = self.classifier(self.dropout(self._pool(states, joined["attention_mask"]))).view(-1, num_choices)
+        loss = None if labels is None else self._compute_loss(logits, labels)
         return MultipleChoiceModelOutput(loss=loss, logits=logits, **asked)
-
-
-def _join_choices(values: Tensor | None) -> Tensor | None:
-    """[B, C, ...] -> [B·C, ...]."""
-    return None if values is None else values.flatten(0, 1)

@@ -24,7 +24,7 @@ transformer layer of the same kind, w a d -> 1 layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -138,6 +138,64 @@ class Padding:
         return states.flatten(0, 1).index_select(0, self.token_indices)[None]
 
 
+def select_adapters(
+    config: DomextConfig, parts: Mapping[str, Any] | nn.ModuleDict, adapter_rows: dict[str, Tensor] | None
+) -> list[tuple[Any, Tensor | None]]:
+    """Return the parts of one place that take part, in the configuration's order, each with its rows (None: all).
+
+    `adapter_rows` are the rows of the batch by the adapter that they use; None: all rows use the active adapters.
+    """
+    rows: dict[str, Any] | None = adapter_rows
+    if rows is None:
+        active = config.active_adapters
+        rows = dict.fromkeys(config.adapters if active is None else active)
+    return [(parts[name], rows[name]) for name in config.adapters if name in parts and name in rows]
+
+
+class AdapterPlace(nn.Module):
+    """A place of the model where adapters may have parts, `adapters.<name>`; each subclass makes those of its kind.
+
+    `index` is the layer's that it is in; None: it is in none.
+    """
+
+    def __init__(self, config: DomextConfig, index: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.index = index
+
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make what an adapter has here; None: nothing."""
+        raise NotImplementedError
+
+    def attach_adapters(self) -> None:
+        """Make the parts of all adapters; a place does that last in its constructor."""
+        self.adapters = nn.ModuleDict()
+        for name in self.config.adapters:
+            self.attach_adapter(name)
+
+    def attach_adapter(self, name: str) -> nn.Module | None:
+        """Make the part of an adapter that the configuration describes, and return it; None: it has none here."""
+        adapter = self.config.adapters[name]
+        if self.index is not None and not adapter.first_layer <= self.index <= adapter.last_layer:
+            return None
+        part = self.make_part(adapter)
+        if part is not None:
+            self.adapters[name] = part
+        return part
+
+    def detach_adapter(self, name: str) -> None:
+        """Take the part of an adapter away, if there is one."""
+        if name in self.adapters:
+            del self.adapters[name]
+
+    def compute_deltas(self, adapter_rows: dict[str, Tensor] | None, *inputs: Any, **kwargs: Any) -> list[Delta]:
+        """Return what the parts make of their adapters' rows of the inputs."""
+        return [
+            Delta(rows, part(*(take_rows(each, rows) for each in inputs), **kwargs))
+            for part, rows in select_adapters(self.config, self.adapters, adapter_rows)
+        ]
+
+
 def to_autocast_dtype(states: Tensor) -> Tensor:
     """Cast what several products read to autocast's dtype, once: each would cast it anew, and its gradient back."""
     device = states.device.type
@@ -147,22 +205,40 @@ def to_autocast_dtype(states: Tensor) -> Tensor:
     return states.to(torch.get_autocast_dtype(device))
 
 
+class NormShift(nn.Module):
+    """What an adapter adds to a LayerNorm's weight and bias, so that the base's own stay as they are.
+
+    It returns copies: ZeRO-3 takes a module's parameters away when its forward pass has ended.
+    """
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.hidden_size))
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return the shifts of weight and bias, [d] each."""
+        return self.weight.clone(), self.bias.clone()
+
+
 class LayerNorm(nn.LayerNorm):
     """LayerNorm that computes in its own dtype, so that the residual stream stays fp32 under autocast."""
 
-    def forward(self, inputs: Tensor, weight_shifts: Sequence[Delta] = (), bias_shifts: Sequence[Delta] = ()) -> Tensor:
-        """[B, ..., d] -> the same, in the dtype of this module's parameters; the shifts [d] are those of adapters."""
+    def forward(self, inputs: Tensor, shifts: Sequence[tuple[NormShift, Tensor | None]] = ()) -> Tensor:
+        """[B, ..., d] -> the same, in the dtype of this module's parameters; `shifts` are of adapters, with rows."""
         inputs = inputs.to(self.weight.dtype)
-        if not weight_shifts:
+        if not shifts:
             return super().forward(inputs)
+        values = [(rows, *shift()) for shift, rows in shifts]
+        weights = [Delta(rows, weight) for rows, weight, _ in values]
+        biases = [Delta(rows, bias) for rows, _, bias in values]
         own_bias = torch.zeros_like(self.weight) if self.bias is None else self.bias
-        if all(each.rows is None for each in weight_shifts):
-            weight, bias = add_deltas(self.weight, weight_shifts), add_deltas(own_bias, bias_shifts)
+        if all(rows is None for _, rows in shifts):
+            weight, bias = add_deltas(self.weight, weights), add_deltas(own_bias, biases)
             return nn.functional.layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
         normalized = nn.functional.layer_norm(inputs, self.normalized_shape, eps=self.eps)
         shape = (len(inputs), *[1] * (inputs.dim() - 2), inputs.shape[-1])
-        weight = add_deltas(self.weight.expand(shape), weight_shifts)
-        return normalized * weight + add_deltas(own_bias.expand(shape), bias_shifts)
+        return normalized * add_deltas(self.weight.expand(shape), weights) + add_deltas(own_bias.expand(shape), biases)
 
 
 def make_norm(config: DomextConfig) -> LayerNorm:
@@ -170,22 +246,21 @@ def make_norm(config: DomextConfig) -> LayerNorm:
     return LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
-CosSin = tuple[Tensor, Tensor]
-"""Cosines and sines of rotary positions for heads of one size, fp32 [1 or B, 1, N, size // 2]."""
+def compute_cos_sin(position_ids: Tensor, size: int, theta: float) -> Tensor:
+    """Return cosines, then sines, fp32 [1 or B, 2, N, size // 2], of positions int64 [1 or B, N], for heads of a size.
 
-
-def compute_cos_sin(position_ids: Tensor, size: int, theta: float) -> CosSin:
-    """Return those of positions int64 [1 or B, N]; the last dimension of an odd size is not rotated.
+    The last dimension of an odd size is not rotated.
 
     Source: Su et al., "RoFormer", arXiv:2104.09864 (2021), with pairs half a head apart, as transformers has them.
     """
     rates = 1.0 / theta ** (torch.arange(0, size - size % 2, 2, device=position_ids.device, dtype=torch.float32) / size)
     angles = position_ids[:, None, :, None].float() * rates
-    return angles.cos(), angles.sin()
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
-def apply_rotary_pos_emb(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary_pos_emb(states: Tensor, cos_sin: Tensor) -> Tensor:
     """Rotate queries or keys [B, heads, N, size] by their positions, in fp32."""
+    cos, sin = cos_sin.chunk(2, dim=1)
     half = cos.shape[-1]
     first, second, rest = states.float().split([half, half, states.shape[-1] - 2 * half], dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(states.dtype)
@@ -211,7 +286,7 @@ class HeadGroup(nn.Module):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        cos_sin: CosSin | None = None,
+        cos_sin: Tensor | None = None,
         padding: Padding | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -223,7 +298,7 @@ class HeadGroup(nn.Module):
         padded = (each if padding is None else padding.pad_input(each) for each in states)
         query, key, value = (each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) for each in padded)
         if cos_sin is not None:
-            query, key = apply_rotary_pos_emb(query, *cos_sin), apply_rotary_pos_emb(key, *cos_sin)
+            query, key = apply_rotary_pos_emb(query, cos_sin), apply_rotary_pos_emb(key, cos_sin)
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attend_eagerly)
         context, weights = interface(
             self,
@@ -251,10 +326,16 @@ class AdapterHeads(HeadGroup):
         self.output = DeltaProjection(num_heads * self.head_size, config.hidden_size)
 
     def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, attention_mask: Tensor | None, output_indices: Tensor | None = None, **kwargs: Any
+        self, *inputs: Any, output_indices: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """Return this adapter's delta of the attention output."""
-        return self.output(take_tokens(super().forward(hidden_states, attention_mask, **kwargs)[0], output_indices))
+        """Return this adapter's delta of the attention output; arguments are as in `HeadGroup`."""
+        return self.output(take_tokens(super().forward(*inputs, **kwargs)[0], output_indices))
+
+
+def compute_units(inputs: Tensor, dense: nn.Module, gate: nn.Module | None, activation: nn.Module) -> Tensor:
+    """Return the activations of FFN units, gated where the layout has gates."""
+    units = activation(dense(inputs))
+    return units if gate is None else units * gate(inputs)
 
 
 class AdapterUnits(nn.Module):
@@ -272,24 +353,7 @@ class AdapterUnits(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return this adapter's delta of the FFN output."""
-        units = self.activation(self.input(hidden_states))
-        return self.output(units if self.gate is None else units * self.gate(hidden_states))
-
-
-class NormShift(nn.Module):
-    """What an adapter adds to a LayerNorm's weight and bias, so that the base's own stay as they are.
-
-    It returns copies: ZeRO-3 takes a module's parameters away when its forward pass has ended.
-    """
-
-    def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(config.hidden_size))
-        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Return the shifts of weight and bias, [d] each."""
-        return self.weight.clone(), self.bias.clone()
+        return self.output(compute_units(hidden_states, self.input, self.gate, self.activation))
 
 
 class BottleneckInput(Linear):
@@ -324,103 +388,93 @@ class Bottleneck(nn.Module):
         return self.up(self.activation(self.down(inputs)))
 
 
-def select_adapters(
-    config: DomextConfig, extensions: nn.ModuleDict, adapter_rows: dict[str, Tensor] | None
-) -> list[tuple[Any, Tensor | None]]:
-    """Return the extensions of one place that take part, in the configuration's order, each with its rows (None: all).
-
-    `adapter_rows` are the rows of the batch by the adapter that they use; None: all rows use the active adapters.
-    """
-    rows: dict[str, Any] | None = adapter_rows
-    if rows is None:
-        active = config.active_adapters
-        rows = dict.fromkeys(config.adapters if active is None else active)
-    return [(extensions[name], rows[name]) for name in config.adapters if name in extensions and name in rows]
-
-
-class SublayerOutput(nn.Module):
+class SublayerOutput(AdapterPlace):
     """Output projection of a sublayer and its LayerNorm: `LayerNorm(A(dropout(projection + deltas)) + residual)`.
 
-    Where norms stand before the sublayers, `normalize` makes what the sublayer reads, and the sum is the output; the
-    first layer's attention then has none.
+    Where norms stand before the sublayers, `normalize_input` makes what the sublayer reads, and the sum is the output;
+    the first layer's attention then has none. `place` is the sublayer's, "attention" or "output", in the layer `index`;
+    adapters may have bottlenecks there, but for modules, which have no place.
     """
 
-    def __init__(self, config: DomextConfig, num_inputs: int, *, bias: bool, norm: LayerNorm | None) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(
+        self,
+        config: DomextConfig,
+        num_inputs: int,
+        *,
+        bias: bool,
+        norm: LayerNorm | None,
+        index: int = 0,
+        place: str = "",
+    ) -> None:
+        super().__init__(config, index)
+        self.place = place
         self.dense = Linear(num_inputs, config.hidden_size, bias=bias)
         self.LayerNorm = norm
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.adapters = nn.ModuleDict()
+        self.attach_adapters()
+
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make an adapter's bottleneck."""
+        if not adapter.bottleneck_size or not self.place or adapter.bottleneck_place not in ("both", self.place):
+            return None
+        return Bottleneck(self.config, adapter, has_norm=self.LayerNorm is not None)
 
     def forward(
         self,
         hidden_states: Tensor,
         residual: Tensor,
-        deltas: Sequence[Delta],
+        sublayer_input: Tensor,
+        deltas: Sequence[Delta] = (),
         adapter_rows: dict[str, Tensor] | None = None,
-        read: Tensor | None = None,
     ) -> Tensor:
-        """Add to the projection of [B, N, num_inputs] the deltas of heads or units, of bottlenecks, and the residual.
-
-        `read` is what the sublayer has read; None: the residual.
-        """
+        """Add to the projection of [B, N, num_inputs] the deltas of heads or units, bottlenecks, and the residual."""
         output = self.dropout(add_deltas(self.dense(hidden_states), deltas))
-        read = residual if read is None else read
-        bottlenecks = select_adapters(self.config, self.adapters, adapter_rows)
-        inner = [Delta(rows, each(take_rows(read, rows), take_rows(output, rows))) for each, rows in bottlenecks]
-        total = add_deltas(output, inner) + residual
-        return total if self.config.has_pre_norm else self._normalize(total, bottlenecks)
+        total = add_deltas(output, self.compute_deltas(adapter_rows, sublayer_input, output)) + residual
+        return total if self.config.has_pre_norm else self._normalize(total, adapter_rows)
 
     def normalize_input(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Return what the sublayer reads of the residual stream, [B, N, d]."""
-        if not self.config.has_pre_norm:
-            return hidden_states
-        return self._normalize(hidden_states, select_adapters(self.config, self.adapters, adapter_rows))
+        return self._normalize(hidden_states, adapter_rows) if self.config.has_pre_norm else hidden_states
 
-    def _normalize(self, hidden_states: Tensor, bottlenecks: Sequence[tuple[Any, Tensor | None]]) -> Tensor:
-        """Apply the LayerNorm with the shifts of some bottlenecks."""
+    def _normalize(self, hidden_states: Tensor, adapter_rows: dict[str, Tensor] | None) -> Tensor:
         if self.LayerNorm is None:
             return hidden_states
-        shifts = [(rows, *each.norm()) for each, rows in bottlenecks if each.norm is not None]
-        return self.LayerNorm(
-            hidden_states,
-            [Delta(rows, weight) for rows, weight, _ in shifts],
-            [Delta(rows, bias) for rows, _, bias in shifts],
-        )
+        bottlenecks = select_adapters(self.config, self.adapters, adapter_rows)
+        return self.LayerNorm(hidden_states, [(each.norm, rows) for each, rows in bottlenecks if each.norm is not None])
 
 
-class Attention(nn.Module):
+class Attention(AdapterPlace):
     """Attention sublayer of the layer `index`: the base's heads and those of the adapters."""
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, index)
         self.self = HeadGroup(config, config.num_attention_heads, bias=config.attention_bias)
         norm = None if config.has_pre_norm and index == 0 else make_norm(config)
-        self.output = SublayerOutput(config, config.hidden_size, bias=config.attention_bias, norm=norm)
-        self.adapters = nn.ModuleDict()
+        self.output = SublayerOutput(
+            config, config.hidden_size, bias=config.attention_bias, norm=norm, index=index, place="attention"
+        )
+        self.attach_adapters()
+
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make an adapter's heads."""
+        return AdapterHeads(self.config, adapter.heads) if adapter.heads else None
 
     def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         adapter_rows: dict[str, Tensor] | None = None,
-        cos_sin: CosSin | None = None,
+        cos_sin: Tensor | None = None,
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the sublayer's output [B, N, d], or [P, d], and the base heads' attention weights, if any."""
         normalized = self.output.normalize_input(hidden_states, adapter_rows)
-        read = to_autocast_dtype(normalized)
-        context, weights = self.self(read, attention_mask, cos_sin=cos_sin, **kwargs)
-        deltas = []
-        for each, rows in select_adapters(self.config, self.adapters, adapter_rows):
-            own = None if cos_sin is None else tuple(take_rows(part, rows) for part in cos_sin)
-            inputs = take_rows(read, rows), take_rows(attention_mask, rows)
-            deltas.append(Delta(rows, each(*inputs, output_indices, cos_sin=own, **kwargs)))
+        inputs = to_autocast_dtype(normalized), attention_mask, cos_sin
+        context, weights = self.self(*inputs, **kwargs)
+        deltas = self.compute_deltas(adapter_rows, *inputs, output_indices=output_indices, **kwargs)
         context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, normalized))
-        return self.output(context, residual, deltas, adapter_rows, read), weights
+        return self.output(context, residual, read, deltas, adapter_rows), weights
 
 
 class Intermediate(nn.Module):
@@ -435,8 +489,7 @@ class Intermediate(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, N, d] -> [B, N, intermediate_size]."""
-        units = self.activation(self.dense(hidden_states))
-        return units if self.gate is None else units * self.gate(hidden_states)
+        return compute_units(hidden_states, self.dense, self.gate, self.activation)
 
 
 class Gate(nn.Linear):
@@ -475,7 +528,7 @@ class ExtensionModule(nn.Module):
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         base_output: Tensor,
-        cos_sin: CosSin | None = None,
+        cos_sin: Tensor | None = None,
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
@@ -483,72 +536,49 @@ class ExtensionModule(nn.Module):
         read = to_autocast_dtype(self.attention_output.normalize_input(hidden_states))
         context, _ = self.heads(read, attention_mask, cos_sin, **kwargs)
         context, residual, read = (take_tokens(each, output_indices) for each in (context, hidden_states, read))
-        attended = self.attention_output(context, residual, [])
+        attended = self.attention_output(context, residual, read)
         inputs = to_autocast_dtype(self.output.normalize_input(attended))
-        units = self.activation(self.intermediate(inputs))
-        if self.intermediate_gate is not None:
-            units = units * self.intermediate_gate(inputs)
-        own_output = self.output(units, attended, [])
+        units = compute_units(inputs, self.intermediate, self.intermediate_gate, self.activation)
+        own_output = self.output(units, attended, inputs)
         return torch.lerp(own_output, base_output, self.gate(read).to(own_output.dtype))
 
 
-class Layer(GradientCheckpointingLayer):
+class Layer(AdapterPlace, GradientCheckpointingLayer):
     """One encoder layer: attention, then FFN, each with the adapters' parts; then the extension module, if any.
 
     `index` counts from 0: an adapter may have some layers only.
     """
 
     def __init__(self, config: DomextConfig, index: int = 0) -> None:
-        super().__init__()
-        self.config = config
-        self.index = index
+        super().__init__(config, index)
         self.is_local = index in config.local_layers
         self.attention = Attention(config, index)
         self.intermediate = Intermediate(config)
-        self.output = SublayerOutput(config, config.intermediate_size, bias=config.ffn_bias, norm=make_norm(config))
-        self.adapters = nn.ModuleDict()
+        self.output = SublayerOutput(
+            config, config.intermediate_size, bias=config.ffn_bias, norm=make_norm(config), index=index, place="output"
+        )
+        self.attach_adapters()
         self.extension = ExtensionModule(config) if config.module_hidden_size else None
-        for name in config.adapters:
-            self.attach_adapter(name)
 
-    def attach_adapter(self, name: str) -> list[nn.Module]:
-        """Make this layer's parts of an adapter that the configuration describes, and return them."""
-        adapter = self.config.adapters[name]
-        if not adapter.first_layer <= self.index <= adapter.last_layer:
-            return []
-        parts: list[tuple[nn.ModuleDict, nn.Module]] = []
-        if adapter.heads:
-            parts.append((self.attention.adapters, AdapterHeads(self.config, adapter.heads)))
-        if adapter.ffn_units:
-            parts.append((self.adapters, AdapterUnits(self.config, adapter.ffn_units)))
-        if adapter.bottleneck_size:
-            for place, sublayer in (("attention", self.attention.output), ("output", self.output)):
-                if adapter.bottleneck_place in ("both", place):
-                    bottleneck = Bottleneck(self.config, adapter, has_norm=sublayer.LayerNorm is not None)
-                    parts.append((sublayer.adapters, bottleneck))
-        for adapters, part in parts:
-            adapters[name] = part
-        return [part for _, part in parts]
-
-    def detach_adapter(self, name: str) -> None:
-        """Take this layer's parts of an adapter away."""
-        for place in (self.attention.adapters, self.adapters, self.attention.output.adapters, self.output.adapters):
-            if name in place:
-                del place[name]
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make an adapter's FFN units."""
+        return AdapterUnits(self.config, adapter.ffn_units) if adapter.ffn_units else None
 
     def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
         adapter_rows: dict[str, Tensor] | None = None,
-        cos_sin: CosSin | None = None,
-        module_cos_sin: CosSin | None = None,
+        cos_sin: Tensor | None = None,
+        module_cos_sin: Tensor | None = None,
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, N, d] and the base heads' attention weights, if any.
 
-        With `output_indices` all that follows attention is computed for these tokens alone, [P, d].
+        `cos_sin` is of the heads of base and adapters, `module_cos_sin` of the module's, which have another size; None:
+        positions are in the embeddings. With `output_indices` all that follows attention is computed for these tokens
+        alone, [P, d].
         """
         if self.is_local:  # flash attention takes no mask, and does not count a window's last place
             kwargs["sliding_window"] = self.config.local_window + 1
@@ -557,29 +587,11 @@ class Layer(GradientCheckpointingLayer):
         )
         normalized = self.output.normalize_input(attended, adapter_rows)
         read = to_autocast_dtype(normalized)
-        deltas = [
-            Delta(rows, each(take_rows(read, rows)))
-            for each, rows in select_adapters(self.config, self.adapters, adapter_rows)
-        ]
-        output = self.output(self.intermediate(read), attended, deltas, adapter_rows, normalized)
+        deltas = self.compute_deltas(adapter_rows, read)
+        output = self.output(self.intermediate(read), attended, normalized, deltas, adapter_rows)
         if self.extension is not None:
             output = self.extension(hidden_states, attention_mask, output, module_cos_sin, output_indices, **kwargs)
         return output, weights
-
-
-@dataclass(frozen=True)
-class AttentionInputs:
-    """What the heads of one kind of layers, global or local, need beside hidden states; made once per forward pass.
-
-    Args:
-        mask: as the attention implementation wants it; None: nothing is hidden.
-        cos_sin: of the base's heads and the adapters'; None: positions are in the embeddings.
-        module_cos_sin: of the extension modules' heads, which have another size.
-    """
-
-    mask: Any
-    cos_sin: CosSin | None = None
-    module_cos_sin: CosSin | None = None
 
 
 class Encoder(nn.Module):
@@ -593,8 +605,8 @@ class Encoder(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        global_inputs: AttentionInputs,
-        local_inputs: AttentionInputs,
+        global_inputs: dict[str, Any],
+        local_inputs: dict[str, Any],
         *,
         num_layers: int | None = None,
         output_hidden_states: bool = False,
@@ -602,7 +614,7 @@ class Encoder(nn.Module):
         output_indices: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Run the layers, or the first `num_layers`; layers with local attention have inputs of their own.
+        """Run the layers, or the first `num_layers`; mask and positions are those of layers with such attention.
 
         Returns:
             The last hidden states [B, N, d], or [P, d], for the last layer leaves the other tokens out; with
@@ -612,9 +624,8 @@ class Encoder(nn.Module):
         layers = self.layer[:num_layers]
         for number, layer in enumerate(layers, 1):
             inputs = local_inputs if cast(Layer, layer).is_local else global_inputs
-            positions = {"cos_sin": inputs.cos_sin, "module_cos_sin": inputs.module_cos_sin}
             own = output_indices if number == len(layers) else None
-            hidden_states, attended = layer(hidden_states, inputs.mask, output_indices=own, **positions, **kwargs)
+            hidden_states, attended = layer(hidden_states, output_indices=own, **inputs, **kwargs)
             if output_hidden_states:
                 states.append(hidden_states)
             if output_attentions:

@@ -29,13 +29,12 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_domext import DomextConfig, check_active, complete_adapter
 from .layers_domext import (
-    AttentionInputs,
+    AdapterPlace,
     BottleneckInput,
     BottleneckOutput,
     DeltaProjection,
     Encoder,
     Gate,
-    Layer,
     NormShift,
     Padding,
     Pooler,
@@ -68,40 +67,29 @@ class DomextPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     # The loss is this batch's mean; without this, transformers' Trainer would expect a sum over accumulation steps.
     accepts_loss_kwargs = False
+    _input_embed_layer = "word_embeddings"
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the word embeddings, as in transformers.
-
-        Raises:
-            ValueError: the model has new words, whose ids come after the base's, and another size is asked for.
-        """
-        num_new = self.config.extension_vocab_size
+        """Resize the word embeddings as transformers does; ValueError: new words, whose ids come last, would go."""
+        num_words, num_new = self.config.vocab_size, self.config.extension_vocab_size
         if not num_new:
             return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        if pad_to_multiple_of is not None or new_num_tokens not in (None, self.config.vocab_size):
+        if pad_to_multiple_of is not None or new_num_tokens not in (None, num_words):
             raise ValueError(
-                f"the model has {self.config.vocab_size} words, of which the last {num_new} are an extension's, in a "
-                f"table of their own; resizing it to {new_num_tokens or f'a multiple of {pad_to_multiple_of}'} would "
-                "lose them. Append words in a training run that goes on from this model's (--vocab.words, --init_from)."
+                f"the model has {num_words} words, of which the last {num_new} are an extension's, in a table of their "
+                f"own; resizing it to {new_num_tokens or f'a multiple of {pad_to_multiple_of}'} would lose them. "
+                "Append words in a training run that goes on from this model's (--vocab.words, --init_from)."
             )
         return cast(nn.Embedding, self.get_input_embeddings())
 
-    def set_active_adapters(self, names: Sequence[str] | None) -> None:
-        """Say which adapters take part in the forward pass.
-
-        Args:
-            names: the adapters; None: all of them.
-
-        Raises:
-            ValueError: the model has no adapter of such a name.
-        """
-        check_active(list(names or ()), self.config.adapters)
-        self.config.active_adapters = None if names is None else list(names)
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the base's word embedding table."""
+        self._check_base_rows(value)
+        super().set_input_embeddings(value)
 
     def _check_base_rows(self, module: nn.Module) -> None:
-        """Refuse a base's table of another size where new words come after it."""
         num_rows, expected = cast(Tensor, module.weight).shape[0], self.config.base_vocab_size
         if self.config.extension_vocab_size and num_rows != expected:
             raise ValueError(
@@ -109,58 +97,10 @@ class DomextPreTrainedModel(PreTrainedModel):
                 f"{self.config.extension_vocab_size} new words have the ids from {expected} on."
             )
 
-    def _start(self, parts: Sequence[nn.Module]) -> None:
-        """Bring new parts of an adapter to their start, on the device and in the dtype of the model."""
-        like = cast(DomextModel, self.base_model).embeddings.LayerNorm.weight
-        for part in parts:
-            part.to(like.device, like.dtype).train(self.training)
-            for module in part.modules():
-                self._init_weights(module)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, PredictionHead):
-            init.zeros_(module.bias)
-        elif isinstance(module, WordShift):
-            init.zeros_(module.weight)
-        elif isinstance(module, HeadShift):
-            init.zeros_(module.bias)
-            if module.dense is not None:
-                init.zeros_(module.dense.weight)
-                init.zeros_(module.dense.bias)
-        elif isinstance(module, Gate):
-            init.constant_(module.bias, self.config.gate_bias)
-        elif isinstance(module, NormShift) or (
-            isinstance(module, DeltaProjection) and self.config.adapter_init == "zero"
-        ):
-            init.zeros_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, (BottleneckInput, BottleneckOutput)) and self.config.adapter_init == "paper":
-            std = self.config.bottleneck_std
-            init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-            init.zeros_(module.bias)
-
-
-class DomextModel(DomextPreTrainedModel):
-    """The encoder, with the base's pooler where it has one."""
-
-    def __init__(self, config: DomextConfig) -> None:
-        super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
-        self.router = Routers(config)
-        self.pooler = Pooler(config) if config.has_pooler else None
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the base's word embedding table."""
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the base's word embedding table."""
-        self._check_base_rows(value)
-        self.embeddings.word_embeddings = value  # type: ignore[assignment]
+    def set_active_adapters(self, names: Sequence[str] | None) -> None:
+        """Say which adapters take part in the forward pass; None: all of them. ValueError: there is none of a name."""
+        check_active(list(names or ()), self.config.adapters)
+        self.config.active_adapters = None if names is None else list(names)
 
     @torch.no_grad()
     def attach_adapter(self, name: str, **description: Any) -> None:
@@ -180,22 +120,57 @@ class DomextModel(DomextPreTrainedModel):
         config.adapters = dict(sorted({**config.adapters, name: adapter}.items()))
         if config.active_adapters is not None:
             config.active_adapters = [*config.active_adapters, name]
-        self._start(self.embeddings.attach_adapter(name))
-        self._start(self.router.attach_adapter(name))
-        for layer in cast(list[Layer], self.encoder.layer):
-            self._start(layer.attach_adapter(name))
+        for place in self._adapter_places():
+            self._attach(place, name)
 
     def detach_adapter(self, name: str) -> None:
         """Take an adapter out of the model; ValueError: there is none of that name."""
-        check_active([name], self.config.adapters)
-        self.config.adapters = {other: adapter for other, adapter in self.config.adapters.items() if other != name}
-        if self.config.active_adapters is not None:
-            self.config.active_adapters = [other for other in self.config.active_adapters if other != name]
-        for part in (self.embeddings, self.router):
-            if name in part.adapters:
-                del part.adapters[name]
-        for layer in cast(list[Layer], self.encoder.layer):
-            layer.detach_adapter(name)
+        config = self.config
+        check_active([name], config.adapters)
+        config.adapters = {other: adapter for other, adapter in config.adapters.items() if other != name}
+        if config.active_adapters is not None:
+            config.active_adapters = [other for other in config.active_adapters if other != name]
+        for place in self._adapter_places():
+            place.detach_adapter(name)
+
+    def _adapter_places(self) -> list[AdapterPlace]:
+        return [module for module in self.modules() if isinstance(module, AdapterPlace)]
+
+    def _attach(self, place: AdapterPlace, name: str) -> None:
+        """Bring an adapter's part in a place to its start, on the device and in the dtype of the model."""
+        if (part := place.attach_adapter(name)) is not None:
+            like = cast(DomextModel, self.base_model).embeddings.LayerNorm.weight
+            part.to(like.device, like.dtype).train(self.training)
+            for module in part.modules():
+                self._init_weights(module)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        is_delta = isinstance(module, DeltaProjection) and self.config.adapter_init == "zero"
+        if is_delta or isinstance(module, (HeadShift, NormShift, WordShift)):
+            for param in module.parameters():
+                init.zeros_(param)
+        elif isinstance(module, PredictionHead):
+            init.zeros_(module.bias)
+        elif isinstance(module, Gate):
+            init.constant_(module.bias, self.config.gate_bias)
+        elif isinstance(module, (BottleneckInput, BottleneckOutput)) and self.config.adapter_init == "paper":
+            std = self.config.bottleneck_std
+            init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+            init.zeros_(module.bias)
+
+
+class DomextModel(DomextPreTrainedModel):
+    """The encoder, with the base's pooler where it has one."""
+
+    def __init__(self, config: DomextConfig) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.router = Routers(config)
+        self.pooler = Pooler(config) if config.has_pooler else None
+        self.post_init()
 
     def set_router(self, name: str, table: Tensor, threshold: float) -> None:
         """Give an adapter a router, or another one; see `Router`.
@@ -209,21 +184,21 @@ class DomextModel(DomextPreTrainedModel):
             ValueError: there is no such adapter, or the table has another size.
         """
         check_active([name], self.config.adapters)
-        num_words = len(table) - ROUTER_PAIRS
-        if not 0 < num_words <= self.config.base_vocab_size:
+        num_words, most = len(table) - ROUTER_PAIRS, self.config.base_vocab_size
+        if not 0 < num_words <= most:
             raise ValueError(
-                f"a router's table has {len(table)} numbers; it must have one for each of up to "
-                f"{self.config.base_vocab_size} words and {ROUTER_PAIRS} more."
+                f"a router's table has {len(table)} numbers; it must have one for each of up to {most} words and "
+                f"{ROUTER_PAIRS} more."
             )
         self._describe_router(name, router_words=num_words, router_threshold=float(threshold))
-        self._start(self.router.attach_adapter(name))
+        self._attach(self.router, name)
         cast(Router, self.router.adapters[name]).weight.copy_(table)
 
     def set_router_threshold(self, threshold: float, name: str | None = None) -> None:
-        """Say from which log-odds on a row is an adapter's: higher leaves more rows to the base.
+        """Say from which log-odds on a row is an adapter's: higher leaves more rows to the base. It is saved.
 
         Args:
-            threshold: see `route`; it is saved with the model.
+            threshold: see `route`.
             name: the adapter; None: every adapter that has a router.
 
         Raises:
@@ -241,10 +216,9 @@ class DomextModel(DomextPreTrainedModel):
         self.config.adapters = {**adapters, name: replace(adapters[name], **values)}
 
     def _list_routers(self) -> list[str]:
-        names = sorted(self.router.adapters)
-        if not names:
+        if not self.router.adapters:
             raise ValueError(f"no adapter of the model has a router; {_NO_ROUTER}")
-        return names
+        return sorted(self.router.adapters)
 
     @torch.no_grad()
     def route(self, input_ids: Tensor, threshold: float | None = None) -> list[str]:
@@ -262,11 +236,9 @@ class DomextModel(DomextPreTrainedModel):
         Raises:
             ValueError: no adapter has a router.
         """
-        names = self._list_routers()
-        own = {each: self.config.adapters[each].router_threshold for each in names}
-        limits = own if threshold is None else dict.fromkeys(names, threshold)
-        chosen = choose_adapters({each: self.router.adapters[each] for each in names}, limits, input_ids)
-        return [each or BASE_NAME for each in chosen]
+        own = {each: self.config.adapters[each].router_threshold for each in self._list_routers()}
+        limits = own if threshold is None else dict.fromkeys(own, threshold)
+        return [each or BASE_NAME for each in choose_adapters(dict(self.router.adapters), limits, input_ids)]
 
     def name_rows(self, adapter_names: Sequence[str] | None, input_ids: Tensor | None) -> Sequence[str] | None:
         """Put the names that the routers find in the place of "auto"; other names stay as they are."""
@@ -289,51 +261,35 @@ class DomextModel(DomextPreTrainedModel):
         rows = {name: [i for i, each in named.items() if each == name or name in active] for name in used}
         return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
 
-    def run_layers(
+    def _run_layers(
         self,
         embedded: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        num_layers: int | None = None,
-        document_ids: Tensor | None = None,
-        output_indices: Tensor | None = None,
-        token_indices: Tensor | None = None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        document_ids: Tensor | None,
+        output_indices: Tensor | None,
+        token_indices: Tensor | None,
         **kwargs: Any,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Run layers over embedded rows.
-
-        Args:
-            embedded: [B, N, d], what the embeddings return.
-            attention_mask: [B, N], 0 for padding; None: nothing is padded.
-            position_ids: int64 [B, N]; None: counted from 0. Read where positions are rotary.
-            num_layers: run the first ones only; None: all.
-            document_ids: int64 [B, N], as in `forward`; None: a row is one document.
-            output_indices: int64 [P], as in `forward`; None: all tokens.
-            token_indices: int64 [T], as in `forward`; None: all tokens.
-            **kwargs: for `Encoder.forward`.
-
-        Returns:
-            See `Encoder.forward`.
-        """
+        """Run the encoder over what the embeddings return, [B, N, d]; arguments and results are as in `Encoder`."""
         config = self.config
-        masks = self._build_masks(embedded, attention_mask, document_ids)
-        inputs = [AttentionInputs(mask) for mask in masks]
+        inputs: list[dict[str, Any]] = [
+            {"attention_mask": mask} for mask in self._build_masks(embedded, attention_mask, document_ids)
+        ]
         if not config.has_position_table:
             if position_ids is None:
                 position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]
-            sizes = config.head_size, config.module_hidden_size // config.num_attention_heads
-            thetas = config.rope_theta, config.local_rope_theta
-            inputs = [
-                AttentionInputs(mask, *(compute_cos_sin(position_ids, size, theta) if size else None for size in sizes))
-                for mask, theta in zip(masks, thetas, strict=True)
-            ]
-        kwargs |= {"num_layers": num_layers, "output_indices": output_indices}
+            for each, theta in zip(inputs, (config.rope_theta, config.local_rope_theta), strict=True):
+                each["cos_sin"] = compute_cos_sin(position_ids, config.head_size, theta)
+                if module_size := config.module_hidden_size // config.num_attention_heads:
+                    each["module_cos_sin"] = compute_cos_sin(position_ids, module_size, theta)
         if token_indices is None:
-            return self.encoder(embedded, *inputs, **kwargs)
+            return self.encoder(embedded, *inputs, output_indices=output_indices, **kwargs)
         padding = Padding(token_indices, *embedded.shape[:2])
-        if output_indices is not None:
-            kwargs["output_indices"] = torch.searchsorted(token_indices, output_indices)
-        last, states, weights = self.encoder(padding.unpad_input(embedded), *inputs, padding=padding, **kwargs)
+        own = None if output_indices is None else torch.searchsorted(token_indices, output_indices)
+        last, states, weights = self.encoder(
+            padding.unpad_input(embedded), *inputs, output_indices=own, padding=padding, **kwargs
+        )
         return padding.pad_input(last) if output_indices is None else last, states, weights
 
     def _build_masks(
@@ -409,7 +365,7 @@ class DomextModel(DomextPreTrainedModel):
             token_indices: int64 [T], ascending, in the flattened [B·N]: at least all tokens that `attention_mask`
                 shows. The layers leave the others out, whose states are then 0. It goes without `output_hidden_states`
                 and `adapter_names`. None: padding is computed, too.
-            **kwargs: for the attention implementation.
+            **kwargs: for the attention implementation; `num_layers`: run the first ones only.
 
         Returns:
             Last hidden states [B, N, d], or [P, d] with `output_indices`; pooled first token [B, d] if the model has a
@@ -438,15 +394,15 @@ class DomextModel(DomextPreTrainedModel):
             )
         adapter_rows = self.find_rows(adapter_names, given.shape[0])
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, adapter_rows)
-        last, states, weights = self.run_layers(
+        last, states, weights = self._run_layers(
             embedded,
             attention_mask,
             position_ids,
-            document_ids=document_ids,
+            document_ids,
+            output_indices,
+            token_indices,
             output_hidden_states=bool(output_hidden_states),
             output_attentions=bool(output_attentions),
-            output_indices=output_indices,
-            token_indices=token_indices,
             adapter_rows=adapter_rows,
             **kwargs,
         )
@@ -487,36 +443,33 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         self.cls.predictions.decoder = new_embeddings  # type: ignore[assignment]
         self.cls.predictions.bias = new_embeddings.bias  # type: ignore[assignment]
 
-    @torch.no_grad()
-    def attach_adapter(self, name: str, **description: Any) -> None:
-        """Add an adapter to encoder and head; see `DomextModel.attach_adapter`."""
-        self.bert.attach_adapter(name, **description)
-        self._start(self.cls.predictions.attach_adapter(name))
-
-    def detach_adapter(self, name: str) -> None:
-        """Take an adapter out of encoder and head; see `DomextModel.detach_adapter`."""
-        self.bert.detach_adapter(name)
-        if name in self.cls.predictions.adapters:
-            del self.cls.predictions.adapters[name]
-
     def _score_words(
-        self, states: Tensor, masked_positions: Tensor | None, adapter_names: Sequence[str] | None
-    ) -> Tensor:
-        """Score the vocabulary at all positions of [B, N, d], or at some; states [P, d] are of the masked ones."""
+        self,
+        input_ids: Tensor | None,
+        masked_positions: Tensor | None,
+        adapter_names: Sequence[str] | None,
+        *,
+        pool: bool,
+        **kwargs: Any,
+    ) -> tuple[BaseModelOutputWithPooling, Tensor]:
+        """Encode rows, and score the vocabulary at all positions [B, N, V + E], or at some [P, V + E]."""
+        adapter_names = self.bert.name_rows(adapter_names, input_ids)
+        output_indices = None
+        given = input_ids if input_ids is not None else kwargs.get("inputs_embeds")
+        if masked_positions is not None and given is not None and adapter_names is None and not pool:
+            keeps = kwargs.get("output_hidden_states")
+            is_few = len(masked_positions) <= MAX_OUTPUT_FRAC * given.shape[0] * given.shape[1]
+            if is_few and not (self.config.output_hidden_states if keeps is None else keeps):
+                output_indices = masked_positions
+        encoded = self.bert(input_ids, pool=pool, adapter_names=adapter_names, output_indices=output_indices, **kwargs)
+        states = encoded.last_hidden_state
         adapter_rows = self.bert.find_rows(adapter_names, states.shape[0])
-        if masked_positions is not None and states.dim() == 3:
-            rows = masked_positions // states.shape[1]
+        if masked_positions is not None and output_indices is None:
             if adapter_rows is not None:  # from rows of the batch to those of the positions
+                rows = masked_positions // states.shape[1]
                 adapter_rows = {name: torch.isin(rows, each).nonzero().flatten() for name, each in adapter_rows.items()}
             states = take_tokens(states, masked_positions)
-        return self.cls(states, self.bert.embeddings.adapters, adapter_rows)
-
-    def _leave_out(self, given: Tensor | None, masked_positions: Tensor | None, keeps: bool | None) -> Tensor | None:
-        """Return the masked positions if the last layer may leave the other tokens out, and saves time by it."""
-        if given is None or masked_positions is None or (self.config.output_hidden_states if keeps is None else keeps):
-            return None
-        num_tokens = given.shape[0] * given.shape[1]
-        return masked_positions if len(masked_positions) <= MAX_OUTPUT_FRAC * num_tokens else None
+        return encoded, self.cls.predictions(states, self.bert.embeddings.adapters, adapter_rows)
 
     @can_return_tuple
     def forward(
@@ -536,23 +489,17 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         `masked_positions`, int64 [P] in the flattened [B·N], are those of which logits [P, V + E] are asked for;
         without them they are [B, N, V + E]. `labels`, int64 [P] or [B, N], give the mean loss; -100 is ignored.
         """
-        adapter_names = self.bert.name_rows(adapter_names, input_ids)
-        output_indices = None
-        if adapter_names is None:
-            given = input_ids if inputs_embeds is None else inputs_embeds
-            output_indices = self._leave_out(given, masked_positions, kwargs.get("output_hidden_states"))
-        encoded = self.bert(
+        encoded, logits = self._score_words(
             input_ids,
+            masked_positions,
+            adapter_names,
+            pool=False,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            pool=False,
-            adapter_names=adapter_names,
-            output_indices=output_indices,
             **kwargs,
         )
-        logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
         loss = None
         if labels is not None:
             loss = nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
@@ -587,9 +534,15 @@ class DomextForPreTraining(DomextForMaskedLM):
 
         `next_sentence_label`, int64 [B], is 0 where the second text follows the first and 1 where it is from elsewhere.
         """
-        adapter_names = self.bert.name_rows(adapter_names, input_ids)
-        encoded = self.bert(input_ids, attention_mask, token_type_ids, adapter_names=adapter_names, **kwargs)
-        logits = self._score_words(encoded.last_hidden_state, masked_positions, adapter_names)
+        encoded, logits = self._score_words(
+            input_ids,
+            masked_positions,
+            adapter_names,
+            pool=True,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            **kwargs,
+        )
         assert self.cls.seq_relationship is not None
         order = self.cls.seq_relationship(encoded.pooler_output)
         loss = None

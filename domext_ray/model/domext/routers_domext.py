@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_domext import AdapterConfig, DomextConfig
+from .layers_domext import AdapterPlace
 
 ROUTER_PAIRS = 65_521
 """Entries of a router's table that pairs of words share, a prime number."""
@@ -49,23 +50,16 @@ class Router(nn.Module):
         return (total.double() * ROUTER_UNIT / number).masked_fill(number == 0, -torch.inf)
 
 
-class Routers(nn.Module):
+class Routers(AdapterPlace):
     """The routers of the adapters that have one."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.adapters = nn.ModuleDict()
-        for name in config.adapters:
-            self.attach_adapter(name)
+        super().__init__(config)
+        self.attach_adapters()
 
-    def attach_adapter(self, name: str) -> list[nn.Module]:
-        """Make the router of an adapter that the configuration describes, if it has one, and return it."""
-        adapter = self.config.adapters[name]
-        if not adapter.router_words:
-            return []
-        self.adapters[name] = Router(adapter)
-        return [self.adapters[name]]
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make an adapter's router."""
+        return Router(adapter) if adapter.router_words else None
 
 
 def choose_adapters(routers: Mapping[str, Any], thresholds: Mapping[str, float], input_ids: Tensor) -> list[str | None]:

@@ -11,15 +11,25 @@ input and output stay tied; ΔE and Δb are 0 at the start. The MLM head's trans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from .configuration_domext import AdapterConfig, DomextConfig
-from .layers_domext import Delta, DeltaProjection, Linear, NormShift, add_deltas, make_norm, select_adapters, take_rows
+from .layers_domext import (
+    AdapterPlace,
+    Delta,
+    DeltaProjection,
+    Linear,
+    NormShift,
+    add_deltas,
+    make_norm,
+    select_adapters,
+    take_rows,
+)
 
 
 class WordShift(nn.Module):
@@ -53,12 +63,11 @@ class WordShift(nn.Module):
         return nn.functional.embedding(indices, self.weight) * is_shifted[..., None]
 
 
-class Embeddings(nn.Module):
+class Embeddings(AdapterPlace):
     """Word, position and segment embeddings as far as a layout has them, summed and normalised; words with shifts."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.word_embeddings = nn.Embedding(num_words, config.hidden_size, padding_idx=config.pad_token_id)
         self.extension = nn.Embedding(num_new, config.hidden_size) if num_new else None
@@ -68,17 +77,11 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(num_types, width) if num_types else None
         self.LayerNorm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.adapters = nn.ModuleDict()
-        for name in config.adapters:
-            self.attach_adapter(name)
+        self.attach_adapters()
 
-    def attach_adapter(self, name: str) -> list[nn.Module]:
-        """Make the shift of an adapter that the configuration describes, if it has one, and return it."""
-        adapter = self.config.adapters[name]
-        if not adapter.word_rows:
-            return []
-        self.adapters[name] = WordShift(self.config, adapter)
-        return [self.adapters[name]]
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make an adapter's shifts of words."""
+        return WordShift(self.config, adapter) if adapter.word_rows else None
 
     def forward(
         self,
@@ -109,10 +112,7 @@ class Embeddings(nn.Module):
     def embed_words(self, input_ids: Tensor | None, adapter_rows: dict[str, Tensor] | None = None) -> Tensor:
         """Look words up in the base's table, with the adapters' shifts, and in the new words'; [B, N] -> [B, N, d]."""
         assert input_ids is not None
-        deltas = [
-            Delta(rows, shift(take_rows(input_ids, rows)))
-            for shift, rows in select_adapters(self.config, self.adapters, adapter_rows)
-        ]
+        deltas = self.compute_deltas(adapter_rows, input_ids)
         if self.extension is None:
             return add_deltas(self.word_embeddings(input_ids), deltas)
         new_ids = input_ids - self.config.base_vocab_size
@@ -160,41 +160,30 @@ class PredictionTransform(nn.Module):
     def forward(self, hidden_states: Tensor, shifts: Sequence[tuple[HeadShift, Tensor | None]] = ()) -> Tensor:
         """[B, ..., d] -> [B, ..., d]; `shifts` are those of adapters that shift the transform, with their rows."""
         deltas = [Delta(rows, cast(nn.Module, each.dense)(take_rows(hidden_states, rows))) for each, rows in shifts]
-        norms = [(rows, *cast(nn.Module, each.norm)()) for each, rows in shifts]
-        return self.LayerNorm(
-            self.activation(add_deltas(self.dense(hidden_states), deltas)),
-            [Delta(rows, weight) for rows, weight, _ in norms],
-            [Delta(rows, bias) for rows, _, bias in norms],
-        )
+        transformed = self.activation(add_deltas(self.dense(hidden_states), deltas))
+        return self.LayerNorm(transformed, [(each.norm, rows) for each, rows in shifts])
 
 
-class PredictionHead(nn.Module):
+class PredictionHead(AdapterPlace):
     """MLM head: transform, then projections that are tied to the word embeddings; [B, ..., d] -> [B, ..., V + E]."""
 
     def __init__(self, config: DomextConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         num_words, num_new = config.base_vocab_size, config.extension_vocab_size
         self.transform = PredictionTransform(config)
         self.decoder = Linear(config.hidden_size, num_words)
         self.bias = nn.Parameter(torch.zeros(num_words))
         self.extension = Linear(config.hidden_size, num_new) if num_new else None
-        self.adapters = nn.ModuleDict()
-        for name in config.adapters:
-            self.attach_adapter(name)
+        self.attach_adapters()
 
-    def attach_adapter(self, name: str) -> list[nn.Module]:
-        """Make the head's part of an adapter that shifts words, and return it."""
-        adapter = self.config.adapters[name]
-        if not adapter.word_rows:
-            return []
-        self.adapters[name] = HeadShift(self.config, adapter)
-        return [self.adapters[name]]
+    def make_part(self, adapter: AdapterConfig) -> nn.Module | None:
+        """Make what an adapter that shifts words adds to the head."""
+        return HeadShift(self.config, adapter) if adapter.word_rows else None
 
     def forward(
         self,
         hidden_states: Tensor,
-        word_shifts: nn.ModuleDict | None = None,
+        word_shifts: Mapping[str, Any] | nn.ModuleDict | None = None,
         adapter_rows: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Score the base's words, then the new ones; `word_shifts` are those of the word table, by adapter."""
@@ -206,20 +195,14 @@ class PredictionHead(nn.Module):
         logits = self.decoder(transformed, [shift() for shift in whole])
         for (shift, rows), (head, _) in zip(words, heads, strict=True):
             bias = head().to(logits.dtype)
-            scores = bias if shift in whole else shift(states=take_rows(transformed, rows)) + bias
-            logits = _add_scores(logits, Delta(rows, scores), shift.rows)
+            scores = bias if shift in whole else (shift(states=take_rows(transformed, rows)) + bias).to(logits.dtype)
+            if shift.rows is not None:
+                spread = scores.new_zeros(*scores.shape[:-1], logits.shape[-1])
+                scores = spread.index_copy(-1, shift.rows, scores)
+            logits = add_deltas(logits, [Delta(rows, scores)])
         if self.extension is None:
             return logits
         return torch.cat([logits, self.extension(transformed)], dim=-1)
-
-
-def _add_scores(logits: Tensor, scores: Delta, words: Tensor | None) -> Tensor:
-    """Add one adapter's scores [..., K] of some words, in ascending order (None: all), to logits [B, ..., V]."""
-    value = scores.value.to(logits.dtype)
-    if words is not None:
-        spread = value.new_zeros(*value.shape[:-1], logits.shape[-1])
-        value = spread.index_copy(-1, words, value)
-    return add_deltas(logits, [Delta(scores.rows, value)])
 
 
 class PreTrainingHeads(nn.Module):
@@ -229,12 +212,3 @@ class PreTrainingHeads(nn.Module):
         super().__init__()
         self.predictions = PredictionHead(config)
         self.seq_relationship = Linear(config.hidden_size, 2) if next_sentence else None
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        word_shifts: nn.ModuleDict | None = None,
-        adapter_rows: dict[str, Tensor] | None = None,
-    ) -> Tensor:
-        """Score the vocabulary, as `PredictionHead` does."""
-        return self.predictions(hidden_states, word_shifts, adapter_rows)
