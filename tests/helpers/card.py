@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 CARD = "card"
 _OWN_CODE = (str(Path(__file__).parents[2] / "domext_ray"), str(Path(__file__).parents[1]))
@@ -105,6 +104,7 @@ def register_card() -> torch.device:
     nn.Module.to = _move_module  # type: ignore[method-assign]
     # `torch.tensor(..., device=CARD)` makes a tensor of the CPU first, and copies it, which is seen here.
     torch._C._set_only_lift_cpu_tensors(True)
+    FakeTensor.tolist = lambda tensor: tensor.cpu().tolist()  # type: ignore[method-assign]
     # transformers asks fewer questions of fake tensors than of real ones.
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
     return torch.device(CARD, 0)
@@ -148,15 +148,6 @@ class Card(TorchDispatchMode):
         register_card()
         self.waits: Counter[Wait] = Counter()
         self._fake = FakeTensorMode()
-        self._tolist = FakeTensor.tolist
-
-    def __enter__(self) -> Card:
-        FakeTensor.tolist = lambda tensor: self._look(tensor, "tolist").tolist()  # type: ignore[method-assign]
-        return super().__enter__()
-
-    def __exit__(self, *args: Any) -> None:
-        super().__exit__(*args)
-        FakeTensor.tolist = self._tolist  # type: ignore[method-assign]
 
     def take_waits(self) -> Counter[Wait]:
         """Return what was counted, and begin anew."""
@@ -165,28 +156,37 @@ class Card(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = [
+            each for one in (*args, *kwargs.values()) for each in (one if isinstance(one, (list, tuple)) else [one])
+        ]
+        tensors = [each for each in given if isinstance(each, Tensor)]
         target = kwargs.get("device")
         is_sent = target is not None and torch.device(target).type == CARD
         if not is_sent and not any(isinstance(each, FakeTensor) for each in tensors):
             return func(*args, **kwargs)
+        if (
+            torch.is_inference_mode_enabled() and func.namespace == "aten"
+        ):  # where torch hands on what is made of other operations as it is
+            with self:
+                output = func.decompose(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
         name = func._schema.name
         if name in ("aten::_to_copy", "aten::copy_"):
-            return self._copy(func, name, args, kwargs)
+            return self._copy(func, name, types, args, kwargs)
         if name == _PACK:
             data, batch_sizes = func(*(_make_ones(each) if isinstance(each, FakeTensor) else each for each in args))
             return self._send(data), batch_sizes
         self._check_devices(name, tensors)
         if name in _INDEX_PUTS and any(each is not None and each.dtype is torch.bool for each in args[1]):
             self._note("boolean index")
-        return self._run(func, args, kwargs)
+        return self._run(func, types, args, kwargs)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation without values; one whose result, or whose shape, depends on values runs on ones."""
         try:
-            with self._fake:
-                faked = tree_map_only(Tensor, self._take_fake, (args, kwargs))
-                return func(*faked[0], **faked[1])
+            args, kwargs = tree_map_only(Tensor, self._take_fake, (args, kwargs))
+            return self._fake.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._note(func._schema.name.removeprefix("aten::"))
             return self._guess(func, args, kwargs)
@@ -198,23 +198,19 @@ class Card(TorchDispatchMode):
             real_kwargs["device"] = torch.device("cpu")
         return tree_map_only(Tensor, self._send, func(*real_args, **real_kwargs))
 
-    def _copy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _copy(self, func: Any, name: str, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Copy within the card, to it, or from it."""
         source = args[0] if name == "aten::_to_copy" else args[1]
         to = torch.device(kwargs.get("device") or source.device) if name == "aten::_to_copy" else args[0].device
         if source.device.type == to.type:
-            return self._run(func, args, kwargs)
+            return self._run(func, types, args, kwargs)
         if to.type == CARD:
             is_sent = kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2])
             self._note("sent" if is_sent else "to card")
             return args[0] if name == "aten::copy_" else self._send(source, kwargs.get("dtype"))
-        real = self._look(source, "to host")
+        self._note("to host")
+        real = _make_ones(source)
         return func(real, **kwargs) if name == "aten::_to_copy" else func(args[0], real, *args[2:], **kwargs)
-
-    def _look(self, tensor: Tensor, what: str) -> Tensor:
-        """Give the host a tensor's values: ones."""
-        self._note(what)
-        return _make_ones(tensor)
 
     def _check_devices(self, name: str, tensors: list[Tensor]) -> None:
         """Refuse what fake tensors let pass: indices of the CPU, which torch copies to the card at every call."""
@@ -241,10 +237,13 @@ def _find_caller() -> tuple[str, str, int]:
     """File, function and line of our code that runs; a backward pass has threads of its own, where none does."""
     frame = sys._getframe(1)
     while frame is not None:
-        path, code = frame.f_code.co_filename, frame.f_code
+        path = frame.f_code.co_filename
         for folder in _OWN_CODE:
             if path.startswith(folder) and path != __file__:
-                return path[len(folder) + 1 :], code.co_name, frame.f_lineno
+                line = frame.f_lineno
+                while frame.f_code.co_name.startswith("<") and frame.f_back is not None:  # a comprehension
+                    frame = frame.f_back
+                return path[len(folder) + 1 :], frame.f_code.co_name, line
         frame = frame.f_back  # type: ignore[assignment]
     return "autograd", "backward", 0
 
@@ -253,20 +252,19 @@ _plain_move = nn.Module.to
 
 
 def _move_module(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-    """Move a module; parameters are made anew where their class changes, and those that were tied are tied again."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    """Move a module to the card: parameters are made anew, for their class changes, and tied ones stay one."""
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    if device is None or device.type != CARD:
+        return _plain_move(module, *args, **kwargs)
+    moved: dict[int, nn.Parameter] = {}
     for each in module.modules():
         for name, param in each._parameters.items():
-            places.setdefault(id(param), []).append((each, name))
-    _plain_move(module, *args, **kwargs)
-    for (first, name), *others in places.values():
-        for other, other_name in others:
-            other._parameters[other_name] = first._parameters[name]
+            if param is not None and id(param) not in moved:
+                value = param.detach().to(device, dtype if param.is_floating_point() else None)
+                moved[id(param)] = param if value.device == param.device else nn.Parameter(value, param.requires_grad)
+            if param is not None:
+                each._parameters[name] = moved[id(param)]
+        for name, buffer in each._buffers.items():
+            if buffer is not None:
+                each._buffers[name] = buffer.to(device, dtype if buffer.is_floating_point() else None)
     return module
-
-
-def watch(card: Card, call: Callable[[], Any]) -> Counter[Wait]:
-    """Return the waits of a call."""
-    card.take_waits()
-    call()
-    return card.take_waits()

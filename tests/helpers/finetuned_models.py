@@ -101,6 +101,7 @@ def fit(
     head_bilstm: int = 0,
     engine: EngineConfig = FP32,
     device: torch.device = CPU,
+    epochs: float = 2.0,
 ) -> tuple[StagedTask, dict[str, Fitted]]:
     """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
     generator = np.random.default_rng(3)
@@ -122,5 +123,5 @@ def fit(
         optim=FinetuneOptimConfig(dropout=0.0),
         head_bilstm=head_bilstm,
     )
-    fitted = fit_stages(start, task, config, Point(3e-3, 8, 2.0, 0), device, lambda _: None)
+    fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), device, lambda _: None)
     return task, fitted
