@@ -27,8 +27,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+import domext_ray
+
 CARD = "card"
-_OWN_CODE = (str(Path(__file__).parents[2] / "domext_ray"), str(Path(__file__).parents[1]))
+_OWN_CODE = (str(Path(domext_ray.__file__).parent), str(Path(__file__).parents[1]))
 _NARROW = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention")
 _WIDE = ("layer_norm", "softmax.int", "log_softmax.int", "nll_loss", "cross_entropy_loss", "kl_div", "mse_loss")
 """Operations of which autocast makes bf16, and fp32; those that the package calls."""
@@ -164,9 +166,7 @@ class Card(TorchDispatchMode):
         is_sent = target is not None and torch.device(target).type == CARD
         if not is_sent and not any(isinstance(each, FakeTensor) for each in tensors):
             return func(*args, **kwargs)
-        if (
-            torch.is_inference_mode_enabled() and func.namespace == "aten"
-        ):  # where torch hands on what is made of other operations as it is
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":  # torch has not taken it apart before
             with self:
                 output = func.decompose(*args, **kwargs)
             if output is not NotImplemented:
