@@ -180,12 +180,13 @@ class Card(TorchDispatchMode):
         self._check_devices(name, tensors)
         if name in _INDEX_PUTS and any(each is not None and each.dtype is torch.bool for each in args[1]):
             self._note("boolean index")
+        if not all(isinstance(each, FakeTensor) for each in tensors):  # a single number, or what is sent
+            args, kwargs = tree_map_only(Tensor, self._take_fake, (args, kwargs))
         return self._run(func, types, args, kwargs)
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation without values; one whose result, or whose shape, depends on values runs on ones."""
         try:
-            args, kwargs = tree_map_only(Tensor, self._take_fake, (args, kwargs))
             return self._fake.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._note(func._schema.name.removeprefix("aten::"))

@@ -66,14 +66,11 @@ WAITS = {
 """By what runs: file, function and what -> how often at most, in a step of two micro batches or one batch; and why."""
 
 REPRESENTATIVE = (
-    "full",
-    "biases",
     "LoRA, all matrices",
     "AF",
     "exBERT",
     "bottleneck, parallel, LayerNorm inside, ReLU",
     "bottleneck after attention, tanh, left to right",
-    "word shifts of frequent words, MLM head",
     "AF + word shifts + new words",
     "AF + sentence pairs",
     "AF + word shifts, keeping the base's predictions",
@@ -85,7 +82,6 @@ STARTS = sorted({row.after for row in ROWS if row.after})
 OBJECTIVES = {
     "tsdae": ObjectiveConfig(kind="tsdae"),
     "crop": ObjectiveConfig(kind="infonce", views="crop", group_rows=4),
-    "dropout": ObjectiveConfig(kind="infonce", group_rows=4),
 }
 
 
