@@ -344,7 +344,8 @@ class DomextModel(DomextPreTrainedModel):
         embedded = to_autocast_dtype(embedded)  # the mask is added to the scores: of another dtype it would widen them
         values: dict[str, Any] = {"config": config, "inputs_embeds": embedded, "attention_mask": attention_mask}
         own = None if document_ids is None else packed_sequence_mask_function(document_ids)
-        everywhere, nearby = None, None
+        everywhere: Any = None
+        nearby: Any = None
         asks = attention_mask is not None and attention_mask.dim() == 2 and own is None
         if asks and config._attn_implementation == "sdpa":
             # transformers would ask whether anything is hidden, for which a GPU's host waits.
@@ -367,7 +368,7 @@ class DomextModel(DomextPreTrainedModel):
             nearby = everywhere if nearby is None else nearby & everywhere
         if nearby is not None and attention_mask is not None and config._attn_implementation == "sdpa":
             # Padding far from every token would see nothing, and a softmax over nothing is nan.
-            nearby = cast(Tensor, nearby) | torch.eye(length, dtype=torch.bool, device=embedded.device)
+            nearby = nearby | torch.eye(length, dtype=torch.bool, device=embedded.device)
         return everywhere, nearby
 
     def _count_positions(self, document_ids: Tensor) -> Tensor:
