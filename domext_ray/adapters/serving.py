@@ -55,7 +55,7 @@ class MixedStates:
 
     def _score(self, head: Any, rows: list[int], positions: Mapping[int, Tensor] | None) -> Iterable[Tensor]:
         states = self.last_hidden_state
-        index = torch.tensor(rows, device=states.device)
+        index = torch.tensor(rows).to(states.device, non_blocking=True)
         if hasattr(head, "cls"):
             shifts = self.word_shifts if head.cls.predictions.adapters else None
             if not positions:

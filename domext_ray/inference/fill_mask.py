@@ -181,9 +181,9 @@ class FillMask:
         masked = np.concatenate([place * length + row.place[0] for place, row in enumerate(rows)])
         device = self.model.device
         logits = cast(nn.Module, self.model)(
-            torch.from_numpy(ids).to(device),
-            attention_mask=None if mask.all() else torch.from_numpy(mask).to(device),
-            masked_positions=torch.from_numpy(masked).to(device),
+            torch.from_numpy(ids).to(device, non_blocking=True),
+            attention_mask=None if mask.all() else torch.from_numpy(mask).to(device, non_blocking=True),
+            masked_positions=torch.from_numpy(masked).to(device, non_blocking=True),
         ).logits
         top = logits.float().softmax(dim=-1).topk(min(self.top_k, logits.shape[-1]))
         return top.values, top.indices

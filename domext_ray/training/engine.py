@@ -130,7 +130,9 @@ class Engine(Trainer):
             predicted tokens, number of pairs whose label was predicted.
         """
         loss_sum, _, _, num_correct, num_in_order, _ = self.predict(batch)
-        return loss_sum.item(), int(num_correct.item()), batch.num_masked, int(num_in_order.item())
+        figures = torch.stack([each.double() for each in (loss_sum, num_correct, num_in_order)])
+        loss, correct, in_order = figures.tolist()
+        return loss, int(correct), batch.num_masked, int(in_order)
 
     def predict(self, batch: Any) -> tuple[Tensor, ...]:
         """Return what the objective's forward gives for one batch of this rank, without dropout and gradients."""
@@ -199,7 +201,7 @@ class Engine(Trainer):
         if self._stage > 0:
             # DeepSpeed links optimizer state in a step, so one is made that changes nothing: gradient 0 at rate 0.
             set_learning_rate(self._optimizer, 0.0)
-            counts = torch.ones(len(self._loss_weights), dtype=torch.float64, device=self.device)
+            counts = torch.ones(len(self._loss_weights), dtype=torch.float64)
             self._accumulate_gradients([self._deepspeed.module.make_empty()], counts)
             _, applied = self._apply_gradients()
             assert applied, "the empty step was refused"

@@ -67,9 +67,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def clip_gradients(params: Collection[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale a finite gradient to the largest norm allowed (0: any), and return its norm before."""
+    """Scale a gradient to the largest norm allowed (0: any), and return its norm before; if not finite, it is lost."""
     norm = nn.utils.get_total_norm([each.grad for each in params if each.grad is not None])
-    if max_norm > 0 and norm.isfinite():
+    if max_norm > 0:
         nn.utils.clip_grads_with_norm_(params, max_norm, norm)
     return norm
 

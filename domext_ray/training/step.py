@@ -135,12 +135,13 @@ class Trainer(ABC):
         rate = compute_learning_rate(step, self._optim, self._warmup_steps, progress)
         set_learning_rate(self._optimizer, rate)
         seed_step(self._seed, step, self.rank)
-        counts = torch.tensor([num_targets, num_pairs, num_distilled], dtype=torch.float64, device=self.device)
+        counts = torch.tensor([num_targets, num_pairs, num_distilled], dtype=torch.float64)
         counts = counts.clamp_min(1)[: len(self._loss_weights)]
         sums = self._accumulate_gradients(micro_batches, counts)
         self.sum_over_ranks(sums)
-        means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
         grad_norm, applied = self._apply_gradients()
+        sums = sums.cpu()
+        means, watched = (sums[: len(counts)] / counts).tolist(), sums[len(counts) :].tolist()
         loss, next_sentence_loss, distill_loss = means + [0.0] * (3 - len(means))
         return StepFigures(loss, next_sentence_loss, distill_loss, grad_norm, rate, applied, tuple(watched))
 
@@ -152,11 +153,12 @@ class Trainer(ABC):
     def _accumulate_gradients(self, micro_batches: Sequence[Any], counts: Tensor) -> Tensor:
         """Run forward and backward over this rank's share; return the sums of its losses, and of what is watched.
 
-        `counts`, float64 [losses], are what the global batch has of each, by which the sums will be divided.
+        `counts`, float64 [losses] on the CPU, are what the global batch has of each, by which the sums will be divided.
         """
-        totals = counts.new_zeros(len(counts) + self._num_watched)
+        totals = torch.zeros(len(counts) + self._num_watched, dtype=torch.float64, device=self.device)
         # Gradients are averaged over ranks, so a local sum times world size / global count becomes the global mean.
-        scales = (self.world_size / counts).float() * torch.tensor(self._loss_weights, device=self.device)
+        scales = (self.world_size / counts).float() * torch.tensor(self._loss_weights)
+        scales = scales.to(self.device, non_blocking=True)
         for i, batch in enumerate(micro_batches):
             with self._micro_batch(is_last=i == len(micro_batches) - 1):
                 outputs = self._forward(batch)

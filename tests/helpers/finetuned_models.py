@@ -35,6 +35,7 @@ from domext_ray.labelled.examples import (
 )
 
 CPU = torch.device("cpu")
+FP32 = EngineConfig(precision="fp32")
 FULL = MethodConfig(name="full", trains="all", heads=0, ffn_units=0)
 BOTTLENECK = MethodConfig(name="task", trains="extensions", heads=0, ffn_units=0, bottleneck_size=4)
 OPTIONS = TaskOptions(max_length=40, stride=10)
@@ -100,7 +101,14 @@ def draw_example(family: str, i: int, generator: np.random.Generator) -> AnyExam
 
 
 def fit(
-    start: StartModel, family: str, method: MethodConfig, embeds: bool = False, head_bilstm: int = 0
+    start: StartModel,
+    family: str,
+    method: MethodConfig,
+    embeds: bool = False,
+    head_bilstm: int = 0,
+    engine: EngineConfig = FP32,
+    device: torch.device = CPU,
+    epochs: float = 2.0,
 ) -> tuple[StagedTask, dict[str, Fitted]]:
     """A few steps on a made set, thresholds tuned on dev, as a fine-tuning run makes them."""
     generator = np.random.default_rng(3)
@@ -113,12 +121,14 @@ def fit(
         CATALOGUE if family == "normalization" else (),
         marks=MARKS if family == "relation" else (),
     )
-    task = make_task(family, data, start.tokenizer, OPTIONS, "", TextEmbedding(start) if embeds else None)
+    task = make_task(
+        family, data, start.tokenizer, OPTIONS, "", TextEmbedding(start, device=device.type) if embeds else None
+    )
     config = FinetuneConfig(
         method=method,
-        engine=EngineConfig(precision="fp32"),
+        engine=engine,
         optim=FinetuneOptimConfig(dropout=0.0),
         head_bilstm=head_bilstm,
     )
-    fitted = fit_stages(start, task, config, Point(3e-3, 8, 2.0, 0), CPU, lambda _: None)
+    fitted = fit_stages(start, task, config, Point(3e-3, 8, epochs, 0), device, lambda _: None)
     return task, fitted

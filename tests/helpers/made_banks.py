@@ -27,10 +27,11 @@ def add_drawn(
     labels: Sequence[str] = (),
     routed_id: int = -1,
     problem_type: str | None = None,
+    sizes: dict[str, int] = SIZES,
 ) -> None:
     """Add an adapter to a bank; with `routed_id`, the router knows texts that have this token."""
     config: Any = copy.deepcopy(bank.base.config)
-    config.adapters = {"own": complete_adapter("own", SIZES, config.num_hidden_layers)}
+    config.adapters = {"own": complete_adapter("own", sizes, config.num_hidden_layers)}
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}

@@ -103,7 +103,7 @@ class TextEmbedding:
             max_length=self.longest,
             return_tensors="pt",
         )
-        rows, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
+        rows, mask = (batch[each].to(self.device, non_blocking=True) for each in ("input_ids", "attention_mask"))
         encoded = self._encoder(rows, attention_mask=mask, output_hidden_states=bool(self.layers))
         states = mean_layers(encoded.hidden_states, self.layers) if self.layers else encoded.last_hidden_state
         vectors = pool_states(states, mask, self.pooling)

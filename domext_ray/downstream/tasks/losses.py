@@ -61,7 +61,9 @@ class ClassTask(Task):
             logits: fp32 [M, classes].
             labels: int64 [M]; `NO_TARGET` has no part.
         """
-        weights = None if self.class_weights is None else torch.from_numpy(self.class_weights).to(logits)
+        weights = (
+            None if self.class_weights is None else torch.from_numpy(self.class_weights).to(logits, non_blocking=True)
+        )
         return nn.functional.cross_entropy(
             logits,
             labels,

@@ -259,7 +259,7 @@ class DomextModel(DomextPreTrainedModel):
         active = self.config.active_adapters or ()
         used = dict.fromkeys([*named.values(), *(active if named else ())])
         rows = {name: [i for i, each in named.items() if each == name or name in active] for name in used}
-        return {name: torch.tensor(each, device=self.device) for name, each in rows.items()}
+        return {name: torch.tensor(each).to(self.device, non_blocking=True) for name, each in rows.items()}
 
     def _run_layers(
         self,
@@ -296,12 +296,19 @@ class DomextModel(DomextPreTrainedModel):
         self, embedded: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Any, Any]:
         """Return the masks of global and local layers, as the attention implementation wants them; None: sees all."""
-        config, window = self.config, self.config.sliding_window
+        config, window, length = self.config, self.config.sliding_window, embedded.shape[1]
         embedded = to_autocast_dtype(embedded)  # the mask is added to the scores: of another dtype it would widen them
         values: dict[str, Any] = {"config": config, "inputs_embeds": embedded, "attention_mask": attention_mask}
         own = None if document_ids is None else packed_sequence_mask_function(document_ids)
-        everywhere, nearby = None, None
-        if config.causal:
+        everywhere: Any = None
+        nearby: Any = None
+        asks = attention_mask is not None and attention_mask.dim() == 2 and own is None
+        if asks and config._attn_implementation == "sdpa":
+            # transformers would ask whether anything is hidden, for which a GPU's host waits.
+            everywhere, values["attention_mask"] = cast(Tensor, attention_mask).bool()[:, None, None], None
+            if config.causal:
+                everywhere = everywhere & everywhere.new_ones(length, length).tril()
+        elif config.causal:
             everywhere = create_causal_mask(**values, past_key_values=None, and_mask_function=own)
         elif attention_mask is not None or own is not None:
             everywhere = create_bidirectional_mask(**values, and_mask_function=own)
@@ -313,9 +320,11 @@ class DomextModel(DomextPreTrainedModel):
             nearby = create_causal_mask(**values, past_key_values=None, and_mask_function=both)
         else:
             nearby = create_bidirectional_sliding_window_mask(**values, and_mask_function=own)
+        if values["attention_mask"] is not attention_mask:
+            nearby = everywhere if nearby is None else nearby & everywhere
         if nearby is not None and attention_mask is not None and config._attn_implementation == "sdpa":
             # Padding far from every token would see nothing, and a softmax over nothing is nan.
-            nearby = cast(Tensor, nearby) | torch.eye(embedded.shape[1], dtype=torch.bool, device=embedded.device)
+            nearby = nearby | torch.eye(length, dtype=torch.bool, device=embedded.device)
         return everywhere, nearby
 
     def _count_positions(self, document_ids: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Router(nn.Module):
         counts = (input_ids < num_words) & (words != ROUTER_SKIPS)
         both = counts[:, :-1] & counts[:, 1:]
         pairs = self.weight[num_words + hash_pairs(input_ids[:, :-1], input_ids[:, 1:])].long()
-        total, number = ((words * counts).sum(1) + (pairs * both).sum(1)).cpu(), counts.sum(1).cpu()
+        total, number = torch.stack([(words * counts).sum(1) + (pairs * both).sum(1), counts.sum(1)]).cpu()
         return (total.double() * ROUTER_UNIT / number).masked_fill(number == 0, -torch.inf)
 
 

@@ -1,0 +1,239 @@
+"""What runs on a card that is not there (card.py), in a process of its own: who waits for it, by what runs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from card import Card, Wait, register_card
+from finetuned_models import BOTTLENECK, fit
+from made_banks import add_drawn, make_bank
+from method_runs import MICRO_BATCH, OPTIM, Built, Places, build, draw_batches, draw_rows, make_config
+from methods import Row, find_row
+from torch import nn
+
+from domext_ray.adapters.entry import MASKED_LM
+from domext_ray.adapters.serving import serve_adapters
+from domext_ray.config.pretrain import EngineConfig, ObjectiveConfig, PretrainConfig
+from domext_ray.corpus.views import make_masker
+from domext_ray.downstream.forgetting.forgetting import load_masked_lm
+from domext_ray.downstream.start.model import load_start_model
+from domext_ray.downstream.start.text_embedding import TextEmbedding
+from domext_ray.inference.fill_mask import FillMask
+from domext_ray.model.base import load_base
+from domext_ray.model.build import choose_attention, describe_extensions, store_base
+from domext_ray.runs.losses import name_losses
+from domext_ray.training import engine as engine_module
+from domext_ray.training.checkpoint import save_checkpoint
+from domext_ray.training.engine import Engine, TensorState, TrainState, join_alone
+from domext_ray.training.evaluate import evaluate
+from domext_ray.training.keeping import make_loss
+from domext_ray.training.objective import to_batch
+from domext_ray.training.parts import PartFigures, name_parts
+from domext_ray.training.start import build_run_model
+from domext_ray.training.step import SingleProcessTrainer, list_trainables, move_batch
+from domext_ray.training.vectors import attach_decoder
+from domext_ray.training.worker import PretrainWorker
+from domext_ray.vocabulary.tokenizer import load_tokenizer
+
+Waits = Counter[Wait]
+
+
+class WithoutDeepSpeed:
+    """What the engine asks of DeepSpeed at ZeRO-0 on one rank, where it reduces nothing."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.module, self._optimizer = module, optimizer
+        self.train, self.eval = module.train, module.eval
+        self.no_sync = contextlib.nullcontext
+
+    def __call__(self, **batch: Any) -> Any:
+        return self.module(**batch)
+
+    def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    def set_gradient_accumulation_boundary(self, is_last: bool) -> None:
+        pass
+
+
+def make_card_engine(model: nn.Module, device: torch.device, objective: Any, precision: Any) -> Engine:
+    """Make a run's engine, without DeepSpeed's own."""
+    engine_module._initialize = WithoutDeepSpeed  # type: ignore[assignment]
+    join_alone()
+    return Engine(
+        model,
+        objective=objective,
+        engine=EngineConfig(zero_stage=0, precision=precision),
+        optim=OPTIM,
+        warmup_steps=OPTIM.warmup_steps,
+        micro_batch_size=MICRO_BATCH,
+        accumulation_steps=2,
+        seed=7,
+        device=device,
+    )
+
+
+def run_row(row: Row, places: Places, precision: str = "bf16") -> dict[str, Waits]:
+    """Steps of a method of the matrix."""
+    config, built = make_config(row, places), build(row, places, dropout=0.1)
+    batches, *_ = draw_batches(row, places, 0)
+    return run_steps(config, built, batches, precision)
+
+
+def run_objective(objective: ObjectiveConfig, places: Places, *, packed: bool = False) -> dict[str, Waits]:
+    """Steps of another objective, or of packed rows."""
+    row = find_row("AF")
+    config, base = replace(make_config(row, places), objective=objective), load_base(str(places.base_of(row)))
+    model = build_run_model(config, base, places.tokenizer_of(row), 0.1)
+    attach_decoder(model, objective, 48, seed=0)
+    masker: Any = make_masker(load_tokenizer(places.tokenizer_of(row)), objective, 3, packed=packed)
+    rows = masker.mask(draw_rows(row, places, 0), epoch=0)
+    return run_steps(config, Built(model, base, {}), [to_batch(each) for each in masker.collate(rows, MICRO_BATCH)])
+
+
+def run_steps(config: PretrainConfig, built: Built, batches: list[Any], precision: str = "bf16") -> dict[str, Waits]:
+    """A step of two micro batches, and an evaluation of one."""
+    device = register_card()
+    with Card() as card:
+        if precision == "bf16":
+            store_base(built.model, torch.bfloat16)
+        choose_attention(built.model, device, bf16=precision == "bf16")
+        model = cast(nn.Module, built.model).to(device)
+        objective = make_loss(config, built.base, model, built.fixed, device)
+        engine = make_card_engine(model, device, objective, precision)
+        assert len(batches) == 2, "what waits once per micro batch is seen twice"
+        worker = make_worker(config, engine, batches)
+        card.take_waits()
+        worker._train_step()
+        waits = {"step": card.take_waits()}
+        evaluate(engine, batches[:1])
+        return waits | {"evaluation": card.take_waits()}
+
+
+def make_worker(config: PretrainConfig, engine: Engine, batches: list[Any]) -> PretrainWorker:
+    """Make a rank that steps an engine on the same micro batches again and again: no Ray reads them."""
+    worker = object.__new__(PretrainWorker)
+    vars(worker).update(
+        config=config,
+        engine=engine,
+        batches=itertools.repeat((batches, [9, *[0] * (len(name_parts(config)) - 1)])),
+        parts=PartFigures(config, [], None),
+        losses=name_losses(config.objective.kind),
+        log=None,
+        rooflines={},
+        step=0,
+        seconds=0.0,
+        tokens=0,
+        num_skipped=0,
+        num_unmasked=0,
+    )
+    worker._describe_replay = lambda *_: {}  # type: ignore[method-assign]
+    worker.parts.describe = lambda *_: {}  # type: ignore[method-assign]
+    return worker
+
+
+def run_family(family: str, folder: Path, *, head_bilstm: int = 0) -> dict[str, Waits]:
+    """Fine-tune, tune on dev and predict: what waits per step, and what else."""
+    start, engine = load_start_model(str(folder)), EngineConfig(precision="bf16")
+    steps, plain = list[Waits](), SingleProcessTrainer.train_step
+
+    def train_step(trainer: Any, batches: Any, *arguments: Any) -> Any:
+        card.take_waits()
+        figures = plain(trainer, [*batches, *batches], *arguments)  # two micro batches
+        steps.append(card.take_waits())
+        return figures
+
+    with Card() as card, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SingleProcessTrainer, "train_step", train_step)
+        task, fitted = fit(
+            start, family, BOTTLENECK, family == "normalization", head_bilstm, engine, register_card(), epochs=0.3
+        )
+        card.take_waits()
+        task.run_steps({name: each.predict for name, each in fitted.items()}, task.data.test)
+        prediction = card.take_waits()
+    step: Waits = Counter()
+    for each in steps:
+        step |= each
+    return {"step": step, "prediction": prediction}
+
+
+def run_bank(folder: Path, root: Path) -> dict[str, Waits]:
+    """A mixed pass of a bank's adapters, whose routers choose, with each row's own head."""
+    device, bank = register_card(), make_bank(root / "bank", str(folder))
+    add_drawn(bank, "all", MASKED_LM, 7, sizes={"heads": 1, "ffn_units": 3, "bottleneck_size": 4, "word_rows": 30})
+    draw = torch.Generator().manual_seed(0)
+    ids, mask = torch.randint(5, 200, (6, 9), generator=draw), torch.ones(6, 9, dtype=torch.long)
+    mask[3, 5:] = 0
+    batch = SimpleNamespace(input_ids=ids, attention_mask=mask)
+    names = [*bank.names()[:5], "__base__"]
+    with Card() as card:
+        server = serve_adapters(bank).to(device)
+        own = move_batch(batch, device)
+        card.take_waits()
+        server(**own, adapter_names=names)
+        waits = {"mixed": card.take_waits()}
+        server(**own, adapter_names="auto")
+        return waits | {"routed": card.take_waits()}
+
+
+def run_vectors(folder: Path) -> dict[str, Waits]:
+    """Vectors of a few texts."""
+    embed = TextEmbedding(load_start_model(str(folder)), layers=(1, 2), normalize=True, device=register_card().type)
+    with Card() as card:
+        embed(["the drug", "a heart disease of the patient"])
+        card.take_waits()
+        embed(["the drug", "a heart disease of the patient"])
+        return {"vectors": card.take_waits()}
+
+
+def run_fill_mask(folder: Path) -> dict[str, Waits]:
+    """Masks that are filled."""
+    model, tokenizer = load_masked_lm(str(folder), "--model")
+    with Card() as card:
+        cast(nn.Module, model).to(register_card())
+        fill = FillMask(model, tokenizer, top_k=3, batch_tokens=512)
+        card.take_waits()
+        fill.predict(
+            [fill.make_example({"text": each}, "text") for each in ("the [MASK] is", "[MASK] [MASK] of a cell")]
+        )
+        return {"prediction": card.take_waits()}
+
+
+def save_start(row: Row, places: Places) -> None:
+    """Save a row's model as a checkpoint, for the rows that go on from it."""
+    built = build(row, places)
+    tensors = {
+        name: TensorState(each.detach(), torch.zeros_like(each), torch.zeros_like(each))
+        for name, each in list_trainables(built.model).items()
+    }
+    record = {
+        "base": "tiny",
+        "base_sha256": built.base.sha256,
+        "extensions": asdict(describe_extensions(built.model.config)),
+    }
+    save_checkpoint(places.run_of(row) / "checkpoints", 1, TrainState(tensors, 1), built.fixed, {}, record, keep=1)
+
+
+def try_to(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call; a failure is its result, as text."""
+    try:
+        return call(*arguments)
+    except Exception:
+        return traceback.format_exc()

@@ -1,0 +1,226 @@
+"""Everything that a GPU runs, on a device that is not the CPU: nothing mixes the two, and who waits is in one table.
+
+What it shows is ours alone. DeepSpeed has waits of its own: at ZeRO 1 to 3 it looks at the gradient's norm and at its
+overflow once per step, and clips by a norm that it has on the host.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from card_runs import (
+    Waits,
+    run_bank,
+    run_family,
+    run_fill_mask,
+    run_objective,
+    run_row,
+    run_vectors,
+    save_start,
+)
+from method_runs import Places, make_places
+from methods import ROWS, find_row
+from tiny_layouts import TINY_LAYOUTS
+
+from domext_ray.config.pretrain import ObjectiveConfig
+from domext_ray.labelled.set_families import FAMILIES
+from domext_ray.model.domext import layers_domext
+
+pytestmark = pytest.mark.timeout(900)
+
+HOST, CARD = "to host", "to card"
+_ITEM = "_local_scalar_dense"
+_STEP = {
+    ("training/worker.py", "_train_step", CARD): (1, "counts of the global batch, which are summed over ranks"),
+    ("training/worker.py", "_train_step", HOST): (1, "the sums: they divide the losses, and say when to end"),
+    ("training/step.py", "train_step", HOST): (1, "the step's losses, for metrics.jsonl"),
+    ("training/engine.py", "_apply_gradients", _ITEM): (1, "a gradient that is not finite is no step"),
+    ("training/step.py", "_apply_gradients", _ITEM): (1, "the same of a fine-tuning"),
+}
+_BILSTM = {
+    ("model/domext/heads_domext.py", "forward", HOST): (2, "torch packs rows by lengths on the host"),
+    ("model/domext/heads_domext.py", "forward", CARD): (2, "the order of packed rows"),
+}
+WAITS = {
+    "step": {**_STEP, **_BILSTM},
+    "evaluation": {
+        ("training/engine.py", "evaluate", HOST): (1, "a batch's figures"),
+        ("training/evaluate.py", "evaluate", CARD): (1, "figures, which are summed over ranks"),
+        ("training/evaluate.py", "evaluate", HOST): (1, "the sums"),
+    },
+    "prediction": {
+        ("downstream/finetune/training.py", "run_rows", HOST): (4, "outputs, which are decoded on the host"),
+        ("inference/fill_mask.py", "run", HOST): (2, "probabilities and ids"),
+        ("model/domext/heads_domext.py", "forward", HOST): (2, "as in training"),
+        ("model/domext/heads_domext.py", "forward", CARD): (1, "as in training"),
+    },
+    "vectors": {("downstream/start/text_embedding.py", "_embed", HOST): (1, "the vectors")},
+    "mixed": {},
+    "routed": {("model/domext/routers_domext.py", "forward", HOST): (3, "each router's sums, which name the rows")},
+}
+"""By what runs: file, function and what -> how often at most, in a step of two micro batches or one batch; and why."""
+
+REPRESENTATIVE = (
+    "LoRA, all matrices",
+    "AF",
+    "exBERT",
+    "bottleneck, parallel, LayerNorm inside, ReLU",
+    "bottleneck after attention, tanh, left to right",
+    "AF + word shifts + new words",
+    "AF + sentence pairs",
+    "AF + word shifts, keeping the base's predictions",
+    "full, keeping the base's predictions",
+    "second bottleneck beside a frozen one",
+)
+"""Rows of the matrix that the default tier runs: one for each thing that a step may compute."""
+STARTS = sorted({row.after for row in ROWS if row.after})
+OBJECTIVES = {
+    "tsdae": ObjectiveConfig(kind="tsdae"),
+    "crop": ObjectiveConfig(kind="infonce", views="crop", group_rows=4),
+}
+
+
+# --- faults that are planted ---
+
+
+def ask_for_a_value(states: torch.Tensor) -> torch.Tensor:
+    return states if states.sum().item() else -states
+
+
+def use_an_index_of_the_cpu(states: torch.Tensor) -> torch.Tensor:
+    return states[torch.arange(len(states))]
+
+
+def take_by_a_mask(states: torch.Tensor) -> torch.Tensor:
+    return states + states[states > 0].sum()
+
+
+FAULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "value": (ask_for_a_value, "ask_for_a_value waits"),
+    "index": (use_an_index_of_the_cpu, "MixedDevicesError"),
+    "mask": (take_by_a_mask, "take_by_a_mask waits"),
+}
+
+
+def run_with_fault(fault: Callable[[torch.Tensor], torch.Tensor], places: Places) -> dict[str, Waits]:
+    """A step of a model of which one layer does what it must not."""
+    plain = layers_domext.AdapterUnits.forward
+
+    def forward(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return fault(plain(module, hidden_states))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers_domext.AdapterUnits, "forward", forward)
+        return run_row(find_row("AF"), places)
+
+
+# --- what runs, in a process of its own ---
+
+
+def list_runs(places: Places, layouts: dict[str, Places], root: Path) -> dict[str, Callable[[], dict[str, Waits]]]:
+    """Everything that is run, by name."""
+    base = places.bert
+    return {
+        **{row.slug: lambda row=row: run_row(row, places) for row in ROWS},
+        "af-in-fp32": lambda: run_row(find_row("AF"), places, "fp32"),
+        **{kind: lambda each=each: run_row(find_row("AF"), each) for kind, each in layouts.items()},
+        **{kind: lambda each=each: run_objective(each, places) for kind, each in OBJECTIVES.items()},
+        "packed": lambda: run_objective(ObjectiveConfig(), places, packed=True),
+        **{family: lambda family=family: run_family(family, base) for family in FAMILIES},
+        "bilstm": lambda: run_family("ner", base, head_bilstm=8),
+        "bank": lambda: run_bank(base, root),
+        "vectors": lambda: run_vectors(base),
+        "fill-mask": lambda: run_fill_mask(base),
+        **{f"planted-{name}": lambda each=each: run_with_fault(each[0], places) for name, each in FAULTS.items()},
+    }
+
+
+NAMES = list(list_runs(Places(Path(), Path(), Path()), dict.fromkeys(TINY_LAYOUTS, None), Path()))  # type: ignore[arg-type]
+SLOW = {row.slug for row in ROWS if row.name not in REPRESENTATIVE}
+
+
+def _work(_: int, names: set[str], places: Places, root: Path) -> None:
+    torch.set_num_threads(1)
+    layouts = {}
+    for kind, layout in TINY_LAYOUTS.items():
+        base = layout.save(root / kind)
+        (root / f"runs-{kind}").mkdir()
+        layouts[kind] = make_places(root / f"runs-{kind}", base, base)
+    for name in STARTS:
+        save_start(find_row(name), places)
+    results: dict[str, Any] = {}
+    for name, run in list_runs(places, layouts, root).items():
+        if name not in names:
+            continue
+        try:
+            results[name] = run()
+        except Exception:
+            results[name] = traceback.format_exc()
+    torch.save(results, root / "results.pt")
+
+
+@pytest.fixture(scope="module")
+def results(
+    tiny_base_folder: Path,
+    tiny_roberta_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("devices")
+    (root / "runs").mkdir()
+    places = make_places(root / "runs", tiny_base_folder, tiny_roberta_folder)
+    own = [each for each in request.session.items if each.path == request.path and isinstance(each, pytest.Function)]
+    asked = {each.callspec.params["name"] for each in own if hasattr(each, "callspec")}
+    if any(not hasattr(each, "callspec") for each in own):
+        asked |= {*NAMES} - SLOW
+    torch.multiprocessing.spawn(_work, (asked, places, root))
+    return torch.load(root / "results.pt", weights_only=False)
+
+
+def find_faults(result: dict[str, Waits] | str) -> list[str]:
+    """What a run does that the table does not allow, a sentence each."""
+    if isinstance(result, str):
+        return [result]
+    faults = []
+    for what, waits in result.items():
+        for wait, count in waits.items():
+            if wait.what == "sent":
+                continue
+            most, _ = WAITS[what].get(wait.place, (0, ""))
+            if count > most:
+                faults.append(f"{wait.file}:{wait.line}, {wait.function} waits ({wait.what}) {count} times per {what}")
+    return faults
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each in SLOW else ())
+        for each in NAMES
+        if not each.startswith("planted-")
+    ],
+)
+def test_nothing_mixes_devices_and_nothing_else_waits(name: str, results: dict[str, Any]) -> None:
+    assert find_faults(results[name]) == []
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if each.startswith("planted-")])
+def test_a_planted_fault_is_found(name: str, results: dict[str, Any]) -> None:
+    found = find_faults(results[name])
+    assert found and FAULTS[name.removeprefix("planted-")][1] in found[0]
+
+
+def test_every_entry_of_the_table_happens(results: dict[str, Any]) -> None:
+    seen = {
+        (what, wait.place)
+        for result in results.values()
+        if isinstance(result, dict)
+        for what, waits in result.items()
+        for wait in waits
+    }
+    assert [each for what, entries in WAITS.items() for each in entries if (what, each) not in seen] == []
