@@ -70,7 +70,7 @@ from domext_ray.runtime.stopping import exit_on_user_error
 POSITIVE = (
     "layers tokens heads ffn_units module_hidden_size bottleneck_size lora_rank new_words repeats processes steps "
     "lengths batch_size rows rival_rows workers batch_sizes batch_tokens "
-    "adapters clients answers words texts overload port ranks accumulation_steps"
+    "adapters clients answers words texts overload port ranks accumulation_steps card_rows card_seconds"
 ).split()
 
 
@@ -132,6 +132,10 @@ def parse_options(args: Sequence[str] | None = None) -> argparse.Namespace:
     read.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of a row, at most")
     read.add_argument("--rows", type=int, default=16_384, help="rows of the text")
     read.add_argument("--repeats", type=int, default=5, help="timed tasks of 1,024 rows")
+    read.add_argument(
+        "--card_rows", type=int, default=2_000, help="rows a second that a card takes: an H200 of 512 tokens"
+    )
+    read.add_argument("--card_seconds", type=int, default=30, help="for how long")
     add_output_options(read)
     end_to_end = verbs.add_parser("e2e", help="minutes to a number of bits per character against transformers' Trainer")
     end_to_end.set_defaults(run=run_end_to_end, device="cpu")

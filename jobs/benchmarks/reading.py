@@ -2,7 +2,8 @@
 
 Both sides read rows of random tokens from memory-mapped files, shuffled, and make batches of 32 rows in one process:
 this library's reading tasks, which mask whole words, and `datasets` with `DataCollatorForLanguageModeling`, which masks
-tokens. Beside it: what a consumer that only counts gets through Ray Data.
+tokens. Beside it, through Ray Data: what a consumer that only counts gets, and one that takes rows at the rate of a
+card: the share of its time that it waits, the cores that all processes together keep busy, and the most memory of them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import itertools
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import torch
 from benchmarks.output import Measured, Record, write_records
@@ -41,7 +44,10 @@ def run_reading(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     start_ray()
     records = []
-    print(f"{'length':>6} {'ours rows/s':>12} {'rival rows/s':>13} {'ratio':>6} {'streamed rows/s':>16}")
+    print(
+        f"{'length':>6} {'ours rows/s':>12} {'rival rows/s':>13} {'ratio':>6} {'streamed rows/s':>16}"
+        f" {'at rows/s':>10} {'waits':>6} {'cores':>6} {'MB':>6}"
+    )
     for length in options.lengths:
         folder = Path(tempfile.mkdtemp(prefix="domext-benchmark-"))
         try:
@@ -54,13 +60,16 @@ def run_reading(options: argparse.Namespace) -> None:
                     read(repeat)
                     rates[name].append(BATCH * BATCHES_PER_TASK / (time.process_time() - started))
             streamed = _count_streamed(reader, options.rows)
+            fed = _feed(reader, options.card_rows, options.card_seconds)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         results = [Measured(name, RATE, each[1:]) for name, each in rates.items()]  # the first opens files
         ratio = statistics.median(a / b for a, b in zip(*(each.values for each in results), strict=True))
-        print(f"{length:>6} {results[0].median:>12,.0f} {results[1].median:>13,.0f} {ratio:>6.2f} {streamed:>16,.0f}")
+        medians = f"{results[0].median:>12,.0f} {results[1].median:>13,.0f} {ratio:>6.2f} {streamed:>16,.0f}"
+        at_rate = "{rows_per_second:>10,.0f} {wait_share:>6.1%} {cores:>6.2f} {memory_mb:>6,.0f}".format(**fed)
+        print(f"{length:>6} {medians} {at_rate}")
         case: dict[str, str | int] = {"length": length, "rows": options.rows}
-        records.append(Record("read", case, results, {"ratio": ratio, "streamed_rows_per_second": streamed}))
+        records.append(Record("read", case, results, {"ratio": ratio, "streamed_rows_per_second": streamed, **fed}))
     write_records(options, records, torch.device("cpu"))
 
 
@@ -112,3 +121,47 @@ def _count_streamed(reader: BatchReader, num_rows: int) -> float:
         pass
     batches.close()  # type: ignore[attr-defined]
     return num_rows / (time.perf_counter() - started)
+
+
+def _feed(reader: BatchReader, rate: float, seconds: float) -> dict[str, float]:
+    """Take rows at a card's rate, as a step that computes on it does: this process sleeps meanwhile."""
+    batches = stream_batches(reader)
+    next(batches)
+    is_done, memory = threading.Event(), [0.0]
+
+    def watch() -> None:
+        while not is_done.wait(1.0):
+            memory.append(sum(_ask(each, lambda one: one.memory_full_info().pss) for each in _list_processes()))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    busy, started, waited, num_batches = _count_cpu_seconds(), time.perf_counter(), 0.0, 0
+    while time.perf_counter() - started < seconds:
+        asked = time.perf_counter()
+        next(batches)
+        waited += time.perf_counter() - asked
+        num_batches += 1
+        time.sleep(max(0.0, started + waited + num_batches * BATCH / rate - time.perf_counter()))
+    took, busy = time.perf_counter() - started, _count_cpu_seconds() - busy
+    is_done.set()
+    watcher.join()
+    batches.close()  # type: ignore[attr-defined]
+    figures = {"rows_per_second": num_batches * BATCH / took, "wait_share": waited / took}
+    return figures | {"cores": busy / took, "memory_mb": max(memory) / 2**20}
+
+
+def _count_cpu_seconds() -> float:
+    """Of this process and all that Ray started for it, which stay as long as it does."""
+    return sum(_ask(each, lambda one: sum(one.cpu_times()[:2])) for each in _list_processes())
+
+
+def _list_processes() -> list[psutil.Process]:
+    own = psutil.Process()
+    return [own, *own.children(recursive=True)]
+
+
+def _ask(process: psutil.Process, question: Callable[[psutil.Process], float]) -> float:
+    try:
+        return question(process)
+    except psutil.Error:  # it has ended
+        return 0.0
