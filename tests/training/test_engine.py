@@ -7,12 +7,10 @@ stages 0 and 3 are of the default tier, 1 and 2 are slow.
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_group
 from lone_engine import gather_whole
 from torch import nn
 
@@ -159,12 +158,6 @@ def bare() -> tuple[list[float], list[float], list[TrainState]]:
 # --- what runs in the workers ---------------------------------------------------------------------------------------
 
 
-@cache
-def _leave_imports_out() -> None:
-    """DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out."""
-    gc.freeze()
-
-
 def build_engine(
     stage: int = 0,
     accumulation_steps: int = 1,
@@ -174,7 +167,7 @@ def build_engine(
     optim: OptimConfig = OPTIM,
     **options: Any,
 ) -> Engine:
-    engine = Engine(
+    return Engine(
         build_model(dropout) if model is None else model,
         engine=EngineConfig(zero_stage=stage, **({"precision": "fp32"} | options)),
         optim=optim,
@@ -185,8 +178,6 @@ def build_engine(
         device=CPU,
         state=state,
     )
-    _leave_imports_out()
-    return engine
 
 
 def train(engine: Engine, first: int, last: int, accumulation_steps: int = 1) -> list[StepFigures]:
@@ -404,7 +395,6 @@ def measure_four(_: Path, stages: Stages) -> dict[str, Any]:
 
 
 def _work(rank: int, world_size: int, measure: Measure, folder: Path, stages: Stages) -> None:
-    torch.set_num_threads(1)
     output, extensions = folder / f"output-{rank}", folder / f"extensions-{rank}"
     os.environ |= {"LOCAL_RANK": str(rank), "TORCH_EXTENSIONS_DIR": str(extensions)}
     os.dup2(os.open(output, os.O_CREAT | os.O_WRONLY), 1)
@@ -419,7 +409,7 @@ def _work(rank: int, world_size: int, measure: Measure, folder: Path, stages: St
 def launch(world_size: int, measure: Measure, folder: Path, stages: Stages) -> list[Any]:
     """Run `measure` on every rank of a new process group; return the ranks' results."""
     (folder / "store").unlink(missing_ok=True)  # of an earlier group in this folder: its ranks would be looked for
-    torch.multiprocessing.spawn(_work, (world_size, measure, folder, stages), nprocs=world_size)
+    run_group(_work, (world_size, measure, folder, stages), world_size)
     return [torch.load(folder / f"results-{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
