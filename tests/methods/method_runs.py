@@ -1,7 +1,7 @@
 """Small real runs of a method without Ray: what the matrix measures in processes of its own (test_methods.py asserts).
 
-DeepSpeed keeps the first process group that it sees, so engines live in processes that are started for them; starting
-one takes seconds, so one launch runs all methods. What a worker of a job does is done here with the same functions:
+DeepSpeed keeps the first process group that it sees, so engines live in processes that are started for them; one launch
+runs all methods. What a worker of a job does is done here with the same functions:
 model, earlier run, base stored in bf16, checkpoints.
 """
 
