@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import string
 import sys
@@ -53,9 +54,14 @@ SHAPE = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole jobs and trainings first: the files that two processes end with are short ones."""
-    long = ("jobs", "methods", "golden", "training", "search", "data", "corpus", "vocabulary", "study")
+    long = "jobs methods golden training downstream config adapters search data corpus vocabulary study".split()
     rank = {name: i for i, name in enumerate(long)}
     items.sort(key=lambda item: rank.get(item.path.relative_to(REPOSITORY / "tests").parts[0], len(long)))
+
+
+def pytest_collection_finish() -> None:
+    """Half a million objects that stay: the garbage collector need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -176,6 +182,9 @@ def local_ray(object_server: str) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         use_objects(object_server, patched)
+        patched.setenv(
+            "RAY_kill_idle_workers_interval_ms", "0"
+        )  # one that has imported torch serves the next test, too
         start_ray()
     yield
     ray.shutdown()

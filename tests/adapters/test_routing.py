@@ -168,14 +168,11 @@ def test_masked_words_are_predicted_by_what_the_router_chooses(base: Base) -> No
     rows = [MaskedText(np.array([2, each[0], each[1], 4, each[2], 3]), places, each[:1].numpy()) for each in ROWS[:4]]
 
     def find_best(which: Any, adapter_names: str | None) -> list[int]:
-        return [
-            next(
-                word
-                for word in range(base.config.vocab_size)
-                if predict_masked(which, [replace(row, labels=np.array([word]))], 0, 1, adapter_names=adapter_names)
-            )
-            for row in rows
-        ]
+        words = range(base.config.vocab_size)
+        asked = [replace(row, labels=np.array([word])) for row in rows for word in words]
+        is_best = predict_masked(which, asked, 0, 64, adapter_names=adapter_names).reshape(len(rows), len(words))
+        assert (is_best.sum(axis=1) == 1).all()
+        return is_best.argmax(axis=1).tolist()
 
     routed, own, of_base = find_best(model, AUTO), find_best(model, None), find_best(plain, None)
     assert own != of_base

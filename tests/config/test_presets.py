@@ -37,14 +37,20 @@ PRETRAINING = [path for path in sorted(PRESETS.rglob("*.yaml")) if path.stem not
 MIXES = {path.stem.removeprefix("masks_"): path for path in PRETRAINING if path.stem.startswith("masks_")}
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> list[str]:
-    """A small corpus, and a folder of runs that must stay empty."""
-    draw = random.Random(0)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus."""
+    path, draw = tmp_path_factory.mktemp("corpus") / "corpus.txt", random.Random(0)
     words = ["".join(draw.choices("aeiorstn", k=5)) for _ in range(500)]
-    lines = (f"{' '.join(draw.choices(words, k=6))}. {' '.join(draw.choices(words, k=6))}" for _ in range(20_000))
-    (tmp_path / "corpus.txt").write_text("".join(f"{line}.\n" for line in lines), encoding="utf-8")
-    places = ["--corpus", str(tmp_path / "corpus.txt"), "--run.dir", str(tmp_path / "runs")]
+    lines = (f"{' '.join(draw.choices(words, k=6))}. {' '.join(draw.choices(words, k=6))}" for _ in range(4_000))
+    path.write_text("".join(f"{line}.\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def options(corpus: Path, tmp_path: Path) -> list[str]:
+    """Of a dry run on the corpus; its folder of runs must stay empty."""
+    places = ["--corpus", str(corpus), "--run.dir", str(tmp_path / "runs")]
     return [*places, "--train.tokens_per_second", "1000", "--dry_run", "true"]
 
 

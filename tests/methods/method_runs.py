@@ -1,14 +1,12 @@
 """Small real runs of a method without Ray: what the matrix measures in processes of its own (test_methods.py asserts).
 
-DeepSpeed keeps the first process group that it sees, so engines live in processes that are started for them; starting
-one takes seconds, so one launch runs all methods. What a worker of a job does is done here with the same functions:
+DeepSpeed keeps the first process group that it sees, so engines live in processes that are started for them; one launch
+runs all methods. What a worker of a job does is done here with the same functions:
 model, earlier run, base stored in bf16, checkpoints.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import shutil
 import traceback
@@ -23,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from forked import run_group
 from lone_engine import gather_whole
 from methods import ROWS, Row, find_row
 from torch import Tensor
@@ -63,7 +62,7 @@ from domext_ray.vocabulary.learn import import_words
 from domext_ray.vocabulary.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")
-NUM_ROWS, MICRO_BATCH, STEPS, CUT, SHARD_STEPS = 8, 4, 6, 3, 3
+NUM_ROWS, MICRO_BATCH, STEPS, CUT, SHARD_STEPS = 8, 4, 6, 3, 2
 # The gradient of a key's bias is zero but for rounding; AdamW's usual eps would blow that up to whole steps of noise.
 OPTIM = OptimConfig(lr=5e-3, warmup_steps=2, decay_steps=8, max_grad_norm=0.7, weight_decay=0.1, eps=1e-6)
 KNOWN_WORDS = (
@@ -369,9 +368,8 @@ def split_rows(share: int, num_shares: int) -> list[Row]:
 
 
 def _work(rank: int, num_processes: int, stages: tuple[int, ...], places: Places) -> None:
-    torch.set_num_threads(1)
     name = _name_launch(stages) if stages else f"{_name_launch(stages)}-{rank}"
-    os.environ |= {"LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
+    os.environ |= {"LOCAL_RANK": str(rank)}
     os.environ |= {"TORCH_EXTENSIONS_DIR": str(places.root / f"extensions-{rank}")}
     os.dup2(os.open(places.root / f"output-{name}-{rank}", os.O_CREAT | os.O_WRONLY), 1)
     world_rank, world_size = (rank, num_processes) if stages else (0, 1)
@@ -382,9 +380,6 @@ def _work(rank: int, num_processes: int, stages: tuple[int, ...], places: Places
         world_size=world_size,
         timeout=timedelta(seconds=300),  # of a row that fails on one rank only
     )
-    # DeepSpeed collects garbage whenever it shards a model: 0.4 s each time, unless what was imported is left out.
-    importlib.import_module("deepspeed")
-    gc.freeze()
     results: dict[str, Any] = {}
     if stages:
         shard_everything()
@@ -404,7 +399,7 @@ def _name_launch(stages: tuple[int, ...]) -> str:
 
 def launch(places: Places, stages: tuple[int, ...] = ()) -> list[dict[str, Any]]:
     """Run all rows in two processes: as two workers at each ZeRO stage; without stages, each alone on its share."""
-    torch.multiprocessing.spawn(_work, (2, stages, places), nprocs=2)
+    run_group(_work, (2, stages, places), 2)
     name = _name_launch(stages)
     names = [name] * 2 if stages else [f"{name}-0", f"{name}-1"]
     paths = [places.root / f"results-{name}-{rank}.pt" for rank, name in enumerate(names)]

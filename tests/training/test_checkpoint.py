@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import CONTEXT, start_server
 
 from domext_ray import storage
 from domext_ray.errors import RunError, TrainingError
@@ -276,10 +277,10 @@ def _serve_rank(rank: int, store: Path, asked: Any, said: Any) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Any], Any]]:
     """Two ranks of a process group of their own: the queue of each and the one that both answer on."""
-    context = multiprocessing.get_context("spawn")  # a fork would have the process group that other tests leave
-    asked, said = [context.Queue(), context.Queue()], context.Queue()
+    start_server()  # a fork of this process would have the process group that other tests leave
+    asked, said = [CONTEXT.Queue(), CONTEXT.Queue()], CONTEXT.Queue()
     store = tmp_path_factory.mktemp("ranks") / "store"
-    processes = [context.Process(target=_serve_rank, args=(rank, store, asked[rank], said)) for rank in range(2)]
+    processes = [CONTEXT.Process(target=_serve_rank, args=(rank, store, asked[rank], said)) for rank in range(2)]
     for process in processes:
         process.start()
     yield asked, said
