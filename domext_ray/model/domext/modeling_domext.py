@@ -460,7 +460,7 @@ class DomextForMaskedLM(DomextPreTrainedModel):
         *,
         pool: bool,
         **kwargs: Any,
-    ) -> tuple[BaseModelOutputWithPooling, Tensor]:
+    ) -> tuple[Any, Tensor]:
         """Encode rows, and score the vocabulary at all positions [B, N, V + E], or at some [P, V + E]."""
         adapter_names = self.bert.name_rows(adapter_names, input_ids)
         output_indices = None
