@@ -94,7 +94,7 @@ def find_whole_model(model: str) -> WholeModel | None:
     folder = next((each for each in (named, named / "export") if is_export(each)), None)
     if folder is None and is_finetuned_model(named):
         folder = find_export(named)
-    return folder and WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder))
+    return WholeModel(folder.resolve(), name_adapter(folder), hash_export(folder)) if folder else None
 
 
 def name_adapter(folder: Path) -> str:
